@@ -1,0 +1,148 @@
+"""Everything that can go wrong, as one tree. Each message names what failed, the cause and the way out.
+
+    RestLocalError                     exit 1
+    ├── OptionError                    exit 2: a wrong option or argument
+    ├── ModelError
+    │   ├── ModelNotFound
+    │   └── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
+    ├── GenerationError
+    │   ├── PromptTooLong              with both numbers
+    │   ├── PromptEmpty
+    │   └── DecodeFailed               llama_decode refused or broke, with its code
+    └── DatastoreError
+        ├── DatastoreNotFound
+        ├── DatastoreCorrupt           path and what is wrong with it
+        ├── DatastoreVersion           newer, older or foreign format
+        ├── DatastoreVocabulary        built for another vocabulary
+        ├── DatastoreLocked            another process is building
+        ├── DatastoreUnwritable        disk full, permission, failed fsync: the old commit is intact
+        ├── CorpusEmpty
+        └── CorpusTooLarge
+
+The command line prints `str(error)` as one line and exits with `exit_code`.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class RestLocalError(Exception):
+    """Root of the tree. `exit_code`: 1 refused at run time, 2 wrong usage."""
+
+    exit_code = 1
+
+
+class OptionError(RestLocalError):
+    """A wrong option or argument."""
+
+    exit_code = 2
+
+
+class ModelError(RestLocalError):
+    """A model cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """No file at that path."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        super().__init__(f"model {path}: no such file; give the path of a GGUF file with -m")
+
+
+class ModelInvalid(ModelError):
+    """The file is not a model that llama.cpp can load."""
+
+    def __init__(self, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"model {path}: {cause}; get the file again, or update llama-cpp-python if the model is newer")
+
+
+class GenerationError(RestLocalError):
+    """A generation was refused or broke off."""
+
+
+class PromptTooLong(GenerationError):
+    """The prompt and at least one token of answer do not fit the context."""
+
+    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(f"the prompt has {n_prompt} tokens and the context holds {n_ctx}; shorten it or raise --ctx")
+        self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+
+class PromptEmpty(GenerationError):
+    """There is no token to start from."""
+
+    def __init__(self) -> None:
+        super().__init__("the prompt is empty and the model has no start token; give some text")
+
+
+class DecodeFailed(GenerationError):
+    """`llama_decode` returned a code that could not be recovered from."""
+
+    def __init__(self, code: int, n_tokens: int) -> None:
+        super().__init__(f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again")
+        self.code = code
+
+
+class DatastoreError(RestLocalError):
+    """A datastore cannot be read or written."""
+
+
+class DatastoreNotFound(DatastoreError):
+    """No datastore of that name or path."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        super().__init__(f"datastore {path}: not found; `rest-local index list` shows what there is")
+
+
+class DatastoreCorrupt(DatastoreError):
+    """A file of the datastore is damaged."""
+
+    def __init__(self, path: str | PathLike[str], what: str) -> None:
+        super().__init__(f"datastore {path}: {what}; build it again with `rest-local index build`")
+        self.path, self.what = path, what
+
+
+class DatastoreVersion(DatastoreError):
+    """The format is not one this version reads."""
+
+    def __init__(self, path: str | PathLike[str], found: str, supported: str) -> None:
+        super().__init__(
+            f"datastore {path}: format {found}, this version reads {supported}; "
+            "update rest-local, or build it again with `rest-local index build`"
+        )
+
+
+class DatastoreVocabulary(DatastoreError):
+    """The datastore holds token ids of another vocabulary."""
+
+    def __init__(self, path: str | PathLike[str], found: str, wanted: str, rebuild: str) -> None:
+        super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; rebuild: {rebuild}")
+
+
+class DatastoreLocked(DatastoreError):
+    """Another process is writing to the datastore."""
+
+    def __init__(self, path: str | PathLike[str], owner: str) -> None:
+        super().__init__(f"datastore {path}: locked by {owner}; wait for it to finish or stop it")
+
+
+class DatastoreUnwritable(DatastoreError):
+    """Writing failed; the previous commit is intact."""
+
+    def __init__(self, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"datastore {path}: cannot be written: {cause}; what was there before is intact")
+
+
+class CorpusEmpty(DatastoreError):
+    """Nothing in the given paths could be indexed."""
+
+    def __init__(self, paths: str, skipped: str) -> None:
+        super().__init__(f"corpus {paths}: no text to index ({skipped}); check the paths, --include and --exclude")
+
+
+class CorpusTooLarge(DatastoreError):
+    """A segment holds fewer than 2^31 tokens."""
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__(f"corpus of {n_tokens} tokens: a segment holds fewer than 2147483648; build several datastores")
