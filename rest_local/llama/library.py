@@ -1,0 +1,154 @@
+"""llama.cpp itself: initialised once per process, its log handed to `logging`, and what it was built with.
+
+Everything it says goes to the logger "rest_local.llama", line by line; nothing is printed. The log callback is
+process-wide in llama.cpp, so this module takes it for good the moment it is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import llama_cpp
+from llama_cpp import llama_cpp as bindings
+
+logger = logging.getLogger("rest_local.llama")
+logger.addHandler(logging.NullHandler())  # else logging prints warnings of an unconfigured program to stderr
+
+_CONTINUE = 5  # GGML_LOG_LEVEL_CONT: more of the previous message
+_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+
+
+class LogLines:
+    """Puts llama.cpp's messages together to lines: a message may hold several, or continue the one before it.
+
+    Fed from any thread of llama.cpp. Errors are also kept for whoever collects them (`collected_errors`).
+    """
+
+    def __init__(self, target: logging.Logger) -> None:
+        self._target = target
+        self._lock = threading.RLock()  # a logging handler may itself call into llama.cpp
+        self._level = logging.INFO
+        self._pending = ""
+        self.collectors: list[list[str]] = []
+
+    def feed(self, level: int, text: bytes) -> None:
+        """One callback of llama.cpp: ggml log level and UTF-8 text."""
+        with self._lock:
+            if level != _CONTINUE:
+                self._flush()
+                self._level = _LEVELS.get(level, logging.INFO)
+            self._pending += text.decode("utf-8", "replace")
+            *lines, self._pending = self._pending.split("\n")
+            for line in lines:
+                self._emit(line)
+
+    def _flush(self) -> None:
+        line, self._pending = self._pending, ""
+        self._emit(line)
+
+    def _emit(self, line: str) -> None:
+        if not line.strip():
+            return
+        if self._level >= logging.ERROR:
+            for collector in self.collectors:
+                collector.append(line.strip())
+        if self._target.isEnabledFor(self._level):
+            self._target.log(self._level, "%s", line.rstrip())
+
+    @contextmanager
+    def collected_errors(self) -> Iterator[list[str]]:
+        """The error lines that llama.cpp logs while the block runs (of all threads)."""
+        errors: list[str] = []
+        self.collectors.append(errors)
+        try:
+            yield errors
+        finally:
+            # by identity: two empty lists are equal
+            self.collectors = [other for other in self.collectors if other is not errors]
+
+
+log_lines = LogLines(logger)
+
+
+@bindings.llama_log_callback  # type: ignore[untyped-decorator]
+def _log_callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    """Module level on purpose: llama.cpp keeps the address for the life of the process."""
+    log_lines.feed(level, text or b"")
+
+
+llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # before init, which already logs
+llama_cpp.llama_backend_init()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device ggml can compute on. `memory_bytes` is 0 where the backend does not say."""
+
+    name: str
+    description: str
+    memory_bytes: int
+
+
+def versions() -> dict[str, str]:
+    """`llama-cpp-python`, `llama.cpp` and `ggml`, with the commit of ggml."""
+    return {
+        "llama-cpp-python": str(llama_cpp.__version__),
+        "llama.cpp": bindings.llama_version().decode(),
+        "ggml": f"{_text('ggml_version')} ({_text('ggml_commit')})",
+    }
+
+
+def fingerprint() -> str:
+    """One string that changes when llama.cpp or what it was built with changes: a key for cached measurements."""
+    return " ".join((*versions().values(), system_info()))
+
+
+def system_info() -> str:
+    """llama.cpp's own line on the instruction sets and backends it was built with."""
+    return str(bindings.llama_print_system_info().decode("utf-8", "replace")).strip()
+
+
+def supports_gpu() -> bool:
+    """Whether layers can be put on a GPU: built with such a backend, and a device is there."""
+    return bool(bindings.llama_supports_gpu_offload())
+
+
+def backends() -> list[str]:
+    """Names of the registered ggml backends, such as CPU, CUDA, Metal, Vulkan."""
+    count = _ggml("ggml_backend_reg_count", ctypes.c_size_t)()
+    get = _ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = _ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+    return [name(get(i)).decode("utf-8", "replace") for i in range(count)]
+
+
+def devices() -> list[Device]:
+    """The devices of all backends, the CPU included."""
+    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    description = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    size_p = ctypes.POINTER(ctypes.c_size_t)
+    memory = _ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)
+    found = []
+    for i in range(count):
+        device, free, total = get(i), ctypes.c_size_t(), ctypes.c_size_t()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        texts = (name(device).decode("utf-8", "replace"), description(device).decode("utf-8", "replace"))
+        found.append(Device(*texts, total.value))
+    return found
+
+
+def _text(function: str) -> str:
+    return str(_ggml(function, ctypes.c_char_p)().decode("utf-8", "replace"))
+
+
+def _ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
+    """A function of ggml that the bindings do not declare; it resolves through libllama's own dependencies."""
+    function: ctypes._NamedFuncPointer = getattr(bindings._lib, name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function

@@ -1,0 +1,153 @@
+"""A GGUF model: opened safely, described, closed for certain.
+
+Holds the weights and what the file says about itself; evaluation is `context`, text is `vocabulary`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import llama_cpp
+from llama_cpp import llama_cpp as bindings
+
+from rest_local.errors import ModelError, ModelInvalid
+from rest_local.llama import library, probe
+from rest_local.llama.gguf_header import check_header
+from rest_local.llama.vocabulary import Vocabulary
+
+_ALL_LAYERS = -1
+
+
+class Model:
+    """An open model. Make one with `Model.open`; a context manager.
+
+    Attributes, valid also after `close`: `path`, `name` (the file's own, else its stem), `description` (architecture,
+    size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
+    `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
+    llama.cpp), `chat_template` (Jinja source or None), `is_recurrent`, `is_hybrid`, `has_encoder`, `vocab_only`,
+    `n_gpu_layers` (-1 = all).
+    """
+
+    def __init__(self, pointer: int, path: Path, *, vocab_only: bool, n_gpu_layers: int, cache_key: object) -> None:
+        self._pointer: int | None = pointer
+        self.path, self.vocab_only, self.n_gpu_layers = path, vocab_only, n_gpu_layers
+        self.cache_key = cache_key
+        self.metadata = _metadata(pointer)
+        self.name = self.metadata.get("general.name") or path.stem
+        self.description = _grown(lambda buffer, size: bindings.llama_model_desc(pointer, buffer, size))
+        self.n_params: int = bindings.llama_model_n_params(pointer)
+        self.size_bytes: int = bindings.llama_model_size(pointer)
+        self.n_ctx_train: int = bindings.llama_model_n_ctx_train(pointer)
+        self.n_embd: int = bindings.llama_model_n_embd(pointer)
+        self.n_layer: int = bindings.llama_model_n_layer(pointer)
+        self.n_swa: int = bindings.llama_model_n_swa(pointer)
+        self.is_recurrent: bool = bool(bindings.llama_model_is_recurrent(pointer))
+        self.is_hybrid: bool = bool(bindings.llama_model_is_hybrid(pointer))
+        self.has_encoder: bool = bool(bindings.llama_model_has_encoder(pointer))
+        template = bindings.llama_model_chat_template(pointer, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.vocabulary = Vocabulary(bindings.llama_model_get_vocab(pointer), self._vocabulary_name(), cache_key)
+        self.n_vocab = self.vocabulary.size
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int | None = None,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        vocab_only: bool = False,
+    ) -> Model:
+        """Loads a model.
+
+        `n_gpu_layers`: layers put on the GPU, -1 = all; None = all where there is a GPU, else none. `vocab_only` reads
+        no weights: enough to tokenize. The first time a file is seen it is tried in a child process (about half a
+        second more), because a broken one can end the process that loads it.
+        Raises ModelNotFound; ModelInvalid for a directory, a truncated, foreign, hostile or unsupported file."""
+        file = Path(path).expanduser()
+        status = check_header(file)
+        probe.ensure_loadable(file, status, vocab_only)
+        if n_gpu_layers is None:
+            n_gpu_layers = _ALL_LAYERS if library.supports_gpu() else 0
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.vocab_only = vocab_only
+        parameters.n_gpu_layers = n_gpu_layers
+        parameters.load_mode = _load_mode(use_mmap, use_mlock)
+        with library.log_lines.collected_errors() as errors:
+            pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters)
+        if not pointer:
+            raise ModelInvalid(file, probe.one_line(errors))
+        key = (os.path.realpath(file), status.st_size, status.st_mtime_ns)
+        return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, cache_key=key)
+
+    @property
+    def pointer(self) -> int:
+        """llama_model_p. Raises ModelError once closed."""
+        if self._pointer is None:
+            raise ModelError(f"model {self.path}: is closed; open it again")
+        return self._pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._pointer is None
+
+    def close(self) -> None:
+        """Frees the weights now; again does nothing. Contexts made from the model must be closed before."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self.vocabulary.invalidate()
+            llama_cpp.llama_model_free(pointer)
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"
+
+    def _vocabulary_name(self) -> str:
+        """Names the tokenizer, not the model: models that share one share their datastores."""
+        kind = self.metadata.get("tokenizer.ggml.model", "unknown")
+        pre = self.metadata.get("tokenizer.ggml.pre")
+        count = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(self.pointer))
+        return f"{kind}{f'/{pre}' if pre else ''} of {count} tokens"
+
+
+def _load_mode(use_mmap: bool, use_mlock: bool) -> int:
+    modes = {
+        (False, False): llama_cpp.LLAMA_LOAD_MODE_NONE,
+        (True, False): llama_cpp.LLAMA_LOAD_MODE_MMAP,
+        (False, True): llama_cpp.LLAMA_LOAD_MODE_MLOCK,
+        (True, True): llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK,
+    }
+    return int(modes[use_mmap, use_mlock])
+
+
+def _metadata(pointer: int) -> dict[str, str]:
+    def read(function: Callable[..., int], index: int) -> str:
+        return _grown(lambda buffer, size: function(pointer, index, buffer, size))
+
+    indices = range(bindings.llama_model_meta_count(pointer))
+    by_index = (bindings.llama_model_meta_key_by_index, bindings.llama_model_meta_val_str_by_index)
+    return {read(by_index[0], i): read(by_index[1], i) for i in indices}
+
+
+def _grown(call: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """A string from one of llama.cpp's snprintf-like calls, which return the length they would have liked to write."""
+    size = 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = call(buffer, size)
+        if length < size:
+            return buffer.value.decode("utf-8", "replace") if length >= 0 else ""
+        size = length + 1

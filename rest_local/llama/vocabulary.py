@@ -1,0 +1,171 @@
+"""A model's vocabulary: text to token ids and back, the special tokens, and the hash that datastores are tied to.
+
+Knows nothing about weights or memory. Valid until its model is closed; safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as bindings
+from numpy.typing import NDArray
+
+from rest_local.errors import ModelError, OptionError
+
+# llama.cpp counts bytes in int32, and some pre-tokenizers recurse per character; a larger text is split by the caller.
+MAX_TEXT_BYTES = 1 << 26
+
+_hashes: dict[object, str] = {}  # of this process, by Vocabulary's cache key
+
+
+class Identity(NamedTuple):
+    """What a datastore records about the vocabulary of its tokens; the fields of retrieval's VocabularyId."""
+
+    hash: str
+    size: int
+    name: str
+
+
+class Vocabulary:
+    """The vocabulary of one loaded model.
+
+    `pointer`: llama_vocab_p. `name`: for messages. `cache_key`: whatever identifies the file; vocabularies with the
+    same key are hashed once per process."""
+
+    def __init__(self, pointer: int, name: str, cache_key: object = None) -> None:
+        self._pointer: int | None = pointer
+        self.name = name
+        self._cache_key = cache_key
+        self.size: int = bindings.llama_vocab_n_tokens(pointer)
+        self.type: int = bindings.llama_vocab_type(pointer)
+        self.add_bos: bool = bool(bindings.llama_vocab_get_add_bos(pointer))
+        self.bos = _token(bindings.llama_vocab_bos, pointer)
+        self.eos = _token(bindings.llama_vocab_eos, pointer)
+        self.eot = _token(bindings.llama_vocab_eot, pointer)
+        self.fim_prefix = _token(bindings.llama_vocab_fim_pre, pointer)
+        self.fim_suffix = _token(bindings.llama_vocab_fim_suf, pointer)
+        self.fim_middle = _token(bindings.llama_vocab_fim_mid, pointer)
+        self.fim_rep = _token(bindings.llama_vocab_fim_rep, pointer)
+        self.fim_sep = _token(bindings.llama_vocab_fim_sep, pointer)
+
+    @property
+    def pointer(self) -> int:
+        """llama_vocab_p. Raises ModelError once the model is closed."""
+        if self._pointer is None:
+            raise ModelError(f"vocabulary {self.name}: its model is closed; open the model again")
+        return self._pointer
+
+    def invalidate(self) -> None:
+        """Called by the model when it is closed: from here on every use raises, instead of reading freed memory."""
+        self._pointer = None
+
+    def tokenize(self, text: str | bytes, *, special: bool = False, add_special: bool = False) -> NDArray[np.int32]:
+        """The token ids of a text, int32 [n].
+
+        `special`: text that spells a special token becomes that token (templates; never for text of others).
+        `add_special`: BOS and EOS are added where the model is configured so. Invalid UTF-8 and lone surrogates are
+        replaced first: llama.cpp only ever sees valid UTF-8. Raises OptionError above MAX_TEXT_BYTES."""
+        data = _valid_utf8(text)
+        if len(data) > MAX_TEXT_BYTES:
+            raise OptionError(f"text of {len(data)} bytes: at most {MAX_TEXT_BYTES} are tokenized at once; split it")
+        tokens = np.empty(len(data) // 3 + 16, np.int32)
+        count = self._tokenize_into(tokens, data, add_special, special)
+        if count < 0:
+            tokens = np.empty(-count, np.int32)
+            count = self._tokenize_into(tokens, data, add_special, special)
+        if count < 0:
+            raise ModelError(f"vocabulary {self.name}: llama.cpp cannot tokenize a text of {len(data)} bytes; split it")
+        result: NDArray[np.int32] = tokens[:count].copy()
+        return result
+
+    def _tokenize_into(self, tokens: NDArray[np.int32], data: bytes, add_special: bool, special: bool) -> int:
+        address = tokens.ctypes.data_as(bindings.llama_token_p)
+        count: int = llama_cpp.llama_tokenize(self.pointer, data, len(data), address, len(tokens), add_special, special)
+        return count
+
+    def piece(self, token: int, special: bool = True) -> bytes:
+        """The bytes of one token, whole (llama-cpp-python cuts them at 32). About 1 us.
+
+        A piece can be part of a character. `special=False` renders control tokens as nothing.
+        Raises ValueError for an id outside [0, size): llama.cpp would end the process."""
+        if not 0 <= token < self.size:
+            raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
+        # Not shared: ctypes gives up the GIL in the call, and threads would write over each other's pieces.
+        buffer = ctypes.create_string_buffer(64)
+        length = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, 64, 0, special)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, -length, 0, special)
+        return buffer.raw[: max(length, 0)]
+
+    def text(self, token: int) -> str:
+        """The token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`), not as it is rendered."""
+        if not 0 <= token < self.size:
+            raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
+        return str(bindings.llama_vocab_get_text(self.pointer, token).decode("utf-8", "replace"))
+
+    def is_end(self, token: int) -> bool:
+        """Whether a generation ends at this token (EOS, EOT, end of message ...). False outside the vocabulary."""
+        return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_eog(self.pointer, token))
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token, not text. False outside the vocabulary."""
+        return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_control(self.pointer, token))
+
+    @property
+    def special_ids(self) -> tuple[int | None, ...]:
+        """bos, eos, eot, fim prefix, suffix, middle, rep, sep."""
+        fim = (self.fim_prefix, self.fim_suffix, self.fim_middle, self.fim_rep, self.fim_sep)
+        return (self.bos, self.eos, self.eot, *fim)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256, hex, over the kind of tokenizer, the special ids and every piece in order; the same for every model
+        that shares the tokenizer, whatever its width is padded to. About 0.1 s for 150 k tokens, once per file.
+
+        Pieces are hashed as the vocabulary spells them, with whether they stand for a single byte: together with the
+        kind of tokenizer that fixes the bytes. Scores and other attributes are left out: they do not change what an id
+        means, and converters (even llama.cpp itself, by the model's name) set them differently for one tokenizer."""
+        if self._cache_key is None or self._cache_key not in _hashes:
+            digest = self._digest()
+            if self._cache_key is None:
+                return digest
+            _hashes[self._cache_key] = digest
+        return _hashes[self._cache_key]
+
+    def _digest(self) -> str:
+        pointer, text, attribute = self.pointer, bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
+        attributes = np.fromiter((attribute(pointer, i) for i in range(self.size)), np.int32, self.size)
+        used = np.flatnonzero(~(attributes & bindings.LLAMA_TOKEN_ATTR_UNUSED).astype(bool))
+        size = (
+            int(used[-1]) + 1 if len(used) else 0
+        )  # the tail of unused ids pads the matrix, and differs between sizes
+        pieces = [text(pointer, i) for i in range(size)]
+        is_byte = (attributes[:size] & bindings.LLAMA_TOKEN_ATTR_BYTE).astype(bool)
+        lengths = np.fromiter(map(len, pieces), "<u4", size)
+        digest = hashlib.sha256(f"rest-local vocabulary 1 {self.type} {size} {self.special_ids}".encode())
+        for part in (lengths.tobytes(), np.packbits(is_byte).tobytes(), b"".join(pieces)):
+            digest.update(part)
+        return digest.hexdigest()
+
+    @property
+    def identity(self) -> Identity:
+        """Hash, size and name: what a datastore is tied to."""
+        return Identity(self.hash, self.size, self.name)
+
+
+def _token(function: Callable[[int], int], pointer: int) -> int | None:
+    token = function(pointer)
+    return None if token == bindings.LLAMA_TOKEN_NULL else token
+
+
+def _valid_utf8(text: str | bytes) -> bytes:
+    if isinstance(text, str):
+        return text.encode("utf-8", "replace")
+    return text.decode("utf-8", "replace").encode("utf-8")

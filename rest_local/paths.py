@@ -1,0 +1,44 @@
+"""Where rest-local keeps files of its own: a cache that can be deleted at any time, and data that cannot.
+
+Knows nothing about what is kept there. Directories are made on first use, for the user alone (0700).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def cache_dir() -> Path:
+    """Results that can be measured again (probes, cost curves, self-tests): `$REST_LOCAL_CACHE`, or the platform's
+    user cache directory. Raises OSError where it cannot be made."""
+    return _made(os.environ.get("REST_LOCAL_CACHE") or platformdirs.user_cache_dir("rest-local", appauthor=False))
+
+
+def data_dir() -> Path:
+    """What the user made (datastores, history): `$REST_LOCAL_DATA`, or the platform's user data directory.
+    Raises OSError where it cannot be made."""
+    return _made(os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces `path` as a whole: a reader sees the old content or the new, never a part. Raises OSError.
+
+    Not synced to disk: after a power cut the file may be gone or empty, which a cache can bear."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _made(directory: str) -> Path:
+    path = Path(directory).expanduser()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
