@@ -20,7 +20,8 @@ logger = logging.getLogger("rest_local.llama")
 logger.addHandler(logging.NullHandler())  # else logging prints warnings of an unconfigured program to stderr
 
 _CONTINUE = 5  # GGML_LOG_LEVEL_CONT: more of the previous message
-_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+# ggml.h's own order; the table in llama-cpp-python's _logger.py is that of an older ggml (it takes errors for debug).
+_LEVELS = {0: logging.DEBUG, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 
 class LogLines:
