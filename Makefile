@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. PYTHON picks the interpreter (3.10+).
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUN    := $(VENV)/.installed
+TOOLS  := $(VENV)/.installed-for-tests
+
+# llama.cpp is compiled when llama-cpp-python is installed; CMAKE_ARGS goes through, for example -DGGML_CUDA=on.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo check test bench docs clean
+
+help:  ## this text
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(TOOLS): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $(RUN) $@
+
+install: $(RUN)  ## make .venv and install rest-local into it
+
+demo: $(RUN)  ## complete real Python plain and drafted, side by side
+	$(BIN)/rest-local demo
+
+check: $(TOOLS)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+test: $(TOOLS)  ## all tests
+	$(BIN)/pytest
+
+bench: $(RUN)  ## every figure of the README and docs/LOG.md
+	$(BIN)/python -m rest_local.bench
+
+docs: $(RUN)  ## write docs/CLI.md
+	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md
+
+clean:  ## remove what make made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

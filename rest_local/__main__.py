@@ -1,0 +1,5 @@
+"""`python -m rest_local` is the command `rest-local`."""
+
+from rest_local.cli.main import main
+
+main()

@@ -1,0 +1,103 @@
+"""`rest-local doctor`: what this machine, this llama.cpp and this model can do, and what was chosen because of it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local import __version__
+from rest_local.cli import options
+from rest_local.cli.options import EngineChoice
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+
+
+def examine(engine: Engine) -> dict[str, Any]:
+    """Return everything that doctor reports, as JSON."""
+    from rest_local.llama import library
+    from rest_local.paths import cache_dir, data_dir
+
+    return {
+        "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
+        "backends": library.backends(),
+        "gpu_offload": library.supports_gpu(),
+        "model": {
+            "path": str(engine.model.path),
+            "name": engine.model.name,
+            "description": engine.model.description,
+            "parameters": engine.model.n_params,
+            "bytes": engine.model.size_bytes,
+            "n_ctx_train": engine.model.n_ctx_train,
+            "vocabulary": engine.model.n_vocab,
+            "chat_template": engine.model.chat_template is not None,
+        },
+        "drafting": {"kind": engine.capability.kind, "reason": engine.capability.reason},
+        "settings": engine.settings,
+        "self_test": engine.self_test,
+        "cost_curve": engine.cost_curve.table(),
+        "paths": {"cache": str(cache_dir()), "data": str(data_dir())},
+        "warnings": list(engine.warnings),
+    }
+
+
+def report(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines for people."""
+    drafting = facts["drafting"]
+    yield from _section("versions", facts["versions"])
+    yield from _section("backends", {"built in": _text(facts["backends"]), "GPU offload": _text(facts["gpu_offload"])})
+    yield from _section("model", facts["model"])
+    yield from _section("drafting", {"kind": drafting["kind"], "why": drafting["reason"]})
+    yield from _section("settings", facts["settings"])
+    yield from _section("self-test", facts["self_test"] or {"not run": "nothing to verify with"})
+    yield "cost of a batch of n tokens, relative to one"
+    yield from cost_table(facts["cost_curve"])
+    yield from _section("paths", facts["paths"])
+
+
+def _section(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
+    yield title
+    width = max(map(len, rows), default=0)
+    for name, value in rows.items():
+        yield f"  {name:<{width}}  {_text(value)}"
+    yield ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield one line for each context length that was measured, a column for each n, and the time of one token."""
+    sizes = sorted({row["n"] for row in rows})
+    yield "  context" + "".join(f"{n:>7}" for n in sizes) + "   one token"
+    for n_ctx in sorted({row["n_ctx"] for row in rows}):
+        at = {row["n"]: row for row in rows if row["n_ctx"] == n_ctx}
+        cells = (f"{at[n]['ratio']:>7.2f}" if n in at else f"{'':>7}" for n in sizes)
+        single = f"{at[1]['ms']:>9.2f} ms" if 1 in at else ""
+        yield f"  {n_ctx:>7}" + "".join(cells) + single
+    yield ""
+
+
+@click.command()
+@options.engine_options
+@options.json_option
+def doctor(engine_choice: EngineChoice, as_json: bool) -> None:
+    """Show versions, backends, what drafting can do with the model, the self-test and the measured cost curve."""
+    with options.load_engine(engine_choice) as engine:
+        facts = examine(engine)
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    for line in report(facts):
+        click.echo(line)

@@ -1,0 +1,61 @@
+"""`rest-local generate`: one prompt in, its continuation out, as it is generated."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from rest_local.cli import options
+from rest_local.cli.options import EngineChoice, SamplingChoice
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Result
+
+
+@click.command()
+@click.argument("prompt", required=False, metavar="[PROMPT | -]")
+@options.engine_options
+@click.option(
+    "-n",
+    "--tokens",
+    type=click.IntRange(min=0),
+    default=256,
+    show_default=True,
+    metavar="N",
+    help="Generate at most N tokens.",
+)
+@options.sampling_options
+@options.stop_option
+@options.json_option
+def generate(
+    prompt: str | None,
+    engine_choice: EngineChoice,
+    sampling_choice: SamplingChoice,
+    tokens: int,
+    stop: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Continue PROMPT (or the standard input) and print the continuation as it is generated."""
+    text = options.read_prompt(prompt)
+    sampling = sampling_choice.build()
+    with options.load_engine(engine_choice) as engine:
+        stream = engine.generate(text, max_tokens=tokens, sampling=sampling, stop=stop)
+        try:
+            for piece in stream:
+                if not as_json:
+                    click.echo(piece.text, nl=False)
+        except KeyboardInterrupt:
+            stream.cancel()
+            _finish(stream.result, as_json)
+            raise
+        _finish(stream.result, as_json)
+
+
+def _finish(result: Result, as_json: bool) -> None:
+    """The last line: of JSON, or the end of the text's own."""
+    if as_json:
+        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    elif not result.text.endswith("\n"):
+        click.echo()

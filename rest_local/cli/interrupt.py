@@ -1,0 +1,46 @@
+"""Ctrl-C: the first one raises KeyboardInterrupt as always, a second one ends the process at once, with 130.
+
+Python runs signal handlers between bytecodes only: while llama.cpp evaluates a long prompt, a handler would wait for
+it. The byte that the C-level handler writes to the wake-up descriptor arrives at once, and ctypes gives up the
+interpreter lock during the call, so a thread that reads the descriptor can end the process in the middle of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+EXIT_CODE = 130
+_RESET = b"\0"  # no signal has number 0
+
+_wakeup: int | None = None
+
+
+def watch() -> None:
+    """Start watching; call once, from the main thread."""
+    global _wakeup
+    reading, _wakeup = os.pipe()
+    os.set_blocking(_wakeup, False)
+    signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+    threading.Thread(target=_count, args=(reading,), name="second-interrupt", daemon=True).start()
+
+
+def reset() -> None:
+    """The first interrupt was dealt with (an answer was stopped): the next one is a first one again.
+
+    Goes through the same pipe as the signals, so it cannot overtake the interrupt that it forgives.
+    """
+    if _wakeup is not None:
+        os.write(_wakeup, _RESET)
+
+
+def _count(reading: int) -> None:
+    interrupts = 0
+    while byte := os.read(reading, 1):
+        if byte == _RESET:
+            interrupts = 0
+        elif byte[0] == signal.SIGINT:
+            interrupts += 1
+            if interrupts > 1:
+                os._exit(EXIT_CODE)

@@ -1,0 +1,112 @@
+"""Entry point of `rest-local`: the lazy command group, and the one place where errors become exit codes.
+
+Exit codes: 0 ok, 1 refused at run time (also: the output was closed), 2 wrong usage, 130 interrupted. Every error is
+one line on stderr, `rest-local: error: ...`. Importing this module loads click and the standard library, nothing else;
+commands import numpy, llama.cpp and rich when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from rest_local import __version__
+from rest_local.cli import interrupt
+from rest_local.errors import RestLocalError
+
+COMMANDS = ("generate", "chat", "index", "demo", "doctor")  # the order of --help
+ENVIRONMENT = "REST_LOCAL"
+
+
+class LazyGroup(click.Group):
+    """Loads `rest_local.cli.NAME` when command NAME is asked for; the module's attribute NAME is the command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"rest_local.cli.{cmd_name}"), cmd_name)
+        _read_environment(command)
+        return command
+
+
+def _read_environment(command: click.Command) -> None:
+    """Option --top-k reads REST_LOCAL_TOP_K in every command; click alone would want REST_LOCAL_GENERATE_TOP_K."""
+    command.context_settings.setdefault("auto_envvar_prefix", ENVIRONMENT)
+    for child in getattr(command, "commands", {}).values():
+        _read_environment(child)
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rest-local")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run local GGUF models faster, with the same output.
+
+    Text that was written before (your code, this conversation) is drafted and the model verifies it many tokens at a
+    time. Every option can be set in the environment: --top-k is REST_LOCAL_TOP_K.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; never raises what a user can cause."""
+    try:
+        with cli.make_context("rest-local", list(arguments)) as context:
+            cli.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except click.exceptions.Exit as exit_:  # --help, --version
+        return exit_.exit_code
+    except click.ClickException as error:
+        return _fail(_usage_line(error), error.exit_code)
+    except RestLocalError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return interrupt.EXIT_CODE
+    except BrokenPipeError:
+        return _output_closed()
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
+
+
+def _usage_line(error: click.ClickException) -> str:
+    """Return the message of a click error; a wrong usage says where the help is."""
+    message = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or "\n" in message:
+        return message
+    return f"{message.rstrip('.')}; see `{context.command_path} --help`"
+
+
+def _fail(message: str, code: int) -> int:
+    try:
+        click.echo(f"rest-local: error: {message}", err=True)
+        sys.stdout.flush()
+    except OSError:
+        _output_closed()
+    return code
+
+
+def _output_closed() -> int:
+    """Point stdout at nothing, so that the interpreter's last flush cannot complain about a reader that is gone."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+    return 1
+
+
+def main() -> None:
+    """The console script."""
+    interrupt.watch()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets "?", never a traceback
+            stream.reconfigure(errors="replace")
+    sys.exit(run(sys.argv[1:]))

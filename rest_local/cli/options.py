@@ -1,0 +1,269 @@
+"""What several commands share: the options of engine and sampling, how -m and -d are resolved, and how input is read.
+
+Options are gathered into frozen dataclasses, so that a command receives `engine_choice` and `sampling_choice` instead
+of twenty arguments. Every command gets its engine from `load_engine`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.errors import DatastoreError, ModelNotFound, OptionError
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.llama.sampling import Sampling
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which engine: the fields are the options of the same names."""
+
+    model: str | None = None
+    datastore: tuple[str, ...] = ()
+    ctx: int | None = None
+    threads: int | None = None
+    gpu_layers: int | None = None
+    policy: str = "auto"
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class SamplingChoice:
+    """The sampler chain as given on the command line. `build()` checks it."""
+
+    temp: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar_file: Path | None = None
+
+    def build(self) -> Sampling:
+        """Return the `Sampling`. Raises OptionError for a value out of range or a grammar file that is not text."""
+        from rest_local.llama.sampling import Sampling
+
+        return Sampling(
+            temperature=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            repeat_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            grammar=None if self.grammar_file is None else _read_grammar(self.grammar_file),
+        )
+
+
+def _read_grammar(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"grammar file {path}: not UTF-8 text at byte {error.start}") from error
+    except OSError as error:
+        raise OptionError(f"grammar file {path}: {error.strerror}") from error
+
+
+def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """TOKEN=BIAS, a token id and what is added to its logit; -inf forbids the token."""
+    pairs = []
+    for value in values:
+        token, _, bias = value.partition("=")
+        try:
+            pairs.append((int(token), float(bias)))
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not TOKEN=BIAS, for example 15=-1.5 or 15=-inf") from None
+    return tuple(pairs)
+
+
+_ENGINE_OPTIONS = (
+    click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model."),
+    click.option(
+        "-d",
+        "--datastore",
+        multiple=True,
+        metavar="DATASTORE",
+        help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
+    ),
+    click.option(
+        "--ctx", type=click.IntRange(min=1), metavar="N", help="Context length in tokens. Default: the model's."
+    ),
+    click.option(
+        "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
+    ),
+    click.option("--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU."),
+    click.option(
+        "--policy",
+        type=click.Choice(["auto", "off"]),
+        default="auto",
+        show_default=True,
+        help="When to draft: where it pays, or never.",
+    ),
+    click.option("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
+)
+
+_SAMPLING_OPTIONS = (
+    click.option("--temp", type=float, default=0.0, show_default=True, metavar="T", help="Temperature; 0 is greedy."),
+    click.option("--top-k", type=int, default=40, show_default=True, metavar="K", help="Sample among the K likeliest."),
+    click.option("--top-p", type=float, default=0.95, show_default=True, metavar="P", help="Nucleus sampling."),
+    click.option(
+        "--min-p", type=float, default=0.05, show_default=True, metavar="P", help="Least share of the top probability."
+    ),
+    click.option("--seed", type=int, metavar="N", help="Seed of the draws. Default: another one every time."),
+    click.option("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", help="1 is none."),
+    click.option(
+        "--repeat-last-n",
+        type=int,
+        default=64,
+        show_default=True,
+        metavar="N",
+        help="Tokens that the penalties look back at.",
+    ),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True, metavar="X", help="0 is none."),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, metavar="X", help="0 is none."),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        callback=_parse_biases,
+        metavar="TOKEN=BIAS",
+        help="Add BIAS to the logit of a token id; may be repeated.",
+    ),
+    click.option(
+        "--grammar-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="GBNF grammar that the answer must follow.",
+    ),
+)
+
+stop_option = click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
+
+
+def _gather(
+    kind: type[Any], argument: str, options: Sequence[Callable[[Command], Command]]
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds `options` and hands their values over as one `kind`, the argument `argument`."""
+    names = [field.name for field in fields(kind)]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def gathered(**values: Any) -> Any:
+            values[argument] = kind(**{name: values.pop(name) for name in names})
+            return command(**values)
+
+        command_with_options: Command = gathered
+        for option in reversed(options):
+            command_with_options = option(command_with_options)
+        return command_with_options
+
+    return decorate
+
+
+engine_options = _gather(EngineChoice, "engine_choice", _ENGINE_OPTIONS)
+sampling_options = _gather(SamplingChoice, "sampling_choice", _SAMPLING_OPTIONS)
+
+
+def warn(message: str) -> None:
+    """One line on stderr."""
+    click.echo(f"rest-local: warning: {message}", err=True)
+
+
+def demo_model() -> Path:
+    """Return the demo model: package data where installed, `models/demo.gguf` in a checkout. Raises ModelNotFound."""
+    package = Path(__file__).resolve().parent.parent
+    packaged = package / "data" / "demo.gguf"
+    checkout = package.parent / "models" / "demo.gguf"
+    for path in (packaged, checkout):
+        if path.is_file():
+            return path
+    raise ModelNotFound(checkout)
+
+
+def model_path(value: str | None) -> Path:
+    """Return the file that -m names, the demo model without one. Existence is the model's to check."""
+    return demo_model() if value is None else Path(value).expanduser()
+
+
+def load_engine(choice: EngineChoice) -> Engine:
+    """Load model and datastores, print the engine's warnings, and return it; the caller closes it.
+
+    A datastore that was asked for must open; the default one is left out with a warning where it does not (another
+    vocabulary, damaged). Raises ModelError, DatastoreError, OptionError.
+    """
+    engine = _load_with_default(choice) if not choice.datastore else _load(choice)
+    for warning in engine.warnings:
+        warn(warning)
+    return engine
+
+
+def _load_with_default(choice: EngineChoice) -> Engine:
+    from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
+
+    if choice.policy == "off" or DEFAULT_NAME not in list_datastores():
+        return _load(choice)
+    try:
+        return _load(replace(choice, datastore=(DEFAULT_NAME,)))
+    except DatastoreError as error:
+        warn(f"the default datastore is not used: {error}")
+        return _load(choice)
+
+
+def _load(choice: EngineChoice) -> Engine:
+    from rest_local.decoding.engine import Engine
+    from rest_local.retrieval.home import datastore_path
+
+    return Engine.load(
+        model_path(choice.model),
+        datastores=[datastore_path(name) for name in choice.datastore],
+        policy="off" if choice.policy == "off" else "auto",
+        n_ctx=choice.ctx,
+        threads=choice.threads,
+        n_gpu_layers=choice.gpu_layers,
+        exact=choice.exact,
+    )
+
+
+def clean(text: str, origin: str) -> str:
+    """Return `text` with what was not UTF-8 (Python marks it with lone surrogates) as U+FFFD, warning if any was."""
+    return decode(text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "replace"), origin)
+
+
+def _is_escaped(text: str) -> bool:
+    """Every surrogate stands for one undecodable byte."""
+    return all(0xDC80 <= ord(c) <= 0xDCFF for c in text if 0xD800 <= ord(c) <= 0xDFFF)
+
+
+def decode(data: bytes, origin: str) -> str:
+    """Return UTF-8 `data` as text, invalid bytes as U+FFFD with one warning that names `origin`."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        warn(f"{origin}: not UTF-8 at byte {error.start}; invalid bytes were replaced")
+        return data.decode("utf-8", "replace")
+
+
+def read_prompt(argument: str | None) -> str:
+    """Return the prompt: the argument, or all of stdin for "-" and for none at all. Raises click.UsageError."""
+    if argument not in (None, "-"):
+        return clean(argument or "", "prompt")
+    if argument is None and sys.stdin.isatty():
+        raise click.UsageError("give a PROMPT, or - to read it from the standard input")
+    return decode(sys.stdin.buffer.read(), "stdin")

@@ -1,0 +1,45 @@
+"""Fixtures of the command line's tests: an engine that is not there, and a way to run a command line in this process."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_cli_engine import HELLO, FakeEngine, FakePiece
+
+from rest_local.cli import options
+from rest_local.cli.main import run
+from rest_local.cli.options import EngineChoice
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
+    """Return a function that puts a FakeEngine with the given scripts behind every command."""
+
+    def install(*scripts: list[FakePiece | BaseException], **fields: Any) -> FakeEngine:
+        engine = FakeEngine([list(script) for script in scripts or (HELLO,)], **fields)
+
+        def load(choice: EngineChoice) -> FakeEngine:
+            engine.choice, engine.closed = choice, False
+            return engine
+
+        monkeypatch.setattr(options, "load_engine", load)
+        return engine
+
+    return install
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that runs one command line in this process, stdin given as bytes."""
+    def invoke(*arguments: str, stdin: bytes = b"") -> Any:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        code = run(arguments)
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return invoke

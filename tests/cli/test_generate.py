@@ -1,0 +1,187 @@
+"""`rest-local generate` with a fake engine: what is read, what is printed, what is passed on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cli_engine import HELLO, FakeEngine, FakePiece
+
+from rest_local.errors import DecodeFailed, PromptTooLong
+from rest_local.llama.sampling import Sampling
+
+Install = Callable[..., FakeEngine]
+Call = Callable[..., Any]
+
+
+def test_text_is_streamed_and_ends_with_a_newline(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    done = call("generate", "def f():")
+    assert (done.code, done.out, done.err) == (0, "Hello\n", "")
+    assert engine.prompts == ["def f():"]
+    assert engine.closed
+
+
+def test_no_second_newline_is_added(fake_engine: Install, call: Call) -> None:
+    fake_engine([FakePiece("a\n", (1,), ("model",))])
+    assert call("generate", "x").out == "a\n"
+
+
+def test_json_is_one_line_and_nothing_else(fake_engine: Install, call: Call) -> None:
+    fake_engine()
+    done = call("generate", "x", "--json")
+    assert done.out.count("\n") == 1
+    answer = json.loads(done.out)
+    assert (answer["text"], answer["finish_reason"]) == ("Hello", "stop")
+    assert answer["draft"]["by_source"]["datastore"]["accepted"] == 2
+
+
+@pytest.mark.parametrize("arguments", [("generate", "-"), ("generate",)])
+def test_prompt_is_read_from_a_pipe(fake_engine: Install, call: Call, arguments: tuple[str, ...]) -> None:
+    engine = fake_engine()
+    assert call(*arguments, stdin="naïve\n".encode()).code == 0
+    assert engine.prompts == ["naïve\n"]
+
+
+def test_invalid_utf8_on_stdin_is_replaced_with_one_warning(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    done = call("generate", "-", stdin=b"a\xff\xfeb")
+    assert engine.prompts == ["a��b"]
+    assert done.err == "rest-local: warning: stdin: not UTF-8 at byte 1; invalid bytes were replaced\n"
+    assert done.code == 0
+
+
+def test_invalid_utf8_in_the_argument_is_replaced_with_one_warning(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    done = call("generate", "a\udcffb")  # how Python hands over the byte ff
+    assert engine.prompts == ["a�b"]
+    assert done.err.count("\n") == 1
+
+
+def test_a_true_lone_surrogate_never_reaches_the_engine(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    assert call("generate", "a\ud800b").code == 0
+    engine.prompts[0].encode("utf-8")
+
+
+def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine = fake_engine()
+    grammar = tmp_path / "g.gbnf"
+    grammar.write_text('root ::= "a"')
+    given = (
+        "--temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 3 --repeat-penalty 1.1 --repeat-last-n 32 "
+        "--presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 15=-1.5 --logit-bias 16=-inf --stop A --stop B -n 7"
+    ).split()
+    assert call("generate", "x", *given, "--grammar-file", str(grammar)).code == 0
+    assert engine.arguments == [
+        {
+            "max_tokens": 7,
+            "stop": ("A", "B"),
+            "sampling": Sampling(
+                temperature=0.7,
+                top_k=5,
+                top_p=0.9,
+                min_p=0.1,
+                seed=3,
+                repeat_penalty=1.1,
+                repeat_last_n=32,
+                presence_penalty=0.2,
+                frequency_penalty=0.3,
+                logit_bias=((15, -1.5), (16, float("-inf"))),
+                grammar='root ::= "a"',
+            ),
+        }
+    ]
+
+
+def test_defaults_are_those_of_sampling(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    call("generate", "x")
+    assert engine.arguments[0]["sampling"] == Sampling()
+
+
+def test_engine_options_reach_the_engine(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    given = "-m a.gguf -d one -d two --ctx 512 --threads 2 --gpu-layers 0 --policy off --exact".split()
+    assert call("generate", "x", *given).code == 0
+    assert engine.choice.model == "a.gguf"
+    assert engine.choice.datastore == ("one", "two")
+    assert (engine.choice.ctx, engine.choice.threads, engine.choice.gpu_layers) == (512, 2, 0)
+    assert (engine.choice.policy, engine.choice.exact) == ("off", True)
+
+
+def test_every_option_is_read_from_the_environment(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine()
+    monkeypatch.setenv("REST_LOCAL_MODEL", "env.gguf")
+    monkeypatch.setenv("REST_LOCAL_TOP_K", "11")
+    monkeypatch.setenv("REST_LOCAL_EXACT", "1")
+    monkeypatch.setenv("REST_LOCAL_TOKENS", "3")
+    call("generate", "x", "-n", "4")
+    assert (engine.choice.model, engine.choice.exact) == ("env.gguf", True)
+    assert engine.arguments[0]["sampling"].top_k == 11
+    assert engine.arguments[0]["max_tokens"] == 4  # the command line wins
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--logit-bias", "x=1"],
+        ["--logit-bias", "15"],
+        ["--top-k", "many"],
+        ["--policy", "sometimes"],
+        ["-n", "-1"],
+        ["--ctx", "0"],
+        ["--grammar-file", "/no/such/file"],
+        ["--top-p", "2"],
+        ["--temp", "nan"],
+        ["--no-such-option"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(fake_engine: Install, call: Call, given: list[str]) -> None:
+    engine = fake_engine()
+    done = call("generate", "x", *given)
+    assert done.code == 2
+    assert done.err.startswith("rest-local: error: ")
+    assert done.err.count("\n") == 1
+    assert not engine.prompts
+
+
+def test_grammar_file_that_is_not_text_is_refused(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    fake_engine()
+    (tmp_path / "g").write_bytes(b"\xff\xfe")
+    done = call("generate", "x", "--grammar-file", str(tmp_path / "g"))
+    assert done.code == 2
+    assert "not UTF-8" in done.err
+
+
+def test_refusal_of_the_engine_is_one_line_and_exit_1(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine([PromptTooLong(900, 64)])
+    done = call("generate", "x")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"rest-local: error: {PromptTooLong(900, 64)}\n"
+    assert engine.closed
+
+
+def test_text_before_a_failure_is_kept(fake_engine: Install, call: Call) -> None:
+    fake_engine([*HELLO, DecodeFailed(-3, 5)])
+    done = call("generate", "x")
+    assert (done.code, done.out) == (1, "Hello")
+
+
+def test_interrupt_keeps_the_text_so_far_and_exits_130(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine([HELLO[0], KeyboardInterrupt()])
+    done = call("generate", "x")
+    assert (done.code, done.out, done.err) == (130, "Hel\n", "")
+    assert engine.closed
+
+
+def test_interrupt_with_json_still_prints_the_line(fake_engine: Install, call: Call) -> None:
+    fake_engine([HELLO[0], KeyboardInterrupt()])
+    done = call("generate", "x", "--json")
+    assert done.code == 130
+    assert json.loads(done.out)["finish_reason"] == "cancelled"
