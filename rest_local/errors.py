@@ -8,6 +8,7 @@
     ├── GenerationError
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
+    │   ├── TemplateFailed             the chat template is broken, or refused the messages
     │   └── DecodeFailed               llama_decode refused or broke, with its code
     └── DatastoreError
         ├── DatastoreNotFound
@@ -76,11 +77,22 @@ class PromptEmpty(GenerationError):
         super().__init__("the prompt is empty and the model has no start token; give some text")
 
 
+class TemplateFailed(GenerationError):
+    """The model's chat template could not be rendered, or refused the messages."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
+        )
+
+
 class DecodeFailed(GenerationError):
     """`llama_decode` returned a code that could not be recovered from."""
 
     def __init__(self, code: int, n_tokens: int) -> None:
-        super().__init__(f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again")
+        super().__init__(
+            f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again"
+        )
         self.code = code
 
 
@@ -145,4 +157,6 @@ class CorpusTooLarge(DatastoreError):
     """A segment holds fewer than 2^31 tokens."""
 
     def __init__(self, n_tokens: int) -> None:
-        super().__init__(f"corpus of {n_tokens} tokens: a segment holds fewer than 2147483648; build several datastores")
+        super().__init__(
+            f"corpus of {n_tokens} tokens: a segment holds fewer than 2147483648; build several datastores"
+        )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +86,28 @@ def _log_callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
 
 llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # before init, which already logs
 llama_cpp.llama_backend_init()
+
+
+@contextmanager
+def captured_stderr() -> Iterator[list[str]]:
+    """What C code prints to stderr while the block runs, as lines, filled in at its end.
+
+    llama.cpp's grammar parser does not use its own log. Process-wide for that moment: keep the block short."""
+    lines: list[str] = []
+    try:
+        saved = os.dup(2)
+    except OSError:  # stderr is closed: nothing can be printed either
+        yield lines
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            lines += file.read().decode("utf-8", "replace").splitlines()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,247 @@
+"""Chooses the next token from a row of logits, by llama.cpp's own samplers.
+
+The chain is that of llama-server: grammar, logit bias, penalties, top-k, top-p, min-p, temperature, draw. Looking and
+advancing are two things: `sample` chooses, `accept` tells the penalties and the grammar. Exactly one number is drawn
+per `sample` at temperature > 0, also where a single candidate is left (llama.cpp's own draw would skip it), so that
+the n-th generated token always sees the n-th number of the seed, drafted or not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as bindings
+from numpy.typing import NDArray
+
+from rest_local.errors import GenerationError, OptionError
+from rest_local.llama import library
+from rest_local.llama.sampling import MAX_SEED, Sampling
+from rest_local.llama.vocabulary import Vocabulary
+
+__all__ = ["Sampler", "Sampling"]
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+_ALL_TOKENS = 1 << 17  # stands for repeat_last_n = -1; llama.cpp keeps a ring of that many ids
+_Native = Any  # llama_sampler_p
+
+
+class _Candidates:
+    """A reused llama_token_data_array over one numpy buffer."""
+
+    def __init__(self, size: int) -> None:
+        self.rows = np.zeros(size, _CANDIDATE)
+        self._ids = np.arange(size, dtype=np.int32)
+        self._first = self.rows.ctypes.data_as(bindings.llama_token_data_p)
+        self.array = bindings.llama_token_data_array(self._first, size, -1, False)
+        self.reference = ctypes.byref(self.array)
+
+    def fill(self, logits: NDArray[np.float32]) -> None:
+        """All candidates in order of their ids; samplers reorder and shorten, so the whole array is set anew."""
+        self.rows["id"] = self._ids
+        self.rows["logit"] = logits
+        self._rewind(len(self.rows))
+
+    def fill_one(self, token: int) -> None:
+        """A single candidate, to ask the grammar about it."""
+        self.rows[0] = (token, 0.0, 0.0)
+        self._rewind(1)
+
+    def fill_dummies(self) -> None:
+        """Two equal candidates, to draw a number for nothing."""
+        self.rows[:2] = [(0, 0.0, 0.0), (1, 0.0, 0.0)]
+        self._rewind(2)
+
+    def _rewind(self, size: int) -> None:
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, size, -1, False
+
+    @property
+    def selected(self) -> int:
+        """The id of the selected candidate. Read through the array: a sampler may have put another buffer there."""
+        return int(self.array.data[self.array.selected].id)
+
+
+class Sampler:
+    """The sampler of one generation over one vocabulary. A context manager; not for several threads at once.
+
+    `seed`: the one in use, also where the options leave it open."""
+
+    _grammar: _Native
+    _shape: _Native
+    _dist: _Native
+
+    def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
+        """Raises OptionError for a grammar llama.cpp cannot read, or a bias on a token the vocabulary does not have."""
+        _check_against(vocabulary, sampling)
+        self._open(vocabulary, sampling, secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed)
+        if sampling.grammar is not None:
+            self._grammar = _grammar(vocabulary, sampling.grammar)
+        if not sampling.is_greedy:
+            self._shape = _chain(vocabulary, sampling)
+        if sampling.temperature > 0:
+            self._dist = llama_cpp.llama_sampler_init_dist(self.seed)
+
+    def _open(self, vocabulary: Vocabulary, sampling: Sampling, seed: int) -> None:
+        self.vocabulary, self.sampling, self.seed = vocabulary, sampling, seed
+        self._grammar = self._shape = self._dist = None
+        self._candidates = None if sampling.is_greedy else _Candidates(vocabulary.size)
+        self._closed = False
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The chosen token. `logits`: float32 [n_vocab], only read. Nothing is accepted.
+
+        At temperature > 0 each call draws one number: call it once per generated token. At 150 k tokens about
+        0.04 ms greedy, 0.2 ms shaped, 0.8 ms with penalties; a grammar adds up to 14 ms (greedy: only where it
+        forbids the likeliest token). Raises GenerationError where the grammar allows no token."""
+        self._check_open()
+        if self._candidates is None:
+            return int(logits.argmax())
+        if self._dist is None:
+            return self._sample_greedy(self._candidates, logits)
+        self._candidates.fill(logits)
+        self._constrain(self._candidates)
+        llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
+        if self._candidates.array.size > 1:
+            llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
+            return self._candidates.selected
+        token = int(self._candidates.array.data[0].id)
+        self._candidates.fill_dummies()
+        llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
+        return token
+
+    def _sample_greedy(self, candidates: _Candidates, logits: NDArray[np.float32]) -> int:
+        """Bias and penalties change each logit on its own, so the best of all is the best allowed one if it is allowed:
+        the grammar is asked about that one first, and about all only if it says no."""
+        candidates.fill(logits)
+        llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
+        token = candidates.selected
+        if self._grammar is None or self._allows(token):
+            return token
+        candidates.fill(logits)
+        self._constrain(candidates)
+        llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
+        return candidates.selected
+
+    def _constrain(self, candidates: _Candidates) -> None:
+        if self._grammar is None:
+            return
+        llama_cpp.llama_sampler_apply(self._grammar, candidates.reference)
+        if not (candidates.rows["logit"] > -np.inf).any():
+            raise GenerationError("the grammar allows no token of this vocabulary here; change the grammar")
+
+    def _allows(self, token: int) -> bool:
+        assert self._candidates is not None
+        self._candidates.fill_one(token)
+        llama_cpp.llama_sampler_apply(self._grammar, self._candidates.reference)
+        return bool(self._candidates.rows["logit"][0] > -np.inf)
+
+    def accept(self, token: int) -> None:
+        """The token is now part of the text: penalties and grammar advance. Once per generated token, in order.
+
+        Raises ValueError for a token the grammar forbids or the vocabulary lacks (llama.cpp would end the process)."""
+        self._check_open()
+        if not 0 <= token < self.vocabulary.size:
+            raise ValueError(f"token {token} is outside the vocabulary of {self.vocabulary.size} tokens")
+        if self._grammar is not None:
+            if not self._allows(token):
+                raise ValueError(f"token {token} is not allowed by the grammar here")
+            llama_cpp.llama_sampler_accept(self._grammar, token)
+        if self._shape is not None:
+            llama_cpp.llama_sampler_accept(self._shape, token)
+
+    def observe(self, tokens: Iterable[int]) -> None:
+        """The tokens of the prompt: they count for the penalties, as in llama-server, and not for the grammar."""
+        self._check_open()
+        if not self.sampling.penalizes:
+            return
+        for token in tokens:
+            llama_cpp.llama_sampler_accept(self._shape, int(token))
+
+    def reset(self) -> None:
+        """Back to the state it was made in: nothing observed or accepted, the draws from the seed's first number on."""
+        self._check_open()
+        for sampler in self._natives():
+            llama_cpp.llama_sampler_reset(sampler)
+
+    def clone(self) -> Sampler:
+        """An independent sampler in the same state, the next draws included."""
+        self._check_open()
+        twin = Sampler.__new__(Sampler)
+        twin._open(self.vocabulary, self.sampling, self.seed)
+        twin._grammar, twin._shape, twin._dist = (
+            None if native is None else llama_cpp.llama_sampler_clone(native)
+            for native in (self._grammar, self._shape, self._dist)
+        )
+        return twin
+
+    def close(self) -> None:
+        """Frees llama.cpp's samplers; again does nothing."""
+        for sampler in self._natives():
+            llama_cpp.llama_sampler_free(sampler)
+        self._grammar = self._shape = self._dist = self._candidates = None
+        self._closed = True
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _natives(self) -> list[_Native]:
+        return [native for native in (self._grammar, self._shape, self._dist) if native is not None]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GenerationError("the sampler is closed; make a new one")
+
+
+def _check_against(vocabulary: Vocabulary, sampling: Sampling) -> None:
+    for token, _ in sampling.logit_bias:
+        if token >= vocabulary.size:
+            raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocabulary.size} tokens")
+
+
+def _grammar(vocabulary: Vocabulary, grammar: str) -> _Native:
+    source = grammar.encode("utf-8", "replace")
+    with library.log_lines.collected_errors() as errors, library.captured_stderr() as printed:
+        native = llama_cpp.llama_sampler_init_grammar(vocabulary.pointer, source, b"root")
+    if not native:
+        cause = next(
+            (line for line in [*printed, *errors] if line.strip()), "no rule `root`, or one that begins with itself"
+        )
+        raise OptionError(f"grammar: llama.cpp cannot read it: {cause.removeprefix('parse: ').strip()[:200]}")
+    return native
+
+
+def _chain(vocabulary: Vocabulary, sampling: Sampling) -> _Native:
+    """Everything between the grammar and the draw, in llama-server's order; what is off is left out."""
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+
+    def add(make: Callable[..., _Native], *arguments: object) -> None:
+        llama_cpp.llama_sampler_chain_add(chain, make(*arguments))
+
+    if sampling.logit_bias:
+        biases = (bindings.llama_logit_bias * len(sampling.logit_bias))(*sampling.logit_bias)
+        add(llama_cpp.llama_sampler_init_logit_bias, vocabulary.size, len(biases), biases)
+    if sampling.penalizes:
+        last_n = _ALL_TOKENS if sampling.repeat_last_n < 0 else sampling.repeat_last_n
+        strengths = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        add(llama_cpp.llama_sampler_init_penalties, vocabulary.size, last_n, *strengths)
+    if sampling.temperature == 0:
+        add(llama_cpp.llama_sampler_init_greedy)
+        return chain
+    if sampling.top_k > 0:
+        add(llama_cpp.llama_sampler_init_top_k, sampling.top_k)
+    if sampling.top_p < 1:
+        add(llama_cpp.llama_sampler_init_top_p, sampling.top_p, 0)
+    if sampling.min_p > 0:
+        add(llama_cpp.llama_sampler_init_min_p, sampling.min_p, 0)
+    add(llama_cpp.llama_sampler_init_temp, sampling.temperature)
+    return chain

@@ -1,0 +1,102 @@
+"""How a token is chosen from the logits: the options of the usual llama.cpp chain, checked when they are made.
+
+Knows nothing about llama.cpp; `sampler` turns a `Sampling` into its samplers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rest_local.errors import OptionError
+
+MAX_SEED = 0xFFFFFFFE  # llama.cpp takes 0xFFFFFFFF for "any seed"
+MAX_GRAMMAR_BYTES = 1 << 20
+MAX_GRAMMAR_DEPTH = 256  # llama.cpp's parser recurses once per bracket
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of one generation, with the defaults of llama-server but for the temperature: 0 is greedy.
+
+    temperature     0 = the likeliest token; else logits are divided by it
+    top_k           keep the k likeliest (0 = all)
+    top_p, min_p    keep the smallest set of mass top_p; drop what has less than min_p of the likeliest's probability
+    seed            0 .. 2^32 - 2; None = a random one, which `Sampler.seed` tells
+    repeat_penalty  > 0, 1 = off; presence_penalty and frequency_penalty: 0 = off; all over the last `repeat_last_n`
+                    tokens, the prompt's included (0 = off, -1 = all)
+    logit_bias      pairs of token id and bias added to its logit; -inf forbids the token
+    grammar         GBNF text with a rule `root`
+
+    Raises OptionError for a value outside these."""
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int | None = None
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        _real("temperature", self.temperature, 0.0, 1e6)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
+        _real("top_p", self.top_p, 0.0, 1.0)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, MAX_SEED)
+        _real("repeat_penalty", self.repeat_penalty, 1e-6, 1e6)
+        _whole("repeat_last_n", self.repeat_last_n, -1, 2**20)
+        _real("presence_penalty", self.presence_penalty, -1e6, 1e6)
+        _real("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        _check_bias(self.logit_bias)
+        if self.grammar is not None:
+            _check_grammar(self.grammar)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens seen before are penalized."""
+        active = self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return active and self.repeat_last_n != 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token of the bare logits is the answer: an arg-max, nothing shapes them."""
+        return self.temperature == 0 and not self.penalizes and not self.logit_bias and self.grammar is None
+
+
+def _real(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise OptionError(f"{name} is {value!r}: give a number from {low:g} to {high:g}")
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise OptionError(f"{name} is {value!r}: give a whole number from {low} to {high}")
+
+
+def _check_bias(pairs: Any) -> None:
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise OptionError("logit_bias: give pairs of token id and bias")
+    for token, bias in pairs:
+        _whole("logit_bias token", token, 0, 2**31 - 1)
+        if bias != -math.inf:
+            _real("logit_bias of a token", bias, -1e6, 1e6)
+
+
+def _check_grammar(grammar: Any) -> None:
+    if not isinstance(grammar, str) or not grammar.strip() or "\0" in grammar:
+        raise OptionError("grammar: give GBNF text with a rule `root`")
+    if len(grammar.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:
+        raise OptionError(f"grammar: longer than {MAX_GRAMMAR_BYTES} bytes")
+    depth = deepest = 0
+    for character in grammar:
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    if deepest > MAX_GRAMMAR_DEPTH:
+        raise OptionError(f"grammar: brackets nested deeper than {MAX_GRAMMAR_DEPTH}")
