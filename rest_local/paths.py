@@ -10,6 +10,8 @@ from pathlib import Path
 
 import platformdirs
 
+from rest_local.errors import ModelNotFound
+
 
 def cache_dir() -> Path:
     """Results that can be measured again (probes, cost curves, self-tests): `$REST_LOCAL_CACHE`, or the platform's
@@ -42,3 +44,13 @@ def _made(directory: str) -> Path:
     path = Path(directory).expanduser()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def demo_model() -> Path:
+    """The demo model: package data where installed, `models/demo.gguf` in a checkout. Raises ModelNotFound."""
+    package = Path(__file__).resolve().parent
+    places = (package / "data" / "demo.gguf", package.parent / "models" / "demo.gguf")
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ModelNotFound(places[-1])
+    return found

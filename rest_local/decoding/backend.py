@@ -1,0 +1,37 @@
+"""What the step loop needs of a model: the seam between decoding and llama.cpp, and where tests put a fake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.llama.batch import Batch
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What drafts a model can verify: `tree`, `chain` of at most `longest` nodes, or `none`, and why."""
+
+    kind: Literal["tree", "chain", "none"]
+    reason: str
+    longest: int = 63
+
+
+class Backend(Protocol):
+    """`rest_local.llama.context.Context`, or a fake of the same behaviour. See there for each member."""
+
+    n_ctx: int
+    n_batch: int
+    n_branches: int
+    n_vocab: int
+    max_outputs: int
+    batch: Batch
+
+    def decode(self) -> int: ...
+    def logits(self, n_outputs: int) -> NDArray[np.float32]: ...
+    def remove(self, seq: int, p0: int, p1: int = -1) -> bool: ...
+    def copy(self, source: int, target: int, p0: int, p1: int) -> None: ...
+    def clear(self) -> None: ...

@@ -1,0 +1,219 @@
+"""The engine: a model, its memory cells and its datastores, and generations one after another.
+
+    with Engine.load("model.gguf", datastores=["mycode"]) as engine:
+        stream = engine.generate("def main():", max_tokens=100)
+        for piece in stream:
+            print(piece.text, end="")
+        print(stream.result.draft["mat"])
+
+Contract: one generation at a time, on one thread. The prefix that a prompt shares with the last one is kept in the cells.
+What `policy`, datastores and drafting do can change the speed of an answer; in exact mode not a bit of it, in fast
+mode a token only at a near-tie (DESIGN.md section 4).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.slot import Slot
+from rest_local.decoding.stream import Piece, Result, Stream
+from rest_local.decoding.tuning import Tuning, capability_of, tune
+from rest_local.drafting.sources import Sources
+from rest_local.errors import ModelError, OptionError
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.detokenizer import Detokenizer
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler
+from rest_local.llama.sampling import Sampling
+from rest_local.llama.template import render
+from rest_local.paths import demo_model
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.planner import POLICIES, Planner, Policy
+from rest_local.retrieval.datastore import Datastore
+
+__all__ = ["Engine", "Piece", "Result", "Stream"]
+
+log = logging.getLogger("rest_local.engine")
+
+DEFAULT_CONTEXT = 4096
+
+
+class Engine:
+    """Make one with `Engine.load`; a context manager. Not thread safe."""
+
+    def __init__(
+        self, model: Model, context: Context, tuning: Tuning, datastores: Sequence[Datastore], policy: Policy, exact: bool
+    ) -> None:
+        self.model = model
+        self.capability: Capability = capability_of(model, context, exact)
+        self.warnings: list[str] = []
+        if exact and not tuning.exact and self.capability.kind != "none":
+            reason = "no settings of this backend verify drafts bit for bit"
+            self.capability = Capability("none", f"exact: {reason}")
+            self.warnings.append(f"--exact: {reason}; decoding plainly")
+        elif self.capability.kind == "none":
+            self.warnings.append(f"drafting is off: {self.capability.reason}")
+        self.tuning = tuning
+        self.policy = policy
+        self.exact = exact
+        self._context = context
+        self._datastores = list(datastores)
+        self._planner = Planner(tuning.curve, policy)
+        self._slot = Slot(context)
+        self._sources = Sources(self._datastores, model.n_vocab)
+        self._running: Stream | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        *,
+        datastores: Sequence[str | Path | Datastore] = (),
+        policy: Policy = "auto",
+        n_ctx: int | None = None,
+        threads: int | None = None,
+        n_gpu_layers: int | None = None,
+        exact: bool = False,
+    ) -> Engine:
+        """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
+
+        `n_ctx`: tokens of context, None for 4 096 or what the model was trained for, if that is less. `exact`: chains only,
+        in settings in which drafting provably gives the same bits. Takes the model's load time and, the first time,
+        a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
+        """
+        if policy not in POLICIES:
+            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers)
+        stores: list[Datastore] = []
+        context: Context | None = None
+        try:
+            identity = opened.vocabulary.identity
+            for store in datastores:
+                stores.append(
+                    store
+                    if isinstance(store, Datastore)
+                    else Datastore.open(store, vocabulary_hash=identity.hash, vocabulary_name=identity.name)
+                )
+            wanted = ContextSettings(
+                n_ctx=n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT), threads=threads or 0
+            )
+            context, tuning = tune(opened, wanted, exact)
+            return cls(opened, context, tuning, stores, policy, exact)
+        except BaseException:
+            for store in stores:
+                store.close()
+            if context:
+                context.close()
+            opened.close()
+            raise
+
+    @property
+    def cost_curve(self) -> CostCurve:
+        return self._planner.curve
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the engine computes with: context settings, threads in use, exact, policy."""
+        return {
+            **self.tuning.settings.to_dict(),
+            "threads": self._context.threads,
+            "n_ctx": self._context.n_ctx,
+            "exact": self.exact,
+            "policy": self.policy,
+        }
+
+    @property
+    def self_test(self) -> dict[str, Any]:
+        """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap."""
+        return self.tuning.self_test
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.int32],
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        policy: Policy | None = None,
+    ) -> Stream:
+        """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
+
+        The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
+        """
+        if max_tokens < 0:
+            raise OptionError(f"{max_tokens} tokens: give 0 or more")
+        if policy is not None and policy not in POLICIES:
+            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        if self._running:
+            self._running.cancel()
+        vocabulary = self.model.vocabulary
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        if any(not 0 <= t < self.model.n_vocab for t in tokens):
+            raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
+        self._planner.policy = policy or self.policy
+        sampler = Sampler(vocabulary, sampling or Sampling())
+        generation = Generation(
+            self._context, self._slot, self._planner, self._sources, sampler, self.capability, vocabulary.is_end
+        )
+        try:
+            generation.start(tokens)
+            sampler.observe(tokens)
+        except BaseException:
+            sampler.close()
+            raise
+        self._running = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), sampler.close)
+        return self._running
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids with the model's start token and parsed special tokens; a start token the text has is not doubled."""
+        vocabulary = self.model.vocabulary
+        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True).tolist()
+        if len(tokens) > 1 and tokens[0] == tokens[1] == vocabulary.bos:
+            del tokens[0]
+        if not tokens and vocabulary.bos is not None:
+            tokens = [vocabulary.bos]
+        return tokens
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation in the model's own chat template, up to where the answer begins. Raises ModelError."""
+        if not self.model.chat_template:
+            raise ModelError(f"model {self.model.path}: has no chat template; use `rest-local generate`")
+        piece = self.model.vocabulary.piece
+        special = {
+            name: piece(token).decode("utf-8", "replace") if token is not None else ""
+            for name, token in (("bos", self.model.vocabulary.bos), ("eos", self.model.vocabulary.eos))
+        }
+        return render(self.model.chat_template, [dict(m) for m in messages], add_generation_prompt=True, **special)
+
+    def forget(self) -> None:
+        """Drop the kept prefix: the next prompt is evaluated whole."""
+        self._slot.clear()
+
+    def pieces(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of each token."""
+        return (self.model.vocabulary.piece(t) for t in tokens)
+
+    def close(self) -> None:
+        """Free cells, weights and datastores now; again does nothing."""
+        if self._running:
+            self._running.cancel()
+        self._context.close()
+        for store in self._datastores:
+            store.close()
+        self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,174 @@
+"""Do drafting on and off give the same bits? Measured on this machine, not hoped (DESIGN.md section 4).
+
+Contract: evaluates real text alone (n = 1) and in batches, with and without rejected drafts in between, and compares
+every logit bit by bit. llama.cpp picks kernels by batch size, so a row can differ by about 1% of its norm between
+the two; where it does, the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.decoding.backend import Backend
+from rest_local.decoding.slot import Slot
+from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.errors import DecodeFailed
+
+Logits = NDArray[np.float32]
+BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
+
+
+@dataclass
+class Comparison:
+    """Rows compared with n = 1: how many differed in any bit, how many in their arg-max, and by how much at most.
+
+    `largest_gap`: the largest difference between the two best logits of a row whose arg-max flipped; `largest_change`: of
+    any logit, relative to the row's norm.
+    """
+
+    rows: int = 0
+    different: int = 0
+    flips: int = 0
+    largest_gap: float = 0.0
+    largest_change: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        return self.rows > 0 and self.different == 0
+
+    def add(self, alone: Logits, other: Logits) -> None:
+        """Compare one row of each kind, float32 [n_vocab]."""
+        self.rows += 1
+        if np.array_equal(alone.view(np.uint32), other.view(np.uint32)):
+            return
+        self.different += 1
+        change = float(np.abs(alone - other).max() / max(float(np.linalg.norm(alone)), 1e-9))
+        self.largest_change = max(self.largest_change, change)
+        if int(alone.argmax()) != int(other.argmax()):
+            self.flips += 1
+            best = np.partition(alone, -2)[-2:]
+            self.largest_gap = max(self.largest_gap, float(best[1] - best[0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        rate = 1e4 * self.flips / max(self.rows, 1)
+        return {**asdict(self), "exact": self.exact, "flips_per_10000": round(rate, 2)}
+
+
+class _Runner:
+    """Evaluates chains on one sequence whose ids all agree."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.n_past = 0
+
+    def evaluate(self, tokens: Sequence[int], keep: int) -> Logits:
+        """Rows of `tokens` at the current position; the first `keep` stay in the cells. float32 [n, n_vocab] view."""
+        backend = self.backend
+        positions = np.arange(self.n_past, self.n_past + len(tokens))
+        backend.batch.fill(tokens, positions, 0, backend.n_branches, 1)
+        code = backend.decode()
+        if code:
+            raise DecodeFailed(code, len(tokens))
+        self.n_past += keep
+        if keep < len(tokens) and not backend.remove(-1, self.n_past, -1):
+            raise DecodeFailed(-1, len(tokens))
+        return backend.logits(len(tokens))
+
+
+def compare_chains(backend: Backend, text: Sequence[int], longest: int, rounds: int = 1) -> Comparison:
+    """n = 1 against chains of every size in BATCH_SIZES up to `longest` + 1, accepted whole or cut by a rejected tail.
+
+    `text`: real token ids; 2 passes over it a round. Clears the cells before and after. Rejected tails are tokens of the
+    text from elsewhere, so that the cells they leave are used again.
+    """
+    result = Comparison()
+    rng = np.random.default_rng(7)
+    try:
+        backend.clear()
+        alone = _Runner(backend)
+        reference = np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
+        for _ in range(rounds):
+            backend.clear()
+            runner = _Runner(backend)
+            for size in _sizes(len(text), longest, rng):
+                begin = runner.n_past
+                keep = int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size
+                chain = list(text[begin : begin + size])
+                wrong = rng.integers(0, len(text), size - keep)
+                chain[keep:] = [int(text[i]) for i in wrong]
+                rows = runner.evaluate(chain, keep)
+                for k in range(keep):
+                    result.add(reference[begin + k], rows[k])
+    finally:
+        backend.clear()
+    return result
+
+
+def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Comparison:
+    """n = 1 against steps of random trees, of which one branch follows the text and is accepted as far as it does."""
+    result = Comparison()
+    rng = np.random.default_rng(11)
+    slot = Slot(backend)
+    try:
+        backend.clear()
+        alone = _Runner(backend)
+        reference = np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
+        backend.clear()
+        while slot.n_past < len(text) - 1:
+            begin = slot.n_past
+            tree, path = _random_tree(text, begin, longest, backend.n_branches, rng)
+            layout = tree.layout()
+            slot.fill_step(text[begin], tree, layout)
+            if code := backend.decode():
+                raise DecodeFailed(code, 1 + len(tree))
+            rows = backend.logits(1 + len(tree))
+            place = {node: row for row, node in enumerate(layout.order, 1)}
+            for k, row in enumerate([0, *(place[node] for node in path)]):
+                result.add(reference[begin + k], rows[row])
+            if not slot.accept(text[begin], tree, layout, path):
+                raise DecodeFailed(-1, 1 + len(tree))
+    finally:
+        backend.clear()
+    return result
+
+
+def _random_tree(
+    text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
+) -> tuple[DraftTree, list[int]]:
+    """A tree below text[begin], and the nodes of it that follow the text."""
+    tree = DraftTree(leaves)
+    path: list[int] = []
+    truth = text[begin + 1 : begin + 1 + int(rng.integers(0, 5))]
+    wanted = int(rng.integers(1, min(longest, 16) + 1))
+    for _ in range(wanted):
+        on_path = len(path) < len(truth) and rng.random() < 0.5
+        parent = (path[-1] if path else ROOT) if on_path else int(rng.integers(-1, len(tree)))
+        if not tree.can_add(parent):
+            continue
+        token = int(truth[len(path)]) if on_path else int(text[int(rng.integers(0, len(text)))])
+        if any(tree.token[c] == token for c in tree.children_of(parent)):
+            continue
+        node = tree.add(token, parent, 1.0, 0)
+        if on_path:
+            path.append(node)
+    if not len(tree):
+        tree.add(int(text[0]), ROOT, 1.0, 0)
+    return tree, path
+
+
+def _sizes(total: int, longest: int, rng: np.random.Generator) -> Iterator[int]:
+    """Batch sizes for as long as the text lasts even if every chain is kept whole."""
+    choices = [n for n in BATCH_SIZES if n <= longest + 1]
+    left = total
+    while choices:
+        size = int(rng.choice(choices))
+        if size > left:
+            choices = [n for n in choices if n <= left]
+            continue
+        left -= size
+        yield size

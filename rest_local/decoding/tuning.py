@@ -1,0 +1,258 @@
+"""Choose how to compute, once per machine and model: settings, cost curve and exactness, measured and cached.
+
+Contract: a model and what the user fixed go in, an open context with its measured `Tuning` comes out. Fast mode takes
+the settings in which verification is cheapest; exact mode the first in which the self-test finds no difference
+(DESIGN.md section 4). The result is kept on disk per model file, llama.cpp, machine, threads and context; a damaged
+or foreign file there is measured again, never fatal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.exactness import Comparison, compare_chains, compare_trees
+from rest_local.errors import DecodeFailed, ModelError
+from rest_local.llama import library
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+from rest_local.paths import cache_dir, write_atomically
+from rest_local.planning.cost import LARGEST, CostCurve, measure
+
+log = logging.getLogger("rest_local.tuning")
+
+FORMAT = 1
+BUDGET_S = 2.0  # for the cost curve
+CONTEXTS = (64, 512, 2048)  # lengths at which it is measured, where they fit and can be afforded
+ROLLBACK = 16  # recurrent state snapshots to ask for: the longest chain such a model can take back
+FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type
+EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
+SELF_TEST_TOKENS = 256
+SELF_TEST_S = 2.0
+
+
+@dataclass
+class Tuning:
+    """What was chosen and measured. `exact`: the self-test found no bit of difference; None where it was not asked."""
+
+    settings: ContextSettings
+    curve: CostCurve
+    self_test: dict[str, Any]
+    exact: bool
+
+    def to_json(self) -> str:
+        return json.dumps({
+            "format": FORMAT, "settings": self.settings.to_dict(), "curve": json.loads(self.curve.to_json()),
+            "self_test": self.self_test, "exact": self.exact,
+        })  # fmt: skip
+
+    @classmethod
+    def from_json(cls, text: str) -> Tuning:
+        """Raises ValueError where the text is not of this format."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError("not a tuning of this version")
+        try:
+            settings = ContextSettings(**data["settings"])
+            return cls(settings, CostCurve.from_json(json.dumps(data["curve"])), data["self_test"], data["exact"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a tuning: {error}") from error
+
+
+def capability_of(model: Model, context: Context, exact: bool) -> Capability:
+    """What drafts this model can verify in this context, and why."""
+    if model.has_encoder:
+        return Capability("none", "encoder-decoder models are decoded plainly")
+    if model.is_recurrent or model.is_hybrid:
+        kind = "recurrent" if model.is_recurrent else "hybrid"
+        if context.n_rs_seq > 0:
+            return Capability("chain", f"{kind} state can be rolled back {context.n_rs_seq} tokens", context.n_rs_seq)
+        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp")
+    if exact:
+        return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
+    return Capability("tree", "full attention over removable cells")
+
+
+def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
+    """An open context in the chosen settings, with what was measured; from the cache where it was measured before.
+
+    Takes up to about 5 seconds the first time (bounded by BUDGET_S and SELF_TEST_S, and a few steps of a large model).
+    """
+    path = cache_dir() / "tuning" / f"{_key(model, wanted, exact)}.json"
+    try:
+        tuning = Tuning.from_json(path.read_text("utf-8"))
+        return Context(model, tuning.settings), tuning
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, ModelError) as error:
+        log.warning("%s cannot be used (%s); measuring again", path, error)
+    context, tuning = _measure(model, wanted, exact)
+    _store(path, tuning)
+    return context, tuning
+
+
+def _measure(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
+    recurrent = model.is_recurrent or model.is_hybrid
+    wanted = replace(wanted, n_branches=1, n_rs_seq=ROLLBACK) if recurrent else wanted
+    text = self_test_text(model, wanted.n_ctx)
+    context, comparison = (_choose_exact if exact else _choose_fast)(model, wanted, text)
+    try:
+        capability = capability_of(model, context, exact)
+        curve = measure_curve(context, text)
+        if not exact:
+            comparison = _self_test(context, text, capability, curve)
+    except BaseException:
+        context.close()
+        raise
+    return context, Tuning(context.settings, curve, comparison.to_dict(), comparison.exact)
+
+
+def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:
+    """The first settings in which chains give the bits of plain decoding; else the first that work at all."""
+    fallback: tuple[ContextSettings, Comparison] | None = None
+    for settings in (replace(wanted, flash_attention=f, cache_type=t) for f, t in EXACT):
+        try:
+            context = Context(model, settings)
+        except ModelError as error:
+            log.info("%s", error)
+            continue
+        capability = capability_of(model, context, exact=True)
+        comparison = compare_chains(context, text, capability.longest if capability.kind != "none" else 0)
+        if comparison.exact or capability.kind == "none":
+            return context, comparison
+        context.close()
+        fallback = fallback or (settings, comparison)
+    if fallback is None:
+        raise ModelError(f"model {model.path}: no context could be made in any settings")
+    return Context(model, fallback[0]), fallback[1]
+
+
+def _choose_fast(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:
+    """The settings whose verification of 8 and 16 tokens, and plain step, are cheapest."""
+    best: tuple[float, Context] | None = None
+    for settings in (replace(wanted, flash_attention=f, cache_type=t) for f, t in FAST):
+        try:
+            context = Context(model, settings)
+        except ModelError as error:
+            log.info("%s", error)
+            continue
+        probe = DecodeProbe(context, text)
+        sizes = [n for n in (1, 8, 16) if n <= context.max_outputs]
+        length = min(256, context.n_ctx // 2)
+        probe(sizes[-1], length)  # the first decode of a size also builds its graph
+        price = sum(min(probe(n, length) for _ in range(3)) * (4 if n == 1 else 1) for n in sizes)
+        context.clear()
+        if best is None or price < best[0]:
+            if best:
+                best[1].close()
+            best = (price, context)
+        else:
+            context.close()
+    if best is None:
+        raise ModelError(f"model {model.path}: no context could be made in any settings")
+    return best[1], Comparison()
+
+
+def _self_test(context: Context, text: Sequence[int], capability: Capability, curve: CostCurve) -> Comparison:
+    """How often fast settings leave plain decoding, on as much text as SELF_TEST_S affords."""
+    affordable = int(1e3 * SELF_TEST_S / (2.5 * float(curve.ms[0, 0])))
+    part = text[: max(16, min(len(text), affordable))]
+    if capability.kind == "none":
+        return Comparison()
+    if capability.kind == "tree":
+        return compare_trees(context, part, 16)
+    return compare_chains(context, part, capability.longest)
+
+
+def self_test_text(model: Model, n_ctx: int) -> list[int]:
+    """Real text for the self-test: this file, in the model's own tokens. At most half the context."""
+    source = Path(__file__).read_text("utf-8")
+    tokens = model.vocabulary.tokenize(source, special=False, add_special=True)
+    return [int(t) for t in tokens[: min(SELF_TEST_TOKENS, n_ctx // 2)]]
+
+
+class DecodeProbe:
+    """Times one decode of n tokens behind `n_ctx` others, in milliseconds; fills the cells once per length."""
+
+    def __init__(self, backend: Backend, text: Sequence[int]) -> None:
+        self.backend = backend
+        self._text = np.resize(np.asarray(text, np.int32), max(backend.n_ctx, LARGEST))
+        self._n_past = -1
+
+    def __call__(self, n: int, n_ctx: int) -> float:
+        if self._n_past != n_ctx:
+            self._fill(n_ctx)
+        begun = time.perf_counter()
+        self._decode(n, n_ctx, 1)
+        self.backend.logits(n)
+        elapsed = 1e3 * (time.perf_counter() - begun)
+        if not self.backend.remove(0 if self.backend.n_branches == 1 else -1, n_ctx, -1):
+            self._n_past = -1
+        return elapsed
+
+    def _fill(self, n_ctx: int) -> None:
+        self.backend.clear()
+        for begin in range(0, n_ctx, self.backend.n_batch):
+            self._decode(min(self.backend.n_batch, n_ctx - begin), begin, 0)
+        self._n_past = n_ctx
+
+    def _decode(self, n: int, begin: int, output: int) -> None:
+        backend = self.backend
+        backend.batch.fill(self._text[:n], np.arange(begin, begin + n), 0, backend.n_branches, output)
+        if code := backend.decode():
+            raise DecodeFailed(code, n)
+
+
+def measure_curve(context: Backend, text: Sequence[int], budget_s: float = BUDGET_S) -> CostCurve:
+    """The cost curve of an empty context, at the lengths of CONTEXTS that fit and can be filled within the budget."""
+    probe = DecodeProbe(context, text)
+    largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
+
+    def timed(n: int, n_ctx: int) -> float:
+        return probe(min(n, largest), n_ctx)
+
+    def lengths() -> Iterator[int]:
+        begun = time.perf_counter()
+        first = min(CONTEXTS[0], context.n_ctx - largest)
+        yield first
+        for length in CONTEXTS[1:]:
+            fill_s = 1e-3 * length * probe(largest, first) / largest
+            if length + largest > context.n_ctx or time.perf_counter() - begun + 3 * fill_s > budget_s:
+                return
+            yield length
+
+    probe(largest, min(CONTEXTS[0], context.n_ctx - largest))
+    try:
+        return measure(timed, lengths(), budget_s)
+    finally:
+        context.clear()
+
+
+def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
+    """Everything that a measurement depends on."""
+    status = os.stat(model.path)
+    parts = [
+        FORMAT, os.path.realpath(model.path), status.st_size, status.st_mtime_ns, model.n_gpu_layers, exact,
+        wanted.to_dict(), library.fingerprint(), platform.machine(), os.cpu_count(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+
+
+def _store(path: Path, tuning: Tuning) -> None:
+    """Write beside and rename; a cache that cannot be written costs the next start its time, nothing else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(path, tuning.to_json().encode())
+    except OSError as error:
+        log.warning("%s cannot be written (%s); the next start measures again", path, error)

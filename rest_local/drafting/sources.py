@@ -1,0 +1,84 @@
+"""Where drafts come from: the datastores, and the text of the request so far.
+
+Contract: token ids in, rows by source out. A datastore that fails while it is read is set aside with one warning and
+costs speed only: it can never change a token (RELIABILITY: every handled fault degrades to plain decoding).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.errors import DatastoreError
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.rows import Rows
+
+log = logging.getLogger("rest_local.drafting")
+
+CONTEXT_TOKENS = 32  # how much of the newest text a lookup compares
+DEPTH = 16  # tokens of continuation a row brings
+DATASTORE_ROWS = 64
+CONTEXT_ROWS = 24
+
+
+class Sources:
+    """The stores to ask for one sequence. `extend` follows the sequence; `rows` asks every source about its end."""
+
+    def __init__(self, datastores: Sequence[Datastore], n_vocab: int) -> None:
+        self._datastores = list(datastores)
+        self._n_vocab = n_vocab
+        self._tokens: list[int] = []
+        self._growing = GrowingText()
+        self._whole = True  # False while an update is under way: an interrupt there means starting anew
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
+        if not self._whole:
+            self._tokens, self._growing = [], GrowingText()
+        limit = min(len(tokens), len(self._tokens))
+        same = next((i for i in range(limit) if tokens[i] != self._tokens[i]), limit)
+        if same < len(self._tokens):
+            self._whole = False
+            self._growing.truncate(same)
+            del self._tokens[same:]
+            self._whole = True
+        self.extend(tokens[same:])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Tokens that were confirmed."""
+        if len(tokens):
+            self._whole = False
+            self._tokens.extend(tokens)
+            self._growing.extend(np.asarray(tokens, np.int32))
+            self._whole = True
+
+    def rows(self) -> list[SourceRows]:
+        """Rows that continue the end of the sequence, by source; sources without a match are left out."""
+        context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
+        found = []
+        for store in list(self._datastores):
+            rows = self._ask(store, context)
+            if len(rows.match):
+                found.append(SourceRows(SOURCE_NUMBER["datastore"], rows))
+        own = self._growing.rows(context, CONTEXT_ROWS, DEPTH)
+        if len(own.match):
+            found.append(SourceRows(SOURCE_NUMBER["context"], own))
+        return found
+
+    def _ask(self, store: Datastore, context: NDArray[np.int32]) -> Rows:
+        try:
+            rows = store.rows(context, DATASTORE_ROWS, DEPTH)
+        except (DatastoreError, OSError, ValueError) as error:
+            log.warning("%s; going on without it", error)
+            self._datastores.remove(store)
+            return Rows.empty(DEPTH)
+        if rows.continuations.size and int(rows.continuations.max()) >= self._n_vocab:
+            log.warning("datastore %s holds token ids the model does not have; going on without it", store.path)
+            self._datastores.remove(store)
+            return Rows.empty(DEPTH)
+        return rows

@@ -1,0 +1,111 @@
+"""The draft tree: drafted tokens below the root, and how they lie in a batch.
+
+Contract: pure data. Nodes are added parent first (`parent[i] < i`, -1 is the root); `layout` orders them depth first,
+likeliest branch first, so that in the common case the accepted tokens lie in neighbouring cells (DESIGN.md section 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = -1
+
+
+@dataclass
+class DraftTree:
+    """`token`, `parent`, `depth` (1 below the root), `probability` (joint), `source` by node; at most `max_leaves` leaves."""
+
+    max_leaves: int = 8
+    token: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    probability: list[float] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    children: list[list[int]] = field(default_factory=list)
+    root_children: list[int] = field(default_factory=list)
+    n_leaves: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def children_of(self, node: int) -> list[int]:
+        return self.root_children if node == ROOT else self.children[node]
+
+    def can_add(self, parent: int) -> bool:
+        """A second child makes a new leaf, and leaves are bounded by the sequence ids of a slot."""
+        return self.n_leaves < self.max_leaves or (parent != ROOT and not self.children[parent])
+
+    def add(self, token: int, parent: int, probability: float, source: int) -> int:
+        """Append a node and return its number."""
+        node = len(self.token)
+        siblings = self.children_of(parent)
+        if parent == ROOT or siblings:
+            self.n_leaves += 1
+        siblings.append(node)
+        self.token.append(token)
+        self.parent.append(parent)
+        self.depth.append(1 if parent == ROOT else self.depth[parent] + 1)
+        self.probability.append(probability)
+        self.source.append(source)
+        self.children.append([])
+        return node
+
+    def cut(self, n: int) -> DraftTree:
+        """The tree of the first n nodes (parents come first, so every prefix is a tree)."""
+        if n >= len(self):
+            return self
+        tree = DraftTree(self.max_leaves)
+        for i in range(n):
+            tree.add(self.token[i], self.parent[i], self.probability[i], self.source[i])
+        return tree
+
+    def layout(self) -> Layout:
+        """Order the nodes for a batch. O(nodes); about 1 us a node."""
+        order: list[int] = []
+        stack = self.root_children[::-1]
+        children = self.children
+        while stack:
+            node = stack.pop()
+            order.append(node)
+            stack.extend(reversed(children[node]))
+        spare = self.max_leaves - self.n_leaves  # unused ids ride along with the first branch
+        low = [0] * len(order)
+        count = [0] * len(order)
+        leaf = 0
+        for node in order:
+            if not children[node]:
+                low[node] = leaf
+                count[node] = 1 + (spare if leaf == 0 else 0)
+                leaf += count[node]
+        for node in range(len(order) - 1, -1, -1):  # children have higher numbers: this is bottom up
+            own = children[node]
+            if own:
+                low[node] = min(low[c] for c in own)
+                count[node] = sum(count[c] for c in own)
+        return Layout(order, low, count)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`order[k]` is the node at place k of the batch behind the root; a node carries the leaf ids low..low+count-1."""
+
+    order: list[int]
+    low: list[int]
+    count: list[int]
+
+    def arrays(self, tree: DraftTree) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """token, depth, low, count int32 [nodes], in batch order."""
+        order = self.order
+        table = np.array(
+            [
+                [tree.token[i] for i in order],
+                [tree.depth[i] for i in order],
+                [self.low[i] for i in order],
+                [self.count[i] for i in order],
+            ],
+            np.int32,
+        )
+        return table[0], table[1], table[2], table[3]

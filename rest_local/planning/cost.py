@@ -1,0 +1,127 @@
+"""The cost curve: what one `llama_decode` of n tokens costs at a context length, in milliseconds.
+
+Contract: measured through a probe that the caller supplies, bounded in time, kept as a table of context lengths x batch
+sizes, refined by every real step, stored as JSON. It is uneven (8 to 16 costs little, 16 to 24 nearly doubles, DESIGN.md
+section 4) and differs by machine, model and settings, which is why it is measured. Knows nothing about llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+LARGEST = SIZES[-1]
+BLEND = 0.05  # weight of one real step against what is known
+OUTLIER = 3.0  # a step this many times dearer than known is clipped: the machine hiccupped
+
+Probe = Callable[[int, int], float]  # (tokens in the batch, tokens in the context) -> milliseconds
+
+
+@dataclass
+class CostCurve:
+    """`ms[c, n - 1]`: cost of n = 1..64 tokens at `contexts[c]` tokens of context. float64 [contexts, 64]."""
+
+    contexts: list[int]
+    ms: NDArray[np.float64]
+    measured: bool = True
+
+    @classmethod
+    def from_points(cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> CostCurve:
+        """Linear between the measured sizes; beyond the largest, along the last slope."""
+        n = np.arange(1, LARGEST + 1)
+        table = []
+        for row in ms:
+            line = np.interp(n, sizes, row)
+            if sizes[-1] < LARGEST and len(sizes) > 1:
+                slope = row[-1] / sizes[-1]
+                line = np.where(n > sizes[-1], row[-1] + slope * (n - sizes[-1]), line)
+            table.append(line)
+        return cls(list(contexts), np.array(table, np.float64))
+
+    def nearest(self, n_ctx: int) -> int:
+        """Index of the context length closest in ratio."""
+        logs = [abs(np.log((n_ctx + 64) / (c + 64))) for c in self.contexts]
+        return int(np.argmin(logs))
+
+    def at(self, n_ctx: int) -> NDArray[np.float64]:
+        """Milliseconds of n = 1..64 tokens, float64 [64], interpolated between the measured context lengths."""
+        high = min(int(np.searchsorted(self.contexts, n_ctx)), len(self.contexts) - 1)
+        low = max(high - 1, 0)
+        if low == high or n_ctx <= self.contexts[0]:
+            line: NDArray[np.float64] = self.ms[low].copy()
+            return line
+        weight = (n_ctx - self.contexts[low]) / (self.contexts[high] - self.contexts[low])
+        line = self.ms[low] + min(weight, 4.0) * (self.ms[high] - self.ms[low])
+        return np.asarray(np.maximum(line, 0.5 * np.minimum(self.ms[low], self.ms[high])))
+
+    def observe(self, n: int, n_ctx: int, ms: float) -> None:
+        """Refine from a real step of n tokens that took `ms`."""
+        if not 1 <= n <= LARGEST:
+            return
+        row = self.ms[self.nearest(n_ctx)]
+        now = float(self.at(n_ctx)[n - 1])
+        change = (min(ms, OUTLIER * now) / now - 1.0) * BLEND
+        row[n - 1] *= 1.0 + change
+        for other in (n - 2, n):  # neighbours share part of the news
+            if 0 <= other < LARGEST:
+                row[other] *= 1.0 + change / 2
+
+    def table(self) -> list[dict[str, float]]:
+        """Rows {n_ctx, n, ms, ratio} at the measured sizes, for people and for JSON."""
+        return [
+            {"n_ctx": c, "n": n, "ms": round(float(row[n - 1]), 4), "ratio": round(float(row[n - 1] / row[0]), 3)}
+            for c, row in zip(self.contexts, self.ms, strict=True)
+            for n in SIZES
+        ]
+
+    def to_json(self) -> str:
+        return json.dumps({"contexts": self.contexts, "ms": np.round(self.ms, 5).tolist()})
+
+    @classmethod
+    def from_json(cls, text: str) -> CostCurve:
+        """Raises ValueError where the text is not a curve."""
+        data: Any = json.loads(text)
+        try:
+            ms = np.array(data["ms"], np.float64)
+            contexts = [int(c) for c in data["contexts"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a cost curve: {error}") from error
+        if ms.shape != (len(contexts), LARGEST) or not np.isfinite(ms).all() or (ms <= 0).any():
+            raise ValueError(f"not a cost curve: table of shape {ms.shape}")
+        return cls(contexts, ms)
+
+
+def measure(probe: Probe, contexts: Iterable[int], budget_s: float, repeats: int = 3) -> CostCurve:
+    """Time `probe` at SIZES for each context length, the median of `repeats` interleaved rounds, within `budget_s`.
+
+    `contexts` is read lazily, so that its owner can stop where a longer one is not affordable. When the time runs out,
+    larger sizes are extrapolated from the last slope and further contexts left out; n = 1..8 at the first context are
+    always measured once.
+    """
+    end = time.perf_counter() + budget_s
+    rows: list[list[float]] = []
+    done: list[int] = []
+    shared = len(SIZES)
+    for context in contexts:
+        samples: list[list[float]] = [[] for _ in SIZES]
+        for _ in range(repeats):
+            for i, size in enumerate(SIZES[:shared]):
+                late = time.perf_counter() > end
+                if late and (samples[i] or (i >= 6 and not done) or done):
+                    break
+                samples[i].append(probe(size, context))
+        complete = next((i for i, s in enumerate(samples) if not s), len(SIZES))
+        if complete == 0 or (done and complete < shared):
+            break
+        shared = complete
+        rows.append([statistics.median(s) for s in samples[:complete]])
+        done.append(context)
+    return CostCurve.from_points(done, SIZES[:shared], [row[:shared] for row in rows])

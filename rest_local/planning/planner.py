@@ -1,0 +1,154 @@
+"""When to draft and how much: expected gain over measured cost, never a fixed habit.
+
+Contract: before a step, `looks_up` says whether a lookup can be afforded and `plan` gives a rule for growing the tree
+and then the number of nodes worth submitting; after the step, `learn` takes what happened. The rule (DESIGN.md
+section 6): stop at the n that maximises (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding.
+
+That drafting is never slower than plain decoding is kept by an account: every step earns a small share of a plain
+step's time, lookups and drafts pay what they really cost, and accepted tokens pay back what they saved. Who is out of
+credit decodes plainly until the account has recovered. So a model so fast that a lookup costs a tenth of its step,
+or a datastore that always misleads, costs `ALLOWANCE` and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.cost import LARGEST, CostCurve
+
+REFRESH_STEPS = 16  # how often the cost table follows what was learned
+Policy = Literal["off", "auto"]
+POLICIES: tuple[Policy, ...] = ("off", "auto")
+
+ALLOWANCE = 0.015  # share of plain decoding time that may be lost on lookups and failed drafts
+START_STEPS = 8.0  # credit at the start, in plain steps: enough to find out whether drafting pays
+MOST_STEPS = 24.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
+MARGIN = 1.02  # a draft must promise this much more than plain decoding
+
+
+@dataclass
+class Driver:
+    """What the driver itself costs a step, in milliseconds, learned from real steps."""
+
+    lookup: float = 0.15  # asking the sources and growing the tree
+    step: float = 0.05  # any step: batch, sampling, bookkeeping
+    tree: float = 0.08  # a step with a draft, more than that
+    NODE = 0.008  # and by drafted node: laying out and walking
+
+    def learn_lookup(self, ms: float) -> None:
+        self.lookup = _follow(self.lookup, ms)
+
+    def learn_step(self, n_nodes: int, ms: float) -> None:
+        if n_nodes:
+            self.tree = _follow(self.tree, max(0.01, ms - self.step - self.NODE * n_nodes))
+        else:
+            self.step = _follow(self.step, ms)
+
+
+def _follow(now: float, ms: float) -> float:
+    """Move a twentieth towards `ms`; one hiccup of the machine counts as four times the usual at most."""
+    return now + 0.05 * (min(ms, 4 * now) - now)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step did and took. `lookup_ms` is None where nothing was looked up; `driver_ms` leaves both out."""
+
+    n_nodes: int
+    n_accepted: int
+    decode_ms: float
+    driver_ms: float
+    lookup_ms: float | None = None
+
+
+@dataclass
+class Plan:
+    """A rule for one step. `worth` is asked by the drafter before each node; `best` is the number of nodes to submit."""
+
+    cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
+    slope: list[float]  # least milliseconds a further node can cost from here
+    best: int = 0
+    expected: float = 0.0
+    best_rate: float = field(init=False)
+    _grown: int = 0
+
+    def __post_init__(self) -> None:
+        self.best_rate = MARGIN / self.cost[0]
+
+    def worth(self, probability: float) -> bool:
+        """Count a node of this joint probability in, and say whether growth should go on to it. Constant time."""
+        if self._grown + 1 >= len(self.cost) or probability <= self.best_rate * self.slope[self._grown]:
+            return False
+        self._grown += 1
+        self.expected += probability
+        rate = (1.0 + self.expected) / self.cost[self._grown]
+        if rate >= self.best_rate:
+            self.best, self.best_rate = self._grown, rate
+        return True
+
+
+class Planner:
+    """One per engine: owns the cost curve, the acceptance estimates and the account. Not thread safe."""
+
+    def __init__(self, curve: CostCurve, policy: Policy = "auto", longest: int = LARGEST - 1) -> None:
+        self.curve = curve
+        self.policy = policy
+        self.longest = longest
+        self.acceptance = Acceptance()
+        self.driver = Driver()
+        self._credit: float | None = None
+        self._refresh_in = 0
+        self._costs_at: tuple[int, list[float], list[float]] | None = None
+
+    def plain_ms(self, n_ctx: int) -> float:
+        return self._costs(n_ctx)[0][0]
+
+    def looks_up(self, n_ctx: int) -> bool:
+        """Whether this step can afford a lookup."""
+        if self.policy == "off":
+            return False
+        plain = self.plain_ms(n_ctx)
+        if self._credit is None:
+            self._credit = START_STEPS * plain
+        self._credit = min(self._credit + ALLOWANCE * plain, MOST_STEPS * plain)
+        return self._credit > self.driver.lookup
+
+    def plan(self, n_ctx: int, limit: int) -> Plan:
+        """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes."""
+        cost, slope = self._costs(n_ctx)
+        limit = max(0, min(limit, self.longest))
+        return Plan(cost[: limit + 1], slope)
+
+    def learn(self, n_ctx: int, done: StepCost) -> None:
+        """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""
+        plain = self.plain_ms(n_ctx)
+        self.curve.observe(1 + done.n_nodes, n_ctx, done.decode_ms)
+        self.driver.learn_step(done.n_nodes, done.driver_ms)
+        self._refresh_in -= 1
+        if self._credit is None:
+            return
+        if done.lookup_ms is not None:
+            self.driver.learn_lookup(done.lookup_ms)
+            self._credit -= done.lookup_ms
+        if done.n_nodes:
+            self._credit += (1 + done.n_accepted) * plain - (done.decode_ms + done.driver_ms)
+
+    def _costs(self, n_ctx: int) -> tuple[list[float], list[float]]:
+        """Cost by drafted nodes and least slope from there, recomputed every few steps: 60 us, spread over 16 steps."""
+        bucket = n_ctx >> 7
+        if self._costs_at is None or self._costs_at[0] != bucket or self._refresh_in <= 0:
+            cost = self.curve.at(n_ctx) + self.driver.step
+            cost[1:] += self.driver.tree + self.driver.NODE * np.arange(1, LARGEST)
+            cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is filled up
+            rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
+            slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
+            self._costs_at = (bucket, cost.tolist(), slope.tolist())
+            self._refresh_in = REFRESH_STEPS
+        return self._costs_at[1], self._costs_at[2]
+
+
+_GAPS = np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None]
