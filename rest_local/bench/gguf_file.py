@@ -1,0 +1,169 @@
+"""Writes GGUF files tensor by tensor, with a vocabulary made here or copied: for fixtures and synthetic models.
+
+Memory: one tensor at a time. Needs the `gguf` package (extras `test` and `models`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+END, CHAT_START, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+_WORDS = [
+    "Ġself",
+    "Ġdef",
+    "Ġreturn",
+    "Ġimport",
+    "Ġfor",
+    "Ġin",
+    "Ġif",
+    "Ġnot",
+    "Ġthe",
+    "Ġto",
+    "Ġof",
+    "Ġand",
+    "Ġa",
+    "Ġis",
+    "ĠNone",
+    "ĠTrue",
+    "ĠĠĠĠ",
+    "ĊĠĠĠ",
+    "def",
+    "self",
+    "import",
+    "class",
+    "return",
+    "print",
+    "name",
+    "value",
+]
+
+
+@dataclass
+class Tensor:
+    """A tensor to be written: `make` gives its data (raw bytes, uint8, for quantized types) when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]  # numpy order: (out, in)
+    kind: Any  # gguf.GGMLQuantizationType
+    make: Callable[[], Array]
+
+
+@dataclass
+class Vocabulary:
+    """What a GGUF says about its tokenizer: keys and values, and the number of tokens."""
+
+    size: int
+    keys: dict[str, Any] = field(default_factory=dict)
+    never: tuple[int, ...] = ()  # ids a fixture should not generate: control tokens and padding
+
+
+def write(path: Path, architecture: str, keys: dict[str, Any], vocabulary: Vocabulary, tensors: list[Tensor]) -> None:
+    """Writes the file, replacing it. `keys`: without "<architecture>." or with "general."; the value's type decides the
+    GGUF type (bool, int as uint32, float as float32, str, list)."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        _add(writer, key if key.startswith("general.") else f"{architecture}.{key}", value)
+    for key, value in vocabulary.keys.items():
+        _add(writer, key, value)
+    for tensor in tensors:
+        byte_shape = (
+            tensor.shape if tensor.kind in _PLAIN else gguf.quants.quant_shape_to_byte_shape(tensor.shape, tensor.kind)
+        )
+        element: np.dtype[Any] = _PLAIN.get(tensor.kind, np.dtype(np.uint8))
+        n_bytes = int(np.prod(byte_shape)) * element.itemsize
+        writer.add_tensor_info(tensor.name, byte_shape, element, n_bytes, raw_dtype=tensor.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(np.ascontiguousarray(tensor.make()))
+    writer.close()
+
+
+_PLAIN: dict[Any, np.dtype[Any]] = {
+    gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
+    gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
+}
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def byte_vocabulary(size: int = 384) -> Vocabulary:
+    """A byte-level BPE vocabulary (gpt2): the 256 bytes, a few merges of Python, control tokens, padding to `size`."""
+    tokens = _byte_tokens()
+    merges: list[str] = []
+    for word in _WORDS:
+        built = word[0]
+        for character in word[1:]:
+            merge = f"{built} {character}"
+            built += character
+            if merge not in merges:
+                merges.append(merge)
+                tokens += [built] if built not in tokens else []
+    kinds = [gguf.TokenType.NORMAL] * len(tokens)
+    control = [END, CHAT_START, CHAT_END, *FIM]
+    never = range(len(tokens), max(size, len(tokens) + len(control)))
+    tokens += control
+    kinds += [gguf.TokenType.CONTROL] * len(control)
+    padding = [f"[PAD{i}]" for i in range(len(tokens), size)]
+    tokens += padding
+    kinds += [gguf.TokenType.UNUSED] * len(padding)
+    keys = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": tokens.index(END),
+        "tokenizer.ggml.eos_token_id": tokens.index(END),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+    return Vocabulary(len(tokens), keys, tuple(never))
+
+
+def copied_vocabulary(source: Path, size: int) -> Vocabulary:
+    """The vocabulary of another GGUF (a vocabulary-only file will do), padded with unused tokens to `size`."""
+    fields = gguf.GGUFReader(source).fields
+    keys = {key: entry.contents() for key, entry in fields.items() if key.startswith("tokenizer.")}
+    tokens: list[str] = keys["tokenizer.ggml.tokens"]
+    padding = [f"[PAD{i}]" for i in range(len(tokens), size)]
+    if len(tokens) > size:
+        raise ValueError(f"{source} has {len(tokens)} tokens, the model only {size}")
+    keys["tokenizer.ggml.tokens"] = tokens + padding
+    for key, filler in (("token_type", int(gguf.TokenType.UNUSED)), ("scores", -1e9)):
+        if f"tokenizer.ggml.{key}" in keys:
+            keys[f"tokenizer.ggml.{key}"] = [*keys[f"tokenizer.ggml.{key}"], *[filler] * len(padding)]
+    return Vocabulary(size, keys)
+
+
+def _byte_tokens() -> list[str]:
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = (chr(256 + i) for i in range(256 - len(printable)))
+    return [chr(byte) if byte in printable else next(others) for byte in range(256)]

@@ -1,0 +1,55 @@
+"""Shared by all rooms: no test touches the user's own cache or datastores; tiny models; the shared test data."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Before any test module is imported: what it imports may look at the environment.
+_home = tempfile.TemporaryDirectory(prefix="rest-local-tests-")
+for _name in ("CACHE", "DATA", "DATASTORES"):
+    os.environ[f"REST_LOCAL_{_name}"] = str(Path(_home.name) / _name.lower())
+
+TinyModel = Callable[..., Path]
+
+
+def pytest_unconfigure() -> None:
+    _home.cleanup()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """`tiny_model("llama")`, `tiny_model("llama", quant="Q8_0")`: the path of a tiny random-weight GGUF, made once.
+
+    Options are those of `rest_local.bench.tiny.tiny`."""
+    from rest_local.bench.tiny import tiny
+
+    folder = tmp_path_factory.mktemp("models")
+    made: dict[str, Path] = {}
+
+    def make(arch: str, **options: object) -> Path:
+        name = "-".join([arch, *(f"{key}{value}" for key, value in sorted(options.items()))])
+        if name not in made:
+            made[name] = tiny(arch, folder / f"{name}.gguf", **options)  # type: ignore[arg-type]
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """`shared_data("ggml-vocab-qwen2.gguf")`: a read-only input that is not part of the project; skips where absent.
+
+    Looked for in `$REST_LOCAL_SHARED`, else in `shared/data` beside the project."""
+    root = Path(os.environ.get("REST_LOCAL_SHARED") or Path(__file__).parents[2] / "shared" / "data")
+
+    def find(name: str) -> Path:
+        if not (root / name).exists():
+            pytest.skip(f"{name} is not in {root}; set REST_LOCAL_SHARED to the folder that holds it")
+        return root / name
+
+    return find
