@@ -106,7 +106,7 @@ def compare(
         plain=sides["plain"],
         drafted=sides["drafted"],
         identical=len(outputs) == 1,
-        speedup=median(speed(pair["drafted"]) / speed(pair["plain"]) for pair in timed),
+        speedup=median(speed(pair["drafted"]) / (speed(pair["plain"]) or 1.0) for pair in timed),
     )
 
 
@@ -148,7 +148,7 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     best = headline(comparisons)
     rows = [comparison.to_json() for comparison in comparisons]
     return {
-        **best.drafted.result.to_json(),
+        **best.drafted.result.to_dict(),
         "identical": best.identical,
         "speedup": round(best.speedup, 3),
         "plain": best.plain.to_json(),

@@ -6,7 +6,6 @@ stops the answer, and what was said of it stays in the conversation; at the prom
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -78,21 +77,25 @@ class Conversation:
     def answer(self, text: str) -> None:
         """Stream the answer to `text`. A refused message (too long) leaves the conversation as it was."""
         prompt = self.engine.chat_prompt([*self.messages, {"role": "user", "content": text}])
-        stream = self.engine.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop)
+        stream = None
         try:
+            stream = self.engine.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop)
             for piece in stream:
                 if not self.as_json:
                     click.echo(piece.text, nl=False)
         except KeyboardInterrupt:
-            stream.cancel()
             interrupt.reset()
+            if stream is None:  # while the message was read: there is no answer to keep
+                note("stopped")
+                return
+            stream.cancel()
         self._keep(text, stream.result)
 
     def _keep(self, text: str, result: Result) -> None:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
         self.totals.add(result)
         if self.as_json:
-            click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+            click.echo(result.to_json())
             return
         this = Totals()
         this.add(result)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def examine(engine: Engine) -> dict[str, Any]:
     """Return everything that doctor reports, as JSON."""
     from rest_local.llama import library
-    from rest_local.paths import cache_dir, data_dir
+    from rest_local.paths import cache_dir
+    from rest_local.retrieval.home import datastores_home
 
     return {
         "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
@@ -40,7 +41,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "settings": engine.settings,
         "self_test": engine.self_test,
         "cost_curve": engine.cost_curve.table(),
-        "paths": {"cache": str(cache_dir()), "data": str(data_dir())},
+        "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home())},
         "warnings": list(engine.warnings),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -56,6 +55,6 @@ def generate(
 def _finish(result: Result, as_json: bool) -> None:
     """The last line: of JSON, or the end of the text's own."""
     if as_json:
-        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        click.echo(result.to_json())
     elif not result.text.endswith("\n"):
         click.echo()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.errors import DatastoreError, ModelNotFound, OptionError
+from rest_local.errors import DatastoreError, OptionError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -186,19 +186,10 @@ def warn(message: str) -> None:
     click.echo(f"rest-local: warning: {message}", err=True)
 
 
-def demo_model() -> Path:
-    """Return the demo model: package data where installed, `models/demo.gguf` in a checkout. Raises ModelNotFound."""
-    package = Path(__file__).resolve().parent.parent
-    packaged = package / "data" / "demo.gguf"
-    checkout = package.parent / "models" / "demo.gguf"
-    for path in (packaged, checkout):
-        if path.is_file():
-            return path
-    raise ModelNotFound(checkout)
-
-
 def model_path(value: str | None) -> Path:
     """Return the file that -m names, the demo model without one. Existence is the model's to check."""
+    from rest_local.paths import demo_model
+
     return demo_model() if value is None else Path(value).expanduser()
 
 

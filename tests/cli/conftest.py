@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests: an engine that is not there, and a way to run a command line in this process."""
+"""Fixtures of the command line's tests: an engine that is not there, and a call of one command line."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that runs one command line in this process, stdin given as bytes."""
+
     def invoke(*arguments: str, stdin: bytes = b"") -> Any:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         code = run(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,8 +26,11 @@ class FakeResult:
     draft: dict[str, Any]
     timings: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "tokens": len(self.tokens)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
 
 
 class FakeStream:
@@ -107,6 +111,8 @@ class FakeEngine:
         self.prompts.append(prompt)
         self.arguments.append(arguments)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
+            raise script[0]
         return FakeStream(script, self.speeds[arguments.get("policy")])
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:

@@ -73,6 +73,15 @@ def test_interrupt_stops_the_answer_and_keeps_what_was_said(fake_engine: Install
     assert engine.prompts[1] == "<user>one<assistant>Hel<user>two<assistant>"
 
 
+def test_interrupt_while_the_message_is_read_leaves_the_conversation_as_it_was(
+    fake_engine: Install, call: Call
+) -> None:
+    engine = fake_engine([KeyboardInterrupt()], HELLO)
+    done = call("chat", stdin=b"one\ntwo\n")
+    assert (done.code, done.out) == (0, "Hello\n")
+    assert engine.prompts[1] == "<user>two<assistant>"
+
+
 def test_invalid_utf8_of_a_line_is_replaced(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     done = call("chat", stdin=b"a\xff\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,11 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
     engine = fake_engine()
     grammar = tmp_path / "g.gbnf"
     grammar.write_text('root ::= "a"')
-    given = (
-        "--temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 3 --repeat-penalty 1.1 --repeat-last-n 32 "
-        "--presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 15=-1.5 --logit-bias 16=-inf --stop A --stop B -n 7"
-    ).split()
+    given = shlex.split(
+        "--temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 3 --repeat-penalty 1.1 --repeat-last-n 32"
+        " --presence-penalty 0.2 --frequency-penalty 0.3 --logit-bias 15=-1.5 --logit-bias 16=-inf"
+        " --stop A --stop B -n 7"
+    )
     assert call("generate", "x", *given, "--grammar-file", str(grammar)).code == 0
     assert engine.arguments == [
         {
@@ -105,7 +107,7 @@ def test_defaults_are_those_of_sampling(fake_engine: Install, call: Call) -> Non
 
 def test_engine_options_reach_the_engine(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
-    given = "-m a.gguf -d one -d two --ctx 512 --threads 2 --gpu-layers 0 --policy off --exact".split()
+    given = shlex.split("-m a.gguf -d one -d two --ctx 512 --threads 2 --gpu-layers 0 --policy off --exact")
     assert call("generate", "x", *given).code == 0
     assert engine.choice.model == "a.gguf"
     assert engine.choice.datastore == ("one", "two")
@@ -177,6 +179,13 @@ def test_interrupt_keeps_the_text_so_far_and_exits_130(fake_engine: Install, cal
     engine = fake_engine([HELLO[0], KeyboardInterrupt()])
     done = call("generate", "x")
     assert (done.code, done.out, done.err) == (130, "Hel\n", "")
+    assert engine.closed
+
+
+def test_interrupt_while_the_prompt_is_read_exits_130(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine([KeyboardInterrupt()])
+    done = call("generate", "x")
+    assert (done.code, done.out, done.err) == (130, "", "")
     assert engine.closed
 
 
