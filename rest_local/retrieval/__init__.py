@@ -1,0 +1,29 @@
+"""Retrieval: text ordered by context, on disk and in memory. Imports no model code and is usable on its own."""
+
+from rest_local.retrieval.build import build
+from rest_local.retrieval.corpus import Skipped, walk
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.home import datastore_path, datastores_home, list_datastores, remove
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
+from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.tokenizing import tokenize_documents
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_MATCH",
+    "Datastore",
+    "GrowingText",
+    "Rows",
+    "Segment",
+    "Skipped",
+    "VocabularyId",
+    "build",
+    "datastore_path",
+    "datastores_home",
+    "list_datastores",
+    "remove",
+    "tokenize_documents",
+    "walk",
+]

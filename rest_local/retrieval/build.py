@@ -1,0 +1,203 @@
+"""Building a datastore: sort, write, commit. All or nothing, at every kill and every failing disk.
+
+1. take the lock
+2. write the segments' files under new names, fsync each, fsync the directory
+3. write the manifest under a new name, fsync it, rename it over the old one, fsync the directory
+4. only then delete what the new manifest does not name; orphans of a killed build go at the next one
+
+Knows nothing about models: documents are names and token ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreUnwritable
+from rest_local.retrieval.files import LOCK, Files, locked, unwritable
+from rest_local.retrieval.format import (
+    KINDS,
+    MANIFEST,
+    MAX_SEGMENT,
+    FileEntry,
+    Manifest,
+    SegmentEntry,
+    VocabularyId,
+    file_name,
+    owns,
+    pack_documents,
+)
+from rest_local.retrieval.packing import order_of, pack, width_of
+from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.segment import join
+
+SEGMENT_TOKENS = 1 << 26
+"""Default cap of a segment. Sorting takes 4 bytes of memory a byte: about 0.9 GB at 2 bytes a token, 1.3 GB at 3."""
+
+_WRITE = 1 << 24
+
+Progress = Callable[[str, int], None]
+"""Called with ("sorted" | "written", tokens since the last call)."""
+
+
+def build(
+    path: str | os.PathLike[str],
+    documents: Iterable[tuple[str, npt.NDArray[np.integer]]],
+    *,
+    vocabulary: VocabularyId,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    segment_tokens: int = SEGMENT_TOKENS,
+    files: Files | None = None,
+) -> Manifest:
+    """Builds the datastore at `path` from (name, token ids) and commits it in place of what was there.
+
+    segment_tokens: cap of a segment (a larger document gets a segment of its own), which bounds memory.
+    files: the file operations; tests replace them.
+
+    Documents without tokens are left out. Raises CorpusEmpty if none is left, CorpusTooLarge for a document that no
+    segment can hold, ValueError for an id outside the vocabulary, DatastoreLocked, and DatastoreUnwritable if the disk
+    or the directory refuses; in each case what was there before is intact. O(n log n), 5 M tokens/s or more a core.
+    """
+    if not 1 <= segment_tokens < MAX_SEGMENT:
+        raise ValueError(f"segment_tokens {segment_tokens} must be from 1 to {MAX_SEGMENT - 1}")
+    directory, files = Path(path), files or Files()
+    with unwritable(directory):
+        files.make_directory(directory)
+    with locked(directory), unwritable(directory):
+        _check_ours(directory)
+        return _Builder(directory, files, vocabulary, progress or (lambda what, tokens: None)).commit(
+            _groups(documents, vocabulary.size, segment_tokens), recipe or {}
+        )
+
+
+class _Builder:
+    """One build, while the lock is held."""
+
+    def __init__(self, directory: Path, files: Files, vocabulary: VocabularyId, progress: Progress) -> None:
+        self._directory, self._files, self._vocabulary, self._progress = directory, files, vocabulary, progress
+
+    def commit(self, groups: Iterator[list[tuple[str, Int32Array]]], recipe: Mapping[str, Any]) -> Manifest:
+        """Steps 2 to 4."""
+        before = set(os.listdir(self._directory))
+        old = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
+        renamed = False
+        try:
+            segments = tuple(self._segment(group) for group in groups)
+            if not segments:
+                raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
+            self._files.sync_directory(self._directory)
+            created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+            manifest = Manifest(self._vocabulary, segments, recipe, created)
+            new = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
+            self._write(new, manifest.to_bytes())
+            if MANIFEST in before:
+                self._files.link(self._directory / MANIFEST, old)
+            renamed = True
+            self._files.rename(new, self._directory / MANIFEST)
+            self._files.sync_directory(self._directory)
+        except BaseException:
+            if renamed:
+                # Whether the rename is durable is not known: bring the old manifest back, but delete neither commit's
+                # files, since after a power cut either manifest may be the one on the disk.
+                self._restore(old)
+            else:
+                self._drop(set(os.listdir(self._directory)) - before)
+            raise
+        keep = {file_name(segment.name, kind) for segment in segments for kind in KINDS}
+        self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
+        return manifest
+
+    def _segment(self, group: list[tuple[str, Int32Array]]) -> SegmentEntry:
+        size = self._vocabulary.size
+        names = [_encoded(name) for name, _ in group]
+        starts = np.cumsum([0, *(len(tokens) + 1 for _, tokens in group)]).tolist()
+        packed = pack(join((tokens for _, tokens in group), size), size)
+        order = order_of(packed, width_of(size))
+        self._progress("sorted", starts[-1])
+        name = secrets.token_hex(8)
+        content: dict[str, bytes | memoryview] = {
+            "tokens": packed,
+            "order": order.astype("<u4", copy=False).data.cast("B"),
+            "documents": pack_documents(names, starts),
+        }
+        entries = {kind: self._write(self._directory / file_name(name, kind), content[kind]) for kind in KINDS}
+        self._progress("written", starts[-1])
+        return SegmentEntry(name, starts[-1], len(names), entries)
+
+    def _write(self, path: Path, content: bytes | memoryview) -> FileEntry:
+        view, digest = memoryview(content), hashlib.sha256()
+        descriptor = self._files.create(path)
+        try:
+            for start in range(0, len(view), _WRITE):
+                part = view[start : start + _WRITE]
+                digest.update(part)
+                self._files.write(descriptor, part)
+            self._files.sync(descriptor)
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
+        finally:
+            os.close(descriptor)
+        return FileEntry(len(view), digest.hexdigest())
+
+    def _restore(self, old: Path) -> None:
+        with contextlib.suppress(OSError):
+            if old.exists():
+                self._files.rename(old, self._directory / MANIFEST)
+            else:
+                self._files.unlink(self._directory / MANIFEST)
+
+    def _drop(self, names: set[str]) -> None:
+        """Deletes files that no manifest names. What cannot be deleted now is an orphan for the next build."""
+        for name in sorted(names):
+            if owns(name):
+                with contextlib.suppress(OSError):
+                    self._files.unlink(self._directory / name)
+
+
+def _encoded(name: str) -> bytes:
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "replace")
+
+
+def _check_ours(directory: Path) -> None:
+    """Refuses a directory that holds something else, before anything is written to it."""
+    names = set(os.listdir(directory)) - {LOCK}
+    if MANIFEST not in names and not all(owns(name) for name in names):
+        with contextlib.suppress(OSError):
+            (directory / LOCK).unlink()
+        raise DatastoreUnwritable(directory, "the directory is not empty and not a datastore; give another place")
+
+
+def _groups(
+    documents: Iterable[tuple[str, npt.NDArray[np.integer]]], vocab_size: int, cap: int
+) -> Iterator[list[tuple[str, Int32Array]]]:
+    """Documents gathered into segments of at most `cap` tokens with separators, in order."""
+    group: list[tuple[str, Int32Array]] = []
+    total = 0
+    for name, tokens in documents:
+        if len(tokens) == 0:
+            continue
+        if len(tokens) + 1 >= MAX_SEGMENT:
+            raise CorpusTooLarge(len(tokens))
+        if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
+            raise ValueError(f"document {name}: token ids must be from 0 to {vocab_size - 1}")
+        if group and total + len(tokens) + 1 > cap:
+            yield group
+            group, total = [], 0
+        group.append((name, np.asarray(tokens, np.int32)))
+        total += len(tokens) + 1
+    if group:
+        yield group

@@ -1,0 +1,260 @@
+"""A committed datastore, opened for reading: segments over mapped files, searched as one text.
+
+Needs no lock: a reader keeps the snapshot it opened, since published files are only ever replaced or unlinked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap as memory
+import os
+import shlex
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVersion, DatastoreVocabulary
+from rest_local.retrieval.format import KINDS, MANIFEST, Documents, Manifest, SegmentEntry, file_name
+from rest_local.retrieval.rows import Int32Array, Rows, check_shape
+from rest_local.retrieval.segment import Segment
+
+MAX_MANIFEST = 64 << 20
+_CHUNK = 1 << 20
+_ATTEMPTS = 5
+
+
+class Datastore:
+    """An open datastore. Use `Datastore.open`, in a `with` statement or with `close`.
+
+    path: its directory; manifest: the commit that was opened.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, mmap: bool) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._maps: list[memory.mmap] = []
+        self._segments: list[Segment] = []
+        self._documents: list[Documents] = []
+        self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
+        try:
+            for entry in manifest.segments:
+                self._open_segment(entry, mmap)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        vocabulary_hash: str | None = None,
+        vocabulary_name: str = "",
+        mmap: bool = True,
+    ) -> Datastore:
+        """Opens the newest commit at `path`, after comparing every file's size with the manifest.
+
+        vocabulary_hash: refuse a datastore for another one; vocabulary_name: what the refusal calls it.
+        mmap: False reads everything into memory, for network drives, where a map can break off.
+
+        Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. O(1) in the size of the
+        datastore when mapped. Contents are not checked here: `check` does that.
+        """
+        directory = Path(path)
+        for attempt in range(_ATTEMPTS):
+            manifest = read_manifest(directory)
+            found = manifest.vocabulary
+            if vocabulary_hash is not None and found.hash != vocabulary_hash:
+                name, wanted = f"{found.name or '?'} ({found.hash[:12]})", f"{vocabulary_name} ({vocabulary_hash[:12]})"
+                raise DatastoreVocabulary(directory, name, wanted, rebuild_command(directory, manifest))
+            try:
+                return cls(directory, manifest, mmap)
+            except FileNotFoundError as error:
+                # A build may have committed between our two reads and deleted what the old manifest names.
+                if attempt + 1 == _ATTEMPTS or read_manifest(directory) == manifest:
+                    raise DatastoreCorrupt(directory, f"{Path(error.filename).name} is missing") from error
+        raise AssertionError("unreachable")
+
+    def __enter__(self) -> Datastore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, in the order of the text."""
+        return tuple(self._segments)
+
+    def rows(self, context: npt.NDArray[np.integer], limit: int = 64, depth: int = 16) -> Rows:
+        """As `Segment.rows`, merged over the segments; `locate` takes the positions.
+
+        Raises DatastoreCorrupt if a position on disk points outside its segment. Other damage to the files cannot be
+        seen here and only makes rows useless; ids are always below the vocabulary's size.
+        """
+        check_shape(limit, depth)
+        parts = []
+        for index, segment in enumerate(self._segments):
+            try:
+                rows = segment.rows(context, limit, depth)
+            except IndexError as error:
+                raise DatastoreCorrupt(self.path, f"segment {index} points outside its text") from error
+            parts.append(Rows(rows.continuations, rows.match, rows.positions + self._offsets[index]) if index else rows)
+        return Rows.merge(parts, limit, depth)
+
+    def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
+        """(match, count, positions): the longest match of `context`, in how many places, and up to `limit` of them."""
+        found = [segment.find(context) for segment in self._segments]
+        longest = max((match for match, _, _ in found), default=0)
+        if longest == 0:
+            return 0, 0, np.empty(0, np.int64)
+        count, places = 0, []
+        for index, (match, low, high) in enumerate(found):
+            if match == longest:
+                count += high - low
+                positions = self._segments[index].positions(low, min(high, low + limit))
+                places.append(positions + self._offsets[index])
+        return longest, count, np.concatenate(places)[:limit]
+
+    def locate(self, position: int) -> tuple[str, int]:
+        """(document name, token offset in it) of a position of the text. IndexError outside it. O(log documents)."""
+        segment, document, local = self._place(position)
+        table = self._documents[segment]
+        return table.name(document), local - table.start(document)
+
+    def before(self, position: int) -> Int32Array:
+        """The tokens of the document of `position` from its start up to there: int32 [token offset]."""
+        segment, document, local = self._place(position)
+        return self._segments[segment].slice(self._documents[segment].start(document), local)
+
+    def document_names(self) -> list[str]:
+        """All document names, in the order of the text."""
+        return [table.name(index) for table in self._documents for index in range(len(table))]
+
+    def info(self) -> dict[str, Any]:
+        """What it holds and from where, as JSON-ready values. bytes: on disk, without the manifest."""
+        manifest = self.manifest
+        entries = [file.size for segment in manifest.segments for file in segment.files.values()]
+        return {
+            "path": str(self.path),
+            "created": manifest.created,
+            "vocabulary": {
+                "name": manifest.vocabulary.name,
+                "size": manifest.vocabulary.size,
+                "hash": manifest.vocabulary.hash,
+            },
+            "tokens": len(self),
+            "documents": sum(segment.documents for segment in manifest.segments),
+            "segments": len(manifest.segments),
+            "bytes": sum(entries),
+            "recipe": dict(manifest.recipe),
+        }
+
+    def check(self) -> int:
+        """Reads every file that the manifest names and compares checksums; returns the bytes read.
+
+        Reads the files the snapshot names: DatastoreCorrupt also if a newer commit has deleted them meanwhile.
+        """
+        total = 0
+        for entry in self.manifest.segments:
+            for kind in KINDS:
+                path = self.path / file_name(entry.name, kind)
+                try:
+                    digest, size = _digest(path)
+                except OSError as error:
+                    raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror}") from error
+                if digest != entry.files[kind].sha256:
+                    raise DatastoreCorrupt(self.path, f"{path.name} does not match its checksum")
+                total += size
+        return total
+
+    def close(self) -> None:
+        """Unmaps the files. A second call does nothing; rows that were returned stay valid."""
+        for segment in self._segments:
+            segment.release()
+        for table in self._documents:
+            table.release()
+        self._segments, self._documents = [], []
+        for mapped in self._maps:
+            mapped.close()
+        self._maps = []
+
+    def _place(self, position: int) -> tuple[int, int, int]:
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of a text of {len(self)} tokens")
+        segment = int(np.searchsorted(self._offsets, position, side="right")) - 1
+        local = int(position - self._offsets[segment])
+        return segment, self._documents[segment].at(local), local
+
+    def _open_segment(self, entry: SegmentEntry, mmap: bool) -> None:
+        data = {
+            kind: self._read(self.path / file_name(entry.name, kind), entry.files[kind].size, mmap) for kind in KINDS
+        }
+        self._documents.append(Documents(data["documents"], self.path, entry.documents, entry.tokens))
+        size = self.manifest.vocabulary.size
+        self._segments.append(Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size))
+
+    def _read(self, path: Path, size: int, mmap: bool) -> bytes | memory.mmap:
+        """A file's content, mapped or read, once its size is known to be what the manifest says."""
+        try:
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    raise DatastoreCorrupt(self.path, f"{path.name} has {found} bytes, the manifest says {size}")
+                if not mmap:
+                    return file.read()
+                mapped = memory.mmap(file.fileno(), size, access=memory.ACCESS_READ)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror or error}") from error
+        if hasattr(memory, "MADV_RANDOM"):
+            mapped.madvise(memory.MADV_RANDOM)  # no read-ahead: a lookup touches some 200 pages, all over the file
+        self._maps.append(mapped)
+        return mapped
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of the newest commit. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion."""
+    if directory.is_file():
+        raise DatastoreVersion(directory, "of a single file", "1, a directory")
+    path = directory / MANIFEST
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST + 1)
+    except FileNotFoundError as error:
+        raise DatastoreNotFound(directory) from error
+    except OSError as error:
+        raise DatastoreError(
+            f"datastore {directory}: {MANIFEST} cannot be read: {error.strerror}; check its permissions"
+        ) from error
+    if len(data) > MAX_MANIFEST:
+        raise DatastoreCorrupt(directory, f"the manifest is larger than {MAX_MANIFEST} bytes")
+    return Manifest.parse(data, directory)
+
+
+def rebuild_command(directory: Path, manifest: Manifest) -> str:
+    """The command that builds the datastore again, from its recipe, with the caller's model."""
+    recipe = manifest.recipe
+    words = ["rest-local", "index", "build", *map(str, recipe.get("paths", ["PATH"]))]
+    for option in ("include", "exclude"):
+        for glob in recipe.get(option) or ():
+            words += [f"--{option}", str(glob)]
+    return shlex.join([*words, "-o", str(directory), "-m", "MODEL"])
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size

@@ -1,0 +1,76 @@
+"""Where datastores live, and how a name becomes a path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.paths import data_dir
+from rest_local.retrieval.files import LOCK, Files, locked, unwritable
+from rest_local.retrieval.format import MANIFEST, owns
+
+DEFAULT_NAME = "default"
+_REMOVED = ".removed-"
+
+
+def datastores_home() -> Path:
+    """The directory of named datastores: $REST_LOCAL_DATASTORES, or the user's data directory."""
+    given = os.environ.get("REST_LOCAL_DATASTORES")
+    return Path(given) if given else data_dir() / "datastores"
+
+
+def datastore_path(name: str | os.PathLike[str]) -> Path:
+    """A name with a path separator is a path; any other lies in `datastores_home`. OptionError for '', '.', '..'."""
+    text = os.fspath(name)
+    if os.sep in text or (os.altsep and os.altsep in text):
+        return Path(text).expanduser()
+    if text.startswith(".") or not text or "\0" in text:
+        raise OptionError(f"datastore name {text!r}: must not be empty or begin with a dot; a path needs a {os.sep}")
+    return datastores_home() / text
+
+
+def list_datastores() -> list[str]:
+    """Names of the datastores in `datastores_home`, sorted. Whether they open is not checked."""
+    try:
+        with os.scandir(datastores_home()) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and os.path.exists(os.path.join(entry.path, MANIFEST))
+            )
+    except FileNotFoundError:
+        return []
+
+
+def remove(path: Path) -> None:
+    """Removes a datastore: renamed away under its lock, then unlinked. Open readers keep what they mapped.
+
+    Only files that a build wrote are deleted; a directory that holds others is left with those. Raises
+    DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
+    """
+    if not (path / MANIFEST).exists():
+        raise DatastoreNotFound(path)
+    files = Files()
+    with locked(path), unwritable(path):
+        strangers = [name for name in os.listdir(path) if name not in (LOCK, MANIFEST) and not owns(name)]
+        if strangers:
+            raise DatastoreUnwritable(path, f"it also holds {strangers[0]!r}, which no build wrote; move that away")
+        gone = path.parent / f"{_REMOVED}{secrets.token_hex(8)}"
+        files.rename(path, gone)
+        files.sync_directory(path.parent)
+        _delete(gone, files)
+    # What a killed remove left behind: no lock can be taken on it by name any more.
+    for leftover in path.parent.glob(f"{_REMOVED}*"):
+        with contextlib.suppress(OSError):
+            _delete(leftover, files)
+
+
+def _delete(directory: Path, files: Files) -> None:
+    files.unlink(directory / MANIFEST)
+    for name in sorted(os.listdir(directory)):
+        if owns(name) or name == LOCK:
+            files.unlink(directory / name)
+    directory.rmdir()

@@ -1,0 +1,80 @@
+"""Tokens as bytes whose order is the order of the tokens, and the order of every position by the text before it.
+
+A segment's text is stored reversed and big-endian, 2 bytes a token when the ids and the separator fit, else 3, between
+two runs of separators, so that a window around any position can be read without asking where the file ends:
+
+    MAX_DEPTH separators | the tokens, last first | MAX_MATCH separators
+
+The separator is the id `vocab_size`: greater than every token, in no context, so no match crosses it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int32Array
+
+PADDING = MAX_DEPTH + MAX_MATCH
+MAX_VOCABULARY = (1 << 24) - 1
+_CHUNK = 1 << 20  # entries filtered at a time: keeps the temporaries of `order_of` at a few MB
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+def width_of(vocab_size: int) -> int:
+    """Bytes a token: 2 while the separator (`vocab_size`) fits, else 3. ValueError beyond 2^24 - 1 ids."""
+    if not 1 <= vocab_size <= MAX_VOCABULARY:
+        raise ValueError(f"a vocabulary of {vocab_size} ids: 1 to {MAX_VOCABULARY} can be stored")
+    return 2 if vocab_size <= 0xFFFF else 3
+
+
+def big_endian(tokens: npt.NDArray[np.integer], width: int) -> bytes:
+    """`tokens` in the given order, `width` bytes each."""
+    if width == 2:
+        return tokens.astype(">u2").tobytes()
+    return np.ascontiguousarray(tokens.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 1:]).tobytes()
+
+
+def from_big_endian(data: npt.NDArray[np.uint8], width: int) -> Int32Array:
+    """The ids in `data`, a flat uint8 array of `width` bytes a token: int32 [len / width]."""
+    if width == 2:
+        return data.view(">u2").astype(np.int32)
+    parts = data.reshape(-1, 3).astype(np.int32)
+    return (parts[:, 0] << 16) | (parts[:, 1] << 8) | parts[:, 2]
+
+
+def pack(forward: Int32Array, vocab_size: int) -> bytes:
+    """The content of `tokens.bin` for a text; ids outside the vocabulary become separators."""
+    width = width_of(vocab_size)
+    backward = forward[::-1]
+    outside = (backward < 0) | (backward >= vocab_size)
+    if outside.any():
+        backward = np.where(outside, vocab_size, backward)
+    separator = vocab_size.to_bytes(width, "big")
+    return b"".join((separator * MAX_DEPTH, big_endian(backward, width), separator * MAX_MATCH))
+
+
+def order_of(packed: bytes, width: int, keep: int | None = None) -> npt.NDArray[np.uint32]:
+    """Positions of the reversed text in the order of what follows them there (what precedes them in the text).
+
+    packed: the content of `tokens.bin`; keep: only the first `keep` positions (default: all tokens).
+    Returns uint32 [positions kept]. The bytes are sorted as they are (divsufsort, O(n log n), 4 bytes a *byte* while it
+    runs) and the aligned entries kept: since the ids are big-endian, that is the order of the tokens. One separator is
+    sorted with the text: a text's first token is then followed by a separator like every other document's.
+    """
+    from pydivsufsort import divsufsort
+
+    count = len(packed) // width - PADDING
+    keep = count if keep is None else keep
+    text = np.frombuffer(packed, np.uint8)[MAX_DEPTH * width : (MAX_DEPTH + count + 1) * width].copy()
+    everything = divsufsort(text)
+    order = np.empty(keep, np.uint32)
+    filled = 0
+    for start in range(0, len(everything), _CHUNK):
+        chunk = everything[start : start + _CHUNK]
+        whole = chunk // width
+        whole = whole[(whole * width == chunk) & (whole < keep)]
+        order[filled : filled + len(whole)] = whole
+        filled += len(whole)
+    return order

@@ -1,0 +1,164 @@
+"""An immutable text ordered by context: one binary search finds the longest matches of a context, wherever they are.
+
+Knows nothing about files, manifests or vocabularies beyond their size: it reads two buffers, in memory or mapped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from mmap import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.retrieval.packing import big_endian, from_big_endian, order_of, pack, width_of
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int32Array, Rows, check_shape
+
+_Entries = npt.NDArray[np.uint32]
+
+
+class Segment:
+    """Tokens of some documents and the order of their positions by the text before them (a reversed suffix array).
+
+    tokens: the content of `tokens.bin` (see `packing`), bytes or a map of the file
+    order: the content of `order.bin`, any buffer of 32-bit little-endian positions in the reversed text
+    vocab_size: ids at or above it are never returned
+
+    ValueError if `tokens` is not as long as `length` tokens are. A position out of range, in a damaged file, raises
+    IndexError from `rows`; any other damage there can only give useless rows.
+    """
+
+    def __init__(self, tokens: bytes | mmap, order: object, *, length: int, vocab_size: int) -> None:
+        self.length = length
+        self.vocab_size = vocab_size
+        self.width = width_of(vocab_size)
+        if len(tokens) != (length + MAX_DEPTH + MAX_MATCH) * self.width:
+            raise ValueError(f"{len(tokens)} bytes are not the tokens of a text of {length}")
+        self._tokens = tokens
+        self._order = memoryview(order).cast("B").cast("I")  # type: ignore[arg-type]
+        self._entries: _Entries = np.frombuffer(self._order, np.uint32)
+        self._windows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
+
+    @classmethod
+    def of(cls, documents: Iterable[npt.NDArray[np.integer]], vocab_size: int) -> Segment:
+        """A segment in memory. An id outside the vocabulary ends a document. O(n log n), 6-7 bytes a token."""
+        return cls.of_text(join(documents, vocab_size), vocab_size)
+
+    @classmethod
+    def of_text(cls, text: Int32Array, vocab_size: int, overlap: int = 0) -> Segment:
+        """A segment in memory over text as it is; its first `overlap` tokens serve as context but give no rows."""
+        packed = pack(text, vocab_size)
+        order = order_of(packed, width_of(vocab_size), len(text) - overlap)
+        return cls(packed, order, length=len(text), vocab_size=vocab_size)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def rows(self, context: npt.NDArray[np.integer], limit: int = 64, depth: int = 16) -> Rows:
+        """Up to `limit` continuations of the longest matches of `context` (newest token last), longest first.
+
+        If more rows share the longest match than `limit`, those nearest in order to the whole context are taken; the
+        middle ones if all of the context (or MAX_MATCH of it) agrees. One or two binary searches, about 20 us.
+        """
+        check_shape(limit, depth)
+        found, match = self.around(self.key(context), limit)
+        return Rows(self.continuations(found, depth), match, self.length - found.astype(np.int64))
+
+    def find(self, context: npt.NDArray[np.integer]) -> tuple[int, int, int]:
+        """(match, low, high): the longest match, 0..MAX_MATCH, and the half-open interval of `order` that shares it."""
+        key = self.key(context)
+        _, match = self.around(key, 1)
+        longest = int(match[0]) if len(match) else 0
+        key = key[: longest * self.width]
+        text = self._text(len(key))
+        low = bisect_left(self._order, key, key=text)
+        return longest, low, bisect_right(self._order, key, lo=low, key=text)
+
+    def positions(self, low: int, high: int) -> npt.NDArray[np.int64]:
+        """Where the text goes on for entries low..high of the order: int64 indices in the forward text."""
+        return self.length - self._entries[low:high].astype(np.int64)
+
+    def key(self, context: npt.NDArray[np.integer]) -> bytes:
+        """The newest MAX_MATCH tokens of the context, newest first, as stored; cut at an id not in the vocabulary."""
+        newest = np.asarray(context)[: -MAX_MATCH - 1 : -1]
+        outside = (newest < 0) | (newest >= self.vocab_size)
+        if outside.any():
+            newest = newest[: int(outside.argmax())]
+        return big_endian(newest, self.width)
+
+    def around(self, key: bytes, limit: int) -> tuple[_Entries, Int32Array]:
+        """The best `limit` entries of the order for a key: positions in the reversed text, and their match >= 1.
+
+        Matches shrink walking away from the insertion point on either side, so `limit` entries on each side hold the
+        best `limit` of all.
+        """
+        text = self._text(len(key))
+        at = bisect_left(self._order, key, key=text)
+        low = max(at - limit, 0)
+        entries = self._entries[low : at + limit]
+        match = self._match(entries, key)
+        whole = len(key) // self.width
+        if whole and at - low < len(match) and match[at - low] == whole:
+            high = bisect_right(self._order, key, lo=at, key=text)
+            if high - at > limit:
+                middle = (at + high - limit) // 2
+                return self._entries[middle : middle + limit], np.full(limit, whole, np.int32)
+        distance = np.abs(2 * np.arange(low - at, low - at + len(match)) + 1)
+        best = np.argsort(distance - match * (4 * limit), kind="stable")[:limit]
+        match = match[best]
+        kept = int(np.count_nonzero(match))
+        return entries[best[:kept]], match[:kept].astype(np.int32)
+
+    def continuations(self, found: _Entries, depth: int) -> Int32Array:
+        """What follows each position `found` of the reversed text: int32 [rows, depth], -1 past the document's end."""
+        window = self._window(MAX_DEPTH - depth, depth)[found]
+        tokens = from_big_endian(window.view(np.uint8), self.width).reshape(-1, depth)[:, ::-1]
+        end = tokens >= self.vocab_size
+        if end.any():
+            tokens[np.logical_or.accumulate(end, axis=1)] = -1
+        return np.ascontiguousarray(tokens)
+
+    def slice(self, start: int, stop: int) -> Int32Array:
+        """Tokens start..stop of the forward text, 0 <= start <= stop <= length; a separator is `vocab_size`."""
+        first = (MAX_DEPTH + self.length - stop) * self.width
+        data = self._tokens[first : first + (stop - start) * self.width]
+        return from_big_endian(np.frombuffer(data, np.uint8), self.width)[::-1]
+
+    def release(self) -> None:
+        """Lets go of the buffers, so that a map beneath them can be closed."""
+        self._windows.clear()
+        self._entries = np.empty(0, np.uint32)
+        self._order.release()
+        self._tokens = b""
+
+    def _match(self, entries: _Entries, key: bytes) -> npt.NDArray[np.intp]:
+        """Tokens that agree with the key, per entry: the first byte that differs, in whole tokens."""
+        size = MAX_MATCH * self.width
+        windows = self._window(MAX_DEPTH, MAX_MATCH)[entries].view(np.uint8).reshape(-1, size)
+        same = np.zeros((len(entries), len(key) + 1), np.bool_)
+        np.equal(windows[:, : len(key)], np.frombuffer(key, np.uint8), out=same[:, : len(key)])
+        first: npt.NDArray[np.intp] = same.argmin(axis=1) // self.width
+        return first
+
+    def _window(self, first: int, count: int) -> npt.NDArray[np.void]:
+        """`count` tokens from `first` tokens into the file on, seen from every position: one copy a row, no loop."""
+        window = self._windows.get((first, count))
+        if window is None:
+            window = self._windows[first, count] = np.ndarray(
+                self.length, f"V{count * self.width}", self._tokens, first * self.width, (self.width,)
+            )
+        return window
+
+    def _text(self, size: int) -> Callable[[int], bytes]:
+        """The `size` bytes of reversed text at a position, for bisect."""
+        tokens, width, first = self._tokens, self.width, MAX_DEPTH * self.width
+        last = first + size
+        return lambda position: tokens[position * width + first : position * width + last]
+
+
+def join(documents: Iterable[npt.NDArray[np.integer]], vocab_size: int) -> Int32Array:
+    """The documents one after another, a separator (`vocab_size`) after each: int32 [tokens + documents]."""
+    separator = np.array([vocab_size], np.int32)
+    parts = [part for document in documents for part in (np.asarray(document, np.int32), separator)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)

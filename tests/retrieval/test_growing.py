@@ -1,0 +1,107 @@
+"""A growing text gives the rows of a naive scan of everything added so far, whatever was folded or cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_right, every_row
+
+from rest_local.retrieval import GrowingText
+
+TOKENS = st.sampled_from([0, 1, 2, 700])
+
+
+def documents_of(text: list[int]) -> list[list[int]]:
+    """The text cut at its -1, each part without its end."""
+    parts: list[list[int]] = [[]]
+    for token in text:
+        if token < 0:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def expected_rows(text: list[int], context: list[int], depth: int) -> dict[int, tuple[int, list[int]]]:
+    rows = every_row(documents_of(text), context, depth)
+    return {position: row for position, row in rows.items() if position < len(text)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.lists(st.one_of(TOKENS, st.just(-1)), max_size=12), st.integers(0, 20).map(lambda drop: -drop)),
+        max_size=12,
+    ),
+    st.lists(TOKENS, max_size=36),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.sampled_from([1, 2, 5, 1000]),
+    st.booleans(),
+)
+def test_rows_are_those_of_the_whole_text(steps, context, limit, depth, tail, own_end):
+    growing, text = GrowingText(1000, tail), []
+    for step in steps:
+        if isinstance(step, int):
+            text = text[: max(len(text) + step, 0)]
+            growing.truncate(len(text))
+        else:
+            text += step
+            growing.extend(step)
+    assert growing.tokens.tolist() == text
+    if own_end:
+        context = text
+    assert_right(growing.rows(np.array(context, np.int32), limit, depth), expected_rows(text, context, depth), limit)
+
+
+def test_matches_and_continuations_cross_folded_segments():
+    text = list(np.random.default_rng(1).integers(0, 900, 3000))
+    growing = GrowingText(1000, 16)
+    for token in text:
+        growing.extend([token])
+    for at in range(40, 2900, 13):
+        rows = growing.rows(np.array(text[at - 40 : at]), 4, 8)
+        assert rows.match[0] == 32
+        assert rows.positions[0] == at
+        assert rows.continuations[0].tolist() == text[at : at + 8]
+
+
+def test_the_number_of_segments_is_logarithmic():
+    growing = GrowingText(1000, 4)
+    for token in range(4000):
+        growing.extend([token % 1000])
+    assert len(growing._segments) <= 12
+
+
+def test_the_end_of_the_text_gives_no_row():
+    growing = GrowingText()
+    growing.extend([1, 2, 3])
+    assert len(growing.rows(growing.tokens)) == 0
+    growing.extend([1, 2])
+    rows = growing.rows(growing.tokens, 8, 3)
+    assert rows.positions.tolist() == [2]
+    assert rows.continuations.tolist() == [[3, 1, 2]]
+
+
+def test_newer_text_comes_first_among_equals():
+    growing = GrowingText()
+    growing.extend([5, 1, 5, 2, 5, 3, 5])
+    assert growing.rows(np.array([5]), 2, 1).continuations.tolist() == [[3], [2]]
+
+
+def test_ids_outside_the_vocabulary_end_a_document():
+    growing = GrowingText(100)
+    growing.extend([1, 2, 100, 2, 7, -5, 2**31 - 1, 2])
+    assert growing.tokens.tolist() == [1, 2, -1, 2, 7, -1, -1, 2]
+    rows = growing.rows(np.array([9, 2]), 8, 4)
+    assert sorted(rows.continuations.tolist()) == [[-1, -1, -1, -1], [7, -1, -1, -1]]
+
+
+def test_truncate_refuses_what_is_not_there():
+    growing = GrowingText()
+    for length in (-1, 1):
+        with pytest.raises(ValueError, match="truncate"):
+            growing.truncate(length)
+    assert len(growing.rows(np.array([1]))) == 0

@@ -1,0 +1,129 @@
+"""A segment finds what a naive scan of every position finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from oracle import assert_right, every_row
+
+from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment
+from rest_local.retrieval.packing import order_of, pack, width_of
+
+# Few different ids, so that matches are long and many; those of the wide one differ in each of their three bytes.
+NARROW = [0, 1, 255, 256]
+WIDE = [0, 1, 256, 65536, 65535, 151_000]
+
+
+def corpora(ids: list[int]) -> st.SearchStrategy[list[list[int]]]:
+    return st.lists(st.lists(st.sampled_from(ids), max_size=40), max_size=6)
+
+
+def array(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.integers(1, 7))
+@example([[1] * 60], [1] * 40, 5, 3)
+@example([[0, 1], [0, 1]], [1, 0, 1], 4, 2)
+def test_rows_are_the_longest_matches_with_two_byte_ids(documents, context, limit, depth):
+    segment = Segment.of(map(array, documents), 300)
+    assert segment.width == 2
+    assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
+
+
+@settings(max_examples=100, deadline=None)
+@given(corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 9), st.integers(1, 7))
+def test_rows_are_the_longest_matches_with_three_byte_ids(documents, context, limit, depth):
+    segment = Segment.of(map(array, documents), 151_001)
+    assert segment.width == 3
+    assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
+
+
+@settings(max_examples=80, deadline=None)
+@given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40))
+def test_find_gives_the_longest_match_and_all_its_places(documents, context):
+    segment = Segment.of(map(array, documents), 300)
+    expected = every_row(documents, context, 1)
+    longest = max((match for match, _ in expected.values()), default=0)
+    match, low, high = segment.find(array(context))
+    assert match == longest
+    if longest:
+        places = sorted(position for position, (length, _) in expected.items() if length == longest)
+        assert sorted(segment.positions(low, high).tolist()) == places
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(WIDE), min_size=1, max_size=60), st.sampled_from([65_535, 65_536, 151_001]))
+def test_order_is_that_of_a_naive_sort(tokens, vocab_size):
+    tokens = [token % vocab_size for token in tokens]
+    backward = tokens[::-1]
+    expected = sorted(range(len(tokens)), key=lambda at: [*backward[at:], vocab_size])
+    assert order_of(pack(array(tokens), vocab_size), width_of(vocab_size)).tolist() == expected
+
+
+def test_the_separator_fits_beside_the_largest_id():
+    for vocab_size, width in ((1, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3)):
+        last = vocab_size - 1
+        segment = Segment.of([array([last, last]), array([last])], vocab_size)
+        assert segment.width == width
+        rows = segment.rows(array([last]), 10, 2)
+        assert sorted(rows.continuations.tolist()) == [[-1, -1], [-1, -1], [last, -1]]
+    for vocab_size in (0, 2**24):
+        with pytest.raises(ValueError, match="vocabulary"):
+            Segment.of([], vocab_size)
+
+
+def test_empty_one_token_and_equal_tokens():
+    assert len(Segment.of([], 10).rows(array([1]))) == 0
+    assert len(Segment.of([array([])], 10).rows(array([1]))) == 0
+    assert Segment.of([], 10).find(array([1])) == (0, 0, 0)
+    one = Segment.of([array([7])], 10)
+    assert one.rows(array([7]), 4, 2).continuations.tolist() == [[-1, -1]]
+    assert len(one.rows(array([6]))) == 0
+    assert len(one.rows(array([]))) == 0
+    equal = Segment.of([array([3] * 5000)], 10)
+    rows = equal.rows(array([3] * 100), 64, 16)
+    assert rows.match.tolist() == [MAX_MATCH] * 64
+    assert rows.continuations.max() == 3
+
+
+def test_a_match_beyond_the_limit_is_taken_from_its_middle():
+    documents = [array([before, 9, after]) for before in range(5) for after in range(5)]
+    rows = Segment.of(documents, 10).rows(array([9]), 5, 1)
+    preceding = {int(position) // 4 // 5 for position in rows.positions}
+    assert preceding == {2}
+
+
+def test_rows_have_their_types_and_the_deepest_depth():
+    segment = Segment.of([array([1, 2, 3])], 10)
+    rows = segment.rows(array([1]), 8, MAX_DEPTH)
+    assert (rows.continuations.dtype, rows.match.dtype, rows.positions.dtype) == (np.int32, np.int32, np.int64)
+    assert rows.continuations.tolist() == [[2, 3] + [-1] * (MAX_DEPTH - 2)]
+    for limit, depth in ((0, 1), (1, 0), (1, MAX_DEPTH + 1)):
+        with pytest.raises(ValueError, match="limit"):
+            segment.rows(array([1]), limit, depth)
+
+
+def test_a_context_is_cut_at_an_id_outside_the_vocabulary():
+    segment = Segment.of([array([1, 2, 3, 4])], 10)
+    for outside in (-1, 10, 2**31 - 1):
+        assert segment.rows(array([1, outside, 3])).match.tolist() == [1]
+        assert len(segment.rows(array([3, outside]))) == 0
+
+
+def test_slice_is_the_text():
+    segment = Segment.of([array([1, 2]), array([3])], 10)
+    assert segment.slice(0, 5).tolist() == [1, 2, 10, 3, 10]
+    assert segment.slice(1, 1).tolist() == []
+
+
+def test_merge_keeps_the_longest_matches():
+    def rows(*matches: int) -> Rows:
+        count = len(matches)
+        return Rows(np.zeros((count, 2), np.int32), array(list(matches)), np.arange(count))
+
+    assert Rows.merge([rows(5, 2, 1), rows(4, 2)], 4, 2).match.tolist() == [5, 4, 2, 2]
+    assert Rows.merge([], 4, 2).continuations.shape == (0, 2)
