@@ -1,0 +1,233 @@
+"""The step loop over the fake backend, whose arithmetic is exact: output never depends on what is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
+
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.slot import Slot
+from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.planner import Planner, StepCost
+from rest_local.retrieval.rows import Rows
+
+TREE = Capability("tree", "fake")
+FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
+
+
+class Keen(Planner):
+    """Always looks up and always drafts: the planner that makes most mistakes."""
+
+    def looks_up(self, n_ctx: int) -> bool:
+        return True
+
+    def learn(self, n_ctx: int, done: StepCost) -> None:
+        return
+
+
+class Fortune:
+    """Drafts what may come: `truth` of the rows follow the model, the rest are random; `width` of them."""
+
+    def __init__(self, seed: int, width: int, depth: int, truth: float) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._width, self._depth, self._truth = width, depth, truth
+        self._tokens: list[int] = []
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens.extend(tokens)
+
+    def rows(self) -> list[SourceRows]:
+        rows = self._rng.integers(0, N_VOCAB, (self._width, self._depth))
+        for row in rows:
+            if self._rng.random() < self._truth:
+                history = list(self._tokens)
+                for k in range(int(self._rng.integers(1, self._depth + 1))):
+                    row[k] = int(logits_of(history).argmax())
+                    history.append(int(row[k]))
+        if not self._truth:  # never right
+            right = int(logits_of(self._tokens).argmax())
+            rows[:, 0][rows[:, 0] == right] = (right + 1) % END
+        match = np.sort(self._rng.integers(1, 20, self._width))[::-1]
+        found = Rows(rows.astype(np.int32), match.astype(np.int32), np.arange(self._width, dtype=np.int64))
+        return [SourceRows(SOURCE_NUMBER["context"], found)]
+
+
+SHAPES = {
+    "chain": Fortune(1, 1, 12, 0.9),
+    "bush": Fortune(2, 16, 1, 0.5),
+    "tree": Fortune(3, 8, 5, 0.6),
+    "deep": Fortune(4, 3, 16, 0.8),
+    "wrong": Fortune(5, 8, 6, 0.0),
+}
+
+
+def generation(
+    backend: FakeBackend,
+    sources: Fortune,
+    chooser: Greedy | Draws,
+    kind: Capability = TREE,
+    slot: Slot | None = None,
+) -> Generation:
+    return Generation(backend, slot or Slot(backend), Keen(FLAT), sources, chooser, kind, lambda token: token == END)
+
+
+def run(generation: Generation, prompt: Sequence[int], n: int) -> list[int]:
+    generation.start(prompt)
+    out: list[int] = []
+    while len(out) < n and (not out or out[-1] != END) and generation.room:
+        out += [token for token, _ in generation.step(n - len(out))]
+    return out
+
+
+def prompts(n: int) -> Iterator[list[int]]:
+    rng = np.random.default_rng(0)
+    for _ in range(n):
+        yield rng.integers(0, END, int(rng.integers(1, 40))).tolist()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_output_is_plain_decoding(shape: str) -> None:
+    accepted = 0
+    for prompt in prompts(20):
+        task = generation(FakeBackend(), SHAPES[shape], Greedy())
+        assert run(task, prompt, 50) == plain(prompt, Greedy(), 50)
+        accepted += task.statistics.accepted
+    assert accepted == 0 if shape == "wrong" else accepted > 100
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_seeded_sampling_sees_the_draws_of_plain_decoding(shape: str) -> None:
+    for seed, prompt in enumerate(prompts(20)):
+        drafted, alone = Draws(seed, 0.7), Draws(seed, 0.7)
+        assert run(generation(FakeBackend(), SHAPES[shape], drafted), prompt, 50) == plain(prompt, alone, 50)
+        assert drafted.accepted == alone.accepted
+
+
+def test_sampled_frequencies_are_the_models_own() -> None:
+    """Chi-square over 20 000 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
+    counts = np.zeros(N_VOCAB)
+    backend, chooser = FakeBackend(), Draws(9)
+    sources = Fortune(6, 8, 2, 0.7)
+    task = generation(backend, sources, chooser)
+    task.start([3, 1, 4])
+    for _ in range(20_000):
+        counts[task.step(2)[0][0]] += 1
+        task.slot.rewind(2)
+        task._root = 4
+        sources.restart([3, 1, 4])
+    row = logits_of([3, 1, 4]).astype(np.float64)
+    expected = 20_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    usual = expected >= 5
+    observed = np.append(counts[usual], counts[~usual].sum())
+    wanted = np.append(expected[usual], expected[~usual].sum())
+    keep = wanted > 0
+    assert (((observed - wanted)[keep] ** 2) / wanted[keep]).sum() < 49.7
+    assert task.statistics.accepted > 1000
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -2])
+def test_a_failing_decode_never_changes_a_token(code: int) -> None:
+    prompt = [1, 2, 3, 4, 5]
+    expected = plain(prompt, Greedy(), 30)
+    for call in range(1, 12):
+        backend = FakeBackend(n_batch=16)
+        backend.failures = {call: code}
+        task = generation(backend, Fortune(call, 6, 4, 0.6), Greedy())
+        try:
+            assert run(task, prompt, 30) == expected
+        except DecodeFailed as error:
+            assert error.code == code
+        again = generation(backend, Fortune(call, 6, 4, 0.6), Greedy(), slot=task.slot)
+        assert run(again, prompt, 30) == expected, "the next request succeeds"
+
+
+@pytest.mark.parametrize("call", range(1, 14))
+def test_an_interrupt_rewinds_to_the_committed_tokens(call: int) -> None:
+    backend = FakeBackend(n_batch=8)
+    backend.failures = {call: KeyboardInterrupt()}
+    prompt = list(range(1, 21))
+    task = generation(backend, Fortune(call, 6, 4, 0.6), Greedy())
+    with pytest.raises(KeyboardInterrupt):
+        run(task, prompt, 200)
+    assert sorted(c.pos for c in backend.cells) == list(range(task.slot.n_past))
+    assert all(len(c.ids) == backend.n_branches for c in backend.cells)
+    task.chooser = Greedy()
+    assert run(task, prompt, 30) == plain(prompt, Greedy(), 30)
+
+
+def test_a_thousand_requests_without_acceptance_leave_no_cell() -> None:
+    backend = FakeBackend(n_ctx=64)
+    slot = Slot(backend)
+    for number in range(1000):
+        task = Generation(
+            backend, slot, Keen(FLAT), Fortune(number, 6, 4, 0.0), Greedy(), TREE, lambda token: token == END
+        )
+        run(task, [number % END, 2, 3], 4)
+        assert len(backend.cells) == slot.n_past <= 8
+
+
+def test_generation_runs_to_the_last_cell_of_a_small_context() -> None:
+    for shape in SHAPES.values():
+        task = generation(FakeBackend(n_ctx=64), shape, Greedy())
+        prompt = [5, 6, 7]
+        out = run(task, prompt, 1000)
+        assert out == plain(prompt, Greedy(), len(out))
+        assert out[-1] == END or len(prompt) + len(out) == 64 + 1
+
+
+def test_prompts_that_do_not_fit_are_refused_with_both_numbers() -> None:
+    task = generation(FakeBackend(n_ctx=64), SHAPES["tree"], Greedy())
+    with pytest.raises(PromptTooLong, match=r"64 tokens and the context holds 64"):
+        task.start([1] * 64)
+    with pytest.raises(PromptEmpty):
+        task.start([])
+    assert run(task, [1] * 63, 10) == plain([1] * 63, Greedy(), 2)[:2]
+
+
+def test_the_shared_prefix_is_not_evaluated_again() -> None:
+    backend = FakeBackend()
+    slot = Slot(backend)
+    first = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), TREE, lambda token: False)
+    prompt = list(range(20)) * 4
+    answer = run(first, prompt, 10)
+    backend.evaluated = 0
+    follow_up = [*prompt, *answer, 7, 8]
+    second = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), TREE, lambda token: False)
+    second.start(follow_up)
+    assert second.statistics.cached_tokens >= len(prompt) + len(answer) - 1
+    assert backend.evaluated <= 3
+    assert run(second, follow_up, 20) == plain(follow_up, Greedy(), 20)[:20]
+
+
+def test_a_model_that_cannot_roll_back_starts_over() -> None:
+    backend = FakeBackend(n_branches=1, removable=False)
+    none = Capability("none", "fake")
+    slot = Slot(backend)
+    for prompt in ([1, 2, 3, 4], [1, 2, 9, 9, 9], [1, 2, 9, 9, 9, 4]):
+        task = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), none, lambda token: token == END)
+        assert run(task, prompt, 20) == plain(prompt, Greedy(), 20)
+        assert task.statistics.drafted == 0
+
+
+def test_chains_are_as_long_as_the_state_can_roll_back() -> None:
+    chain = Capability("chain", "fake", longest=3)
+    widths: list[int] = []
+
+    class Watching(FakeBackend):
+        def decode(self) -> int:
+            widths.append(self.batch.n_tokens)
+            return super().decode()
+
+    task = generation(Watching(n_branches=1), SHAPES["deep"], Greedy(), chain)
+    prompt = [4, 4, 2]
+    assert run(task, prompt, 60) == plain(prompt, Greedy(), 60)
+    assert max(widths) == 4

@@ -1,0 +1,145 @@
+"""The planner drafts where it pays, and losses are bounded whatever happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.cost import LARGEST, SIZES, CostCurve, measure
+from rest_local.planning.planner import Plan, Planner, StepCost
+
+CPU = CostCurve.from_points(
+    [512], SIZES, [[20 * r for r in (1, 1.86, 2.50, 2.41, 3.96, 3.80, 5.36, 4.91, 8.22, 8.95, 13.9, 18.1)]]
+)
+GPU = CostCurve.from_points([512], [1, 8, 16, 32, 64], [[10, 11.5, 14.5, 21, 36]])
+
+
+def grown(planner: Planner, probabilities: list[float]) -> Plan:
+    plan = planner.plan(512, 63)
+    for p in probabilities:
+        if not plan.worth(p):
+            break
+    return plan
+
+
+def test_unlikely_drafts_are_not_submitted() -> None:
+    assert grown(Planner(CPU), [0.3, 0.1, 0.05]).best == 0
+    assert grown(Planner(GPU), [0.01]).best == 0
+
+
+def test_certain_drafts_fill_the_cheapest_rate() -> None:
+    assert grown(Planner(CPU), [0.99] * 63).best >= 15
+    assert grown(Planner(GPU), [0.99] * 63).best == 63
+
+
+def test_growth_looks_past_a_dear_size() -> None:
+    """3 tokens cost more than 4 on the reference curve: a draft that stops there would pay for nothing."""
+    assert grown(Planner(CPU), [0.9] * 3).best == 3
+    assert grown(Planner(CPU), [0.75, 0.7, 0.7, 0.65]).best != 2
+
+
+@given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=63), st.sampled_from([CPU, GPU]))
+def test_the_plan_maximises_tokens_per_time(raw: list[float], curve: CostCurve) -> None:
+    probabilities = sorted(raw, reverse=True)
+    planner = Planner(curve)
+    cost = planner.plan(512, 63).cost
+    rates = [(1 + sum(probabilities[:n])) / cost[n] for n in range(len(probabilities) + 1)]
+    best = grown(planner, probabilities).best
+    highest = max(range(len(rates)), key=rates.__getitem__)
+    if rates[highest] > rates[0] * 1.021:
+        assert rates[best] == pytest.approx(rates[highest])
+    else:
+        assert rates[best] >= rates[0] * (1 - 1e-9)
+
+
+def test_losses_stay_within_the_allowance() -> None:
+    """A store that always misleads and a slow lookup: the account closes."""
+    for plain_ms, lookup_ms in ((0.5, 0.2), (20.0, 0.2), (20.0, 30.0)):
+        planner = Planner(CostCurve.from_points([0], [1, 64], [[plain_ms, 18 * plain_ms]]))
+        planner.driver.step = 0.0
+        spent = 0.0
+        steps = 4000
+        for _ in range(steps):
+            if planner.looks_up(512):
+                spent += lookup_ms + plain_ms  # a draft of one node that fails doubles the step
+                planner.learn(512, StepCost(1, 0, 2 * plain_ms, 0.0, lookup_ms))
+            else:
+                planner.learn(512, StepCost(0, 0, plain_ms, 0.0))
+        assert spent / (steps * plain_ms) < 0.03
+
+
+def test_off_never_looks_up() -> None:
+    assert not Planner(CPU, "off").looks_up(100)
+
+
+def test_cells_are_distinct_and_in_range() -> None:
+    cells = {
+        cell_of(source, length, rows, agreeing)
+        for source in SOURCE_NUMBER.values()
+        for length in (1, 2, 5, 30, 300)
+        for rows in (1, 3, 64, 1000)
+        for agreeing in {1, max(1, rows // 2), rows}
+    }
+    assert min(cells) >= 0
+    assert max(cells) < N_CELLS
+    per_length = 1 + 2 + 3  # rows of 1, of 3, of 64; 1 000 fall in the bucket of 64
+    assert len(cells) == 5 * 4 * per_length
+
+
+def test_estimates_follow_what_is_counted() -> None:
+    acceptance = Acceptance()
+    cell = cell_of(0, 8, 1, 1)
+    before = acceptance.estimate(cell)
+    acceptance.learn([(cell, False)] * 300)
+    assert acceptance.estimate(cell) < 0.1 < before
+    acceptance.learn([(cell, True)] * 3000)
+    assert acceptance.estimate(cell) > 0.9
+    assert acceptance.seen(cell) <= 400
+
+
+def test_longer_matches_start_more_trusted() -> None:
+    acceptance = Acceptance()
+    estimates = [acceptance.estimate(cell_of(0, length, 4, 4)) for length in (1, 2, 4, 8, 16, 30)]
+    assert estimates == sorted(estimates)
+
+
+def test_the_curve_is_measured_within_its_budget() -> None:
+    clock = [0.0]
+    calls: list[tuple[int, int]] = []
+
+    def probe(n: int, n_ctx: int) -> float:
+        calls.append((n, n_ctx))
+        clock[0] += n
+        return 2.0 + n
+
+    curve = measure(probe, [64, 512], 10.0)
+    assert curve.contexts == [64, 512]
+    assert curve.at(64)[0] == pytest.approx(3.0)
+    assert curve.at(300)[15] == pytest.approx(18.0)
+    short = measure(probe, [64, 512], -1.0)
+    assert short.contexts == [64]
+    assert short.at(5000)[7] == pytest.approx(10.0)
+    assert np.isfinite(short.ms).all()
+
+
+def test_the_curve_follows_real_steps_and_ignores_hiccups() -> None:
+    curve = CostCurve.from_points([64, 512], [1, 64], [[1, 10], [2, 20]])
+    for _ in range(200):
+        curve.observe(8, 512, 9.0)
+    assert curve.at(512)[7] == pytest.approx(9.0, rel=0.1)
+    before = curve.at(64)[7]
+    curve.observe(8, 64, 1e6)
+    assert curve.at(64)[7] < before * 1.2
+    curve.observe(LARGEST + 1, 64, 5.0)
+
+
+def test_a_curve_survives_json_and_refuses_what_is_not_one() -> None:
+    again = CostCurve.from_json(CPU.to_json())
+    assert np.allclose(again.ms, CPU.ms, atol=1e-4)
+    for text in ("{}", '{"contexts": [1], "ms": [[1, 2]]}', '{"contexts": [1], "ms": [[0' + ", 0" * 63 + "]]}", "[]"):
+        with pytest.raises(ValueError, match=r"."):
+            CostCurve.from_json(text)
