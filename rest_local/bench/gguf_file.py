@@ -22,34 +22,8 @@ CHAT_TEMPLATE = (
 )
 END, CHAT_START, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
-_WORDS = [
-    "Ġself",
-    "Ġdef",
-    "Ġreturn",
-    "Ġimport",
-    "Ġfor",
-    "Ġin",
-    "Ġif",
-    "Ġnot",
-    "Ġthe",
-    "Ġto",
-    "Ġof",
-    "Ġand",
-    "Ġa",
-    "Ġis",
-    "ĠNone",
-    "ĠTrue",
-    "ĠĠĠĠ",
-    "ĊĠĠĠ",
-    "def",
-    "self",
-    "import",
-    "class",
-    "return",
-    "print",
-    "name",
-    "value",
-]
+_WORDS = """Ġself Ġdef Ġreturn Ġimport Ġfor Ġin Ġif Ġnot Ġthe Ġto Ġof Ġand Ġa Ġis ĠNone ĠTrue ĠĠĠĠ ĊĠĠĠ
+def self import class return print name value"""
 
 
 @dataclass
@@ -117,7 +91,7 @@ def byte_vocabulary(size: int = 384) -> Vocabulary:
     """A byte-level BPE vocabulary (gpt2): the 256 bytes, a few merges of Python, control tokens, padding to `size`."""
     tokens = _byte_tokens()
     merges: list[str] = []
-    for word in _WORDS:
+    for word in _WORDS.split():
         built = word[0]
         for character in word[1:]:
             merge = f"{built} {character}"
