@@ -6,7 +6,8 @@
             print(piece.text, end="")
         print(stream.result.draft["mat"])
 
-Contract: one generation at a time, on one thread. The prefix that a prompt shares with the last one is kept in the cells.
+Contract: one generation at a time, on one thread. The prefix that a prompt shares with the last one is kept in the
+cells.
 What `policy`, datastores and drafting do can change the speed of an answer; in exact mode not a bit of it, in fast
 mode a token only at a near-tie (DESIGN.md section 4).
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,7 +52,13 @@ class Engine:
     """Make one with `Engine.load`; a context manager. Not thread safe."""
 
     def __init__(
-        self, model: Model, context: Context, tuning: Tuning, datastores: Sequence[Datastore], policy: Policy, exact: bool
+        self,
+        model: Model,
+        context: Context,
+        tuning: Tuning,
+        datastores: Sequence[Datastore],
+        policy: Policy,
+        exact: bool,
     ) -> None:
         self.model = model
         self.capability: Capability = capability_of(model, context, exact)
@@ -87,7 +93,8 @@ class Engine:
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
-        `n_ctx`: tokens of context, None for 4 096 or what the model was trained for, if that is less. `exact`: chains only,
+        `n_ctx`: tokens of context, None for 4 096 or what the model was trained for, if that is less. `exact`: chains
+        only,
         in settings in which drafting provably gives the same bits. Takes the model's load time and, the first time,
         a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
         """
@@ -175,7 +182,9 @@ class Engine:
         return self._running
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids with the model's start token and parsed special tokens; a start token the text has is not doubled."""
+        """Token ids with the model's start token and parsed special tokens; a start token the text has is not
+        doubled.
+        """
         vocabulary = self.model.vocabulary
         tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True).tolist()
         if len(tokens) > 1 and tokens[0] == tokens[1] == vocabulary.bos:
@@ -189,11 +198,11 @@ class Engine:
         if not self.model.chat_template:
             raise ModelError(f"model {self.model.path}: has no chat template; use `rest-local generate`")
         piece = self.model.vocabulary.piece
-        special = {
-            name: piece(token).decode("utf-8", "replace") if token is not None else ""
-            for name, token in (("bos", self.model.vocabulary.bos), ("eos", self.model.vocabulary.eos))
-        }
-        return render(self.model.chat_template, [dict(m) for m in messages], add_generation_prompt=True, **special)
+        bos, eos = (
+            piece(token).decode("utf-8", "replace") if token is not None else ""
+            for token in (self.model.vocabulary.bos, self.model.vocabulary.eos)
+        )
+        return render(self.model.chat_template, messages, bos=bos, eos=eos, add_generation_prompt=True)
 
     def forget(self) -> None:
         """Drop the kept prefix: the next prompt is evaluated whole."""
@@ -215,5 +224,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -27,7 +27,8 @@ BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
 class Comparison:
     """Rows compared with n = 1: how many differed in any bit, how many in their arg-max, and by how much at most.
 
-    `largest_gap`: the largest difference between the two best logits of a row whose arg-max flipped; `largest_change`: of
+    `largest_gap`: the largest difference between the two best logits of a row whose arg-max flipped;
+    `largest_change`: of
     any logit, relative to the row's norm.
     """
 
@@ -83,7 +84,8 @@ class _Runner:
 def compare_chains(backend: Backend, text: Sequence[int], longest: int, rounds: int = 1) -> Comparison:
     """n = 1 against chains of every size in BATCH_SIZES up to `longest` + 1, accepted whole or cut by a rejected tail.
 
-    `text`: real token ids; 2 passes over it a round. Clears the cells before and after. Rejected tails are tokens of the
+    `text`: real token ids; 2 passes over it a round. Clears the cells before and after. Rejected tails are tokens of
+    the
     text from elsewhere, so that the cells they leave are used again.
     """
     result = Comparison()

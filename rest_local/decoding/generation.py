@@ -149,7 +149,9 @@ class Generation:
         return list(zip(verdict.tokens, sources, strict=True))
 
     def _draft(self, limit: int) -> tuple[Draft, float | None]:
-        """When, what and how much: the draft to submit, and the milliseconds it took; None where nothing was looked up."""
+        """When, what and how much: the draft to submit, and the milliseconds it took; None where nothing was looked
+        up.
+        """
         n_past = self.slot.n_past
         limit = min(limit, self.backend.max_outputs - 1, self.backend.n_batch - 1, self.capability.longest)
         if self.capability.kind == "none" or limit < 1 or not self.planner.looks_up(n_past):

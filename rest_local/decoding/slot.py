@@ -109,4 +109,5 @@ class Slot:
         if self.first_id == 0 and self.n_branches == self.backend.n_branches > 1:
             return self.backend.remove(-1, p0, -1)
         ids = range(self.first_id, self.first_id + self.n_branches)
-        return all([self.backend.remove(seq, p0, -1) for seq in ids])
+        removed = [self.backend.remove(seq, p0, -1) for seq in ids]  # every one, also behind one that failed
+        return all(removed)

@@ -1,14 +1,15 @@
 """From tokens to text: a generation as a stream of pieces, with stop strings, and its result.
 
 Contract: text is held back while it may be the beginning of a stop string or of a character; the concatenated pieces
-are the text of the result. Ends by itself, by `cancel`, or by an exception in the loop, after which the engine is usable.
+are the text of the result. Ends by itself, by `cancel`, or by an exception in the loop, after which the engine is
+usable.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,9 @@ from rest_local.llama.detokenizer import Detokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain in one step, and the step's tokens with the source of each (`model`: nobody drafted it)."""
+    """Text that became certain in one step, and the step's tokens with the source of each (`model`: nobody drafted
+    it).
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -108,7 +111,7 @@ class Stream:
         self._pieces.close()
         self._finish()
 
-    def _run(self) -> Iterator[Piece]:
+    def _run(self) -> Generator[Piece, None, None]:
         try:
             while self._left > 0 and self._generation.room > 0:
                 piece, ended = self._advance()

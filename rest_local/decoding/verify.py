@@ -2,7 +2,8 @@
 
 Contract: rows of logits by node go in through `choose`, the accepted nodes and the model's next token come out. Each
 visited node is sampled once, in order, and nothing else is: so a seeded run sees the draws of plain decoding, and the
-cost is accepted + 1 rows. For drafts without probabilities of their own, accepting where the sampled token is a child is
+cost is accepted + 1 rows. For drafts without probabilities of their own, accepting where the sampled token is a child
+is
 exact (DESIGN.md section 4).
 """
 

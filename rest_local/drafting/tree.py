@@ -16,7 +16,9 @@ ROOT = -1
 
 @dataclass
 class DraftTree:
-    """`token`, `parent`, `depth` (1 below the root), `probability` (joint), `source` by node; at most `max_leaves` leaves."""
+    """`token`, `parent`, `depth` (1 below the root), `probability` (joint), `source` by node; at most `max_leaves`
+    leaves.
+    """
 
     max_leaves: int = 8
     token: list[int] = field(default_factory=list)
@@ -96,7 +98,9 @@ class Layout:
     low: list[int]
     count: list[int]
 
-    def arrays(self, tree: DraftTree) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    def arrays(
+        self, tree: DraftTree
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """token, depth, low, count int32 [nodes], in batch order."""
         order = self.order
         table = np.array(

@@ -6,7 +6,6 @@ The step loop uses it through the protocol `rest_local.decoding.backend.Backend`
 
 from __future__ import annotations
 
-import ctypes
 import os
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -34,7 +33,9 @@ def default_threads() -> int:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context computes. `flash_attention` and `cache_type` decide what verification costs and whether it is exact."""
+    """How a context computes. `flash_attention` and `cache_type` decide what verification costs and whether it is
+    exact.
+    """
 
     n_ctx: int = 4096
     n_batch: int = 512
@@ -93,7 +94,9 @@ class Context:
         self.batch = Batch(self.n_batch, settings.n_branches)
 
     def decode(self) -> int:
-        """Evaluate `self.batch`; the code of `llama_decode` (0 done, 1 no room, 2 aborted, negative refused or broken)."""
+        """Evaluate `self.batch`; the code of `llama_decode` (0 done, 1 no room, 2 aborted, negative refused or
+        broken).
+        """
         return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
@@ -102,16 +105,16 @@ class Context:
         Rows follow the batch's order among tokens whose `output` was set. Waits for the backend to finish.
         """
         address = llama_cpp.llama_get_logits(self._pointer)
-        kind = ctypes.c_float * (n_outputs * self.n_vocab)
-        block = np.frombuffer(kind.from_address(ctypes.addressof(address.contents)), np.float32)
-        return block.reshape(n_outputs, self.n_vocab)
+        return np.ctypeslib.as_array(address, (n_outputs, self.n_vocab))
 
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
         """Remove sequence `seq` (-1: every one) from the cells at positions [p0, p1); False where the model cannot."""
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq, p0, p1))
 
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
-        """Attach `target` to the cells of `source` at positions [p0, p1). Cost grows with p1 - p0, so copy tails only."""
+        """Attach `target` to the cells of `source` at positions [p0, p1). Cost grows with p1 - p0, so copy tails
+        only.
+        """
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, p0, p1)
 
     def clear(self) -> None:

@@ -1,7 +1,8 @@
 """The cost curve: what one `llama_decode` of n tokens costs at a context length, in milliseconds.
 
 Contract: measured through a probe that the caller supplies, bounded in time, kept as a table of context lengths x batch
-sizes, refined by every real step, stored as JSON. It is uneven (8 to 16 costs little, 16 to 24 nearly doubles, DESIGN.md
+sizes, refined by every real step, stored as JSON. It is uneven (8 to 16 costs little, 16 to 24 nearly doubles,
+DESIGN.md
 section 4) and differs by machine, model and settings, which is why it is measured. Knows nothing about llama.cpp.
 """
 

@@ -67,7 +67,9 @@ class StepCost:
 
 @dataclass
 class Plan:
-    """A rule for one step. `worth` is asked by the drafter before each node; `best` is the number of nodes to submit."""
+    """A rule for one step. `worth` is asked by the drafter before each node; `best` is the number of nodes to
+    submit.
+    """
 
     cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
     slope: list[float]  # least milliseconds a further node can cost from here
