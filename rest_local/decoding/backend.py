@@ -35,3 +35,11 @@ class Backend(Protocol):
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool: ...
     def copy(self, source: int, target: int, p0: int, p1: int) -> None: ...
     def clear(self) -> None: ...
+
+
+def remove_tail(backend: Backend, p0: int) -> bool:
+    """Forget every cell from position `p0` on, of all sequences; False where the model cannot.
+
+    Recurrent state rolls back by sequence, not for all at once, and has only one.
+    """
+    return backend.remove(-1 if backend.n_branches > 1 else 0, p0, -1)

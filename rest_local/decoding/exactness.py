@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.backend import Backend
+from rest_local.decoding.backend import Backend, remove_tail
 from rest_local.decoding.slot import Slot
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
@@ -76,7 +76,7 @@ class _Runner:
         if code:
             raise DecodeFailed(code, len(tokens))
         self.n_past += keep
-        if keep < len(tokens) and not backend.remove(-1, self.n_past, -1):
+        if keep < len(tokens) and not remove_tail(backend, self.n_past):
             raise DecodeFailed(-1, len(tokens))
         return backend.logits(len(tokens))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.backend import Backend
+from rest_local.decoding.backend import Backend, remove_tail
 from rest_local.drafting.tree import DraftTree, Layout
 
 Int32 = NDArray[np.int32]
@@ -106,8 +106,8 @@ class Slot:
         return True
 
     def _remove_all(self, p0: int) -> bool:
-        if self.first_id == 0 and self.n_branches == self.backend.n_branches > 1:
-            return self.backend.remove(-1, p0, -1)
+        if self.n_branches == self.backend.n_branches:
+            return remove_tail(self.backend, p0)
         ids = range(self.first_id, self.first_id + self.n_branches)
         removed = [self.backend.remove(seq, p0, -1) for seq in ids]  # every one, also behind one that failed
         return all(removed)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.backend import Backend, Capability, remove_tail
 from rest_local.decoding.exactness import Comparison, compare_chains, compare_trees
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.llama import library
@@ -197,7 +197,7 @@ class DecodeProbe:
         self._decode(n, n_ctx, 1)
         self.backend.logits(n)
         elapsed = 1e3 * (time.perf_counter() - begun)
-        if not self.backend.remove(0 if self.backend.n_branches == 1 else -1, n_ctx, -1):
+        if not remove_tail(self.backend, n_ctx):
             self._n_past = -1
         return elapsed
 
