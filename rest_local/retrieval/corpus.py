@@ -24,8 +24,8 @@ from rest_local.retrieval.secret import secret_content, secret_name
 MAX_FILE_SIZE = 1 << 20
 MAX_LINE = 20_000
 MAX_MEAN_LINE = 300
-"""Longer lines than these are minified or data. The 1 790 modules of Python 3.11's standard library, tests included, stay
-below 1 200 bytes a line and 52 in the mean."""
+"""Longer lines than these are minified or data. The 1 790 modules of Python 3.11's standard library, tests included,
+stay below 1 200 bytes a line and 52 in the mean."""
 
 EXTENSIONS = frozenset(
     """

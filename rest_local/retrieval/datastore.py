@@ -5,6 +5,7 @@ Needs no lock: a reader keeps the snapshot it opened, since published files are 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap as memory
 import os
@@ -184,7 +185,9 @@ class Datastore:
             table.release()
         self._segments, self._documents = [], []
         for mapped in self._maps:
-            mapped.close()
+            # A view may still be alive (in the traceback of a refused file, in another thread): the map goes with it.
+            with contextlib.suppress(BufferError):
+                mapped.close()
         self._maps = []
 
     def _place(self, position: int) -> tuple[int, int, int]:

@@ -1,0 +1,325 @@
+"""An opened datastore: rows over all segments as one text, and a clear refusal of whatever is not a datastore."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_right, every_row
+from stores import NEW, OLD, VOCABULARY, content_of, make
+
+import rest_local.retrieval
+from rest_local.errors import (
+    DatastoreCorrupt,
+    DatastoreError,
+    DatastoreNotFound,
+    DatastoreVersion,
+    DatastoreVocabulary,
+)
+from rest_local.retrieval import Datastore, VocabularyId, build
+from rest_local.retrieval.format import KINDS, MANIFEST, Manifest, sealed
+
+FROZEN = Path(__file__).parent.parent / "data" / "datastore-format-1"
+CONTEXT = np.array([9, 9, 2])
+
+
+def array(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make(tmp_path / "store", NEW, segment_tokens=12)
+
+
+def rewrite(path: Path, change) -> None:
+    """Changes the manifest's fields and seals it again, as no bit flip could."""
+    manifest = path / MANIFEST
+    fields = json.loads(manifest.read_bytes())
+    del fields["sha256"]
+    change(fields)
+    manifest.write_bytes(sealed(fields))
+
+
+def use(path: Path) -> None:
+    """Everything a reader does, on files that may be damaged."""
+    with Datastore.open(path) as store:
+        for context in (CONTEXT, array([8]), array([1, 2])):
+            rows = store.rows(context)
+            assert rows.continuations.max(initial=-1) < VOCABULARY.size
+            for position in rows.positions:
+                store.locate(int(position))
+        store.find(CONTEXT)
+        store.check()
+
+
+def test_the_room_names_all_it_offers():
+    offered = rest_local.retrieval.__all__
+    assert offered == sorted(offered, key=lambda name: (name.islower(), not name.isupper(), name))
+    public = {name for name in vars(rest_local.retrieval) if not name.startswith("_")}
+    modules = {path.stem for path in Path(rest_local.retrieval.__file__).parent.glob("*.py")}
+    assert public - (modules - {"build"}) == set(offered)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=15), min_size=1, max_size=6),
+    st.lists(st.sampled_from([0, 1, 2]), max_size=20),
+    st.integers(1, 8),
+    st.sampled_from([1, 10, 1000]),
+    st.booleans(),
+)
+def test_rows_are_those_of_one_text_however_it_is_cut(tmp_path_factory, documents, context, limit, cap, mmap):
+    path = tmp_path_factory.mktemp("stores") / "store"
+    named = {str(index): document for index, document in enumerate(documents)}
+    make(path, named, segment_tokens=cap)
+    with Datastore.open(path, mmap=mmap) as store:
+        expected = every_row(documents, context, 4)
+        rows = store.rows(array(context), limit, 4)
+        assert_right(rows, expected, limit)
+        for position in rows.positions.tolist():
+            name, offset = store.locate(position)
+            assert store.before(position).tolist() == named[name][:offset]
+        longest = max((match for match, _ in expected.values()), default=0)
+        count = sum(match == longest for match, _ in expected.values())
+        found = store.find(array(context), 1000)
+        assert found[:2] == (longest, count)
+        assert len(set(found[2].tolist())) == count
+
+
+def test_info_tells_what_is_there(store):
+    with Datastore.open(store) as opened:
+        info = opened.info()
+    assert info["tokens"] == len(opened) == sum(map(len, NEW.values())) + len(NEW)
+    assert (info["documents"], info["segments"]) == (3, 2)
+    assert info["vocabulary"] == {"name": "toy", "size": 1000, "hash": "ab" * 32}
+    assert info["recipe"] == {"paths": ["src"]}
+    assert json.loads(json.dumps(info)) == info
+
+
+def test_files_are_private(store):
+    assert store.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in store.iterdir()} == {0o600}
+
+
+def test_another_vocabulary_is_refused_with_both_names_and_the_rebuild_command(store):
+    Datastore.open(store, vocabulary_hash=VOCABULARY.hash).close()
+    with pytest.raises(DatastoreVocabulary) as caught:
+        Datastore.open(store, vocabulary_hash="cd" * 32, vocabulary_name="other")
+    message = str(caught.value)
+    assert "toy" in message
+    assert "other" in message
+    assert f"rest-local index build src -o {store} -m MODEL" in message
+
+
+def test_every_truncation_is_noticed(tmp_path):
+    store = make(tmp_path / "store", NEW)
+    for file in sorted(store.glob("*[.]*")):
+        data = file.read_bytes()
+        for size in range(len(data)):
+            file.write_bytes(data[:size])
+            with pytest.raises(DatastoreCorrupt) as caught:
+                Datastore.open(store)
+            assert str(store) in str(caught.value)
+        file.write_bytes(data)
+    use(store)
+
+
+def flips(data: bytes):
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+
+
+def test_every_flipped_bit_of_a_segment_is_noticed_and_crashes_nothing(tmp_path):
+    store = make(tmp_path / "store", NEW)
+    for file in sorted(store.glob("*.bin")):
+        data = file.read_bytes()
+        for flipped in flips(data):
+            file.write_bytes(flipped)
+            with pytest.raises(DatastoreCorrupt):
+                use(store)
+        file.write_bytes(data)
+    use(store)
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(store):
+    for flipped in flips((store / MANIFEST).read_bytes()):
+        with pytest.raises(DatastoreCorrupt):
+            Manifest.parse(flipped, store)
+
+
+def every_number(fields: dict, found: list | None = None) -> list:
+    """(container, key) of each integer in the manifest."""
+    found = [] if found is None else found
+    for key, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
+        if isinstance(value, int):
+            found.append((fields, key))
+        elif isinstance(value, dict | list):
+            every_number(value, found)
+    return found
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31 - 1, 2**63, 1.5, True, None, "1", [], 10**400])
+def test_no_number_of_the_manifest_is_believed(store, value):
+    original = (store / MANIFEST).read_bytes()
+    numbers = len(every_number(json.loads(original)))
+    assert numbers == 2 + 2 * 5
+    for index in range(numbers):
+
+        def change(fields: dict, index: int = index) -> None:
+            container, key = every_number(fields)[index]
+            container[key] = value
+
+        (store / MANIFEST).write_bytes(original)
+        rewrite(store, change)
+        with pytest.raises((DatastoreCorrupt, DatastoreVersion)):
+            use(store)
+
+
+@pytest.mark.parametrize("value", [0, 2**64 - 1, 2**31 - 1, 2**63])
+def test_no_number_of_a_document_table_or_order_is_believed(store, value):
+    for file in sorted(store.iterdir()):
+        data = file.read_bytes()
+        size = 8 if "documents" in file.name else 4
+        if "documents" not in file.name and "order" not in file.name:
+            continue
+        new = (value & (2 ** (8 * size) - 1)).to_bytes(size, "little")
+        for at in range(0, len(data) - size + 1, size):
+            if data[at : at + size] != new:
+                file.write_bytes(data[:at] + new + data[at + size :])
+                with pytest.raises(DatastoreCorrupt):
+                    use(store)
+        file.write_bytes(data)
+
+
+def test_a_position_outside_the_text_is_corrupt_before_any_check(store):
+    for file in store.glob("*.order.bin"):
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    with Datastore.open(store) as opened, pytest.raises(DatastoreCorrupt, match="points outside"):
+        opened.rows(CONTEXT)
+
+
+def test_missing_files_orphans_unknown_fields_and_segments_named_twice(store):
+    (store / "0123456789abcdef.tokens.bin").write_bytes(b"orphan")
+    rewrite(store, lambda fields: fields.update(unknown={"a": [1]}))
+    assert content_of(store) == NEW
+    rewrite(store, lambda fields: fields["segments"].append(fields["segments"][0]))
+    with pytest.raises(DatastoreCorrupt, match="twice"):
+        Datastore.open(store)
+    rewrite(store, lambda fields: fields["segments"].pop())
+    for kind in KINDS:
+        file = next(store.glob(f"*[!f].{kind}.bin"))
+        data = file.read_bytes()
+        file.unlink()
+        with pytest.raises(DatastoreCorrupt, match=file.name):
+            Datastore.open(store)
+        file.write_bytes(data)
+    assert content_of(store) == NEW
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "0123", "0123456789ABCDEF", "0123456789abcdef\n", 5])
+def test_a_segment_name_is_no_path(store, name):
+    rewrite(store, lambda fields: fields["segments"][0].update(name=name))
+    with pytest.raises(DatastoreCorrupt, match="name"):
+        Datastore.open(store)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"GGUF\x03\x00", "GGUF"),
+        (b"PK\x03\x04zip", "zip"),
+        (sealed({"magic": "rest-local datastore", "format": 2}), "format 2, this version reads 1"),
+        (sealed({"magic": "rest-local datastore", "format": 0}), "format 0, this version reads 1"),
+        (sealed({"magic": "other"}), "other"),
+    ],
+)
+def test_other_formats_are_named_with_the_remedies(store, content, words):
+    (store / MANIFEST).write_bytes(content)
+    with pytest.raises(DatastoreVersion) as caught:
+        Datastore.open(store)
+    assert words in str(caught.value)
+    assert "update rest-local, or build it again" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe", b'{"magic": NaN}', b'{"a": 1}'])
+def test_a_manifest_that_is_none_is_corrupt(store, content):
+    (store / MANIFEST).write_bytes(content)
+    with pytest.raises(DatastoreCorrupt):
+        Datastore.open(store)
+
+
+def test_places_that_are_no_datastore(tmp_path):
+    with pytest.raises(DatastoreNotFound):
+        Datastore.open(tmp_path / "nothing")
+    with pytest.raises(DatastoreNotFound):
+        Datastore.open(tmp_path)
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    with pytest.raises(DatastoreVersion):
+        Datastore.open(model)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_datastore_is_a_clear_error(store):
+    (store / MANIFEST).chmod(0)
+    with pytest.raises(DatastoreError, match="cannot be read"):
+        Datastore.open(store)
+
+
+def test_a_reader_keeps_its_snapshot_while_it_is_replaced(store):
+    with Datastore.open(store) as before:
+        make(store, OLD)
+        assert before.rows(CONTEXT, 4, 1).continuations[0, 0] == 6
+        with Datastore.open(store) as after:
+            assert after.rows(CONTEXT, 4, 1).continuations[0, 0] == 5
+
+
+def test_reading_into_memory_gives_the_same_rows(store):
+    with Datastore.open(store) as mapped, Datastore.open(store, mmap=False) as read:
+        shutil.rmtree(store)
+        np.testing.assert_array_equal(mapped.rows(CONTEXT).continuations, read.rows(CONTEXT).continuations)
+        np.testing.assert_array_equal(mapped.rows(CONTEXT).positions, read.rows(CONTEXT).positions)
+
+
+def test_rows_outlive_the_datastore_and_close_may_be_repeated(store):
+    opened = Datastore.open(store)
+    rows = opened.rows(CONTEXT, 4, 1)
+    opened.close()
+    opened.close()
+    assert rows.continuations[0].tolist() == [6]
+    assert len(opened.rows(CONTEXT)) == 0
+
+
+def test_locate_refuses_positions_outside(store):
+    with Datastore.open(store) as opened:
+        for position in (-1, len(opened)):
+            with pytest.raises(IndexError):
+                opened.locate(position)
+
+
+def test_the_frozen_fixture_of_format_1_still_opens():
+    assert content_of(FROZEN) == NEW
+
+
+def test_names_of_any_bytes_survive(tmp_path):
+    names = ["ü.py", "new\nline", os.fsdecode(b"latin\xe9.py")]
+    make(tmp_path / "store", {name: [1] for name in names})
+    with Datastore.open(tmp_path / "store") as store:
+        assert store.document_names() == names
+
+
+def test_a_wide_vocabulary_takes_three_bytes(tmp_path):
+    ids = [65_535, 65_536, 151_000]
+    build(tmp_path / "store", [("a", array(ids))], vocabulary=VocabularyId("00", 151_936, "wide"))
+    with Datastore.open(tmp_path / "store") as store:
+        assert store.rows(array(ids[:1]), 1, 3).continuations.tolist() == [[65_536, 151_000, -1]]
+        assert store.segments[0].width == 3
