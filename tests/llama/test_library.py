@@ -1,0 +1,72 @@
+"""llama.cpp's log becomes lines of `logging`, and the library says what it is."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from rest_local.llama import library
+from rest_local.llama.library import LogLines
+
+DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
+
+
+@pytest.fixture
+def lines() -> LogLines:
+    return LogLines(logging.getLogger("rest_local.llama.test"))
+
+
+def test_a_message_of_several_lines_becomes_several_records(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
+    lines.feed(WARN, b"one\ntwo\n")
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (logging.WARNING, "one"),
+        (logging.WARNING, "two"),
+    ]
+
+
+def test_a_continued_message_is_one_record_with_the_level_of_its_start(
+    lines: LogLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    for level, text in ((ERROR, b"tensor "), (CONT, b"'x' "), (CONT, b"missing"), (CONT, b"\n")):
+        lines.feed(level, text)
+    assert [(record.levelno, record.message) for record in caplog.records] == [(logging.ERROR, "tensor 'x' missing")]
+
+
+def test_a_line_left_open_is_closed_by_the_next_message(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
+    lines.feed(ERROR, b"open")
+    lines.feed(WARN, b"next\n")
+    assert [record.message for record in caplog.records] == ["open", "next"]
+
+
+def test_bytes_that_are_not_utf8_and_percent_signs_do_no_harm(
+    lines: LogLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines.feed(WARN, b"100%s \xff\n")
+    assert [record.message for record in caplog.records] == ["100%s \N{REPLACEMENT CHARACTER}"]
+
+
+def test_only_errors_are_collected_and_only_inside_the_block(lines: LogLines) -> None:
+    with lines.collected_errors() as outer:
+        lines.feed(ERROR, b"a\n")
+        with lines.collected_errors() as inner:
+            lines.feed(WARN, b"b\n")
+            lines.feed(ERROR, b"c\n")
+    lines.feed(ERROR, b"d\n")
+    assert (outer, inner) == (["a", "c"], ["c"])
+
+
+def test_stderr_of_c_code_is_captured_and_restored(capfd: pytest.CaptureFixture[str]) -> None:
+    with library.captured_stderr() as printed:
+        os.write(2, b"from C\n")
+    os.write(2, b"after\n")
+    assert printed == ["from C"]
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_the_library_names_its_versions_backends_and_devices() -> None:
+    assert set(library.versions()) == {"llama-cpp-python", "llama.cpp", "ggml"}
+    assert "CPU" in library.backends()
+    assert any(device.name == "CPU" for device in library.devices())
+    assert all(version in library.fingerprint() for version in library.versions().values())

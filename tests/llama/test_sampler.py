@@ -1,0 +1,259 @@
+"""The sampler chain: the right distribution, the same draws for a seed, penalties, bias, grammar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rest_local.errors import GenerationError, OptionError
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler, Sampling
+from rest_local.llama.vocabulary import Vocabulary
+
+Logits = NDArray[np.float32]
+NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+DIGITS = 'root ::= [0-9]+ "."'
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def _rows(count: int, size: int, seed: int = 0, spread: float = 3.0) -> Logits:
+    return (np.random.default_rng(seed).standard_normal((count, size)) * spread).astype(np.float32)
+
+
+def _generate(sampler: Sampler, rows: Logits) -> list[int]:
+    tokens = []
+    for row in rows:
+        tokens.append(sampler.sample(row))
+        sampler.accept(tokens[-1])
+    return tokens
+
+
+def _peaked(size: int, *likely: int) -> Logits:
+    """A row with a few tokens of falling likelihood and nothing else near them."""
+    row = np.full(size, -50.0, np.float32)
+    row[list(likely)] = 10.0 - np.arange(len(likely))
+    return row
+
+
+def test_greedy_is_the_arg_max_of_the_bare_logits(vocabulary: Vocabulary) -> None:
+    rows = _rows(50, vocabulary.size)
+    with Sampler(vocabulary, Sampling()) as sampler:
+        assert _generate(sampler, rows) == rows.argmax(axis=1).tolist()
+
+
+def test_greedy_through_the_chain_is_the_same_arg_max(vocabulary: Vocabulary) -> None:
+    rows = _rows(50, vocabulary.size)
+    with Sampler(vocabulary, Sampling(logit_bias=((0, 0.0),))) as sampler:
+        assert _generate(sampler, rows) == rows.argmax(axis=1).tolist()
+
+
+def test_logits_are_only_read_and_need_not_be_contiguous(vocabulary: Vocabulary) -> None:
+    wide = _rows(1, 2 * vocabulary.size)[0]
+    row, before = wide[::2], wide.copy()
+    wide.flags.writeable = False
+    with Sampler(vocabulary, Sampling(temperature=1, seed=1)) as strided:
+        token = strided.sample(row)
+    with Sampler(vocabulary, Sampling(temperature=1, seed=1)) as contiguous:
+        assert contiguous.sample(row.copy()) == token
+    assert (wide == before).all()
+
+
+def test_a_seed_gives_the_same_draws_and_another_seed_others(vocabulary: Vocabulary) -> None:
+    rows = _rows(60, vocabulary.size, spread=1.0)
+
+    def run(seed: int | None) -> list[int]:
+        with Sampler(vocabulary, Sampling(temperature=1.0, seed=seed)) as sampler:
+            return _generate(sampler, rows)
+
+    assert run(5) == run(5)
+    assert run(5) != run(6)
+    assert run(0) != run(1)
+
+
+def test_an_open_seed_is_random_and_told(vocabulary: Vocabulary) -> None:
+    rows = _rows(60, vocabulary.size, spread=1.0)
+    with (
+        Sampler(vocabulary, Sampling(temperature=1.0)) as first,
+        Sampler(vocabulary, Sampling(temperature=1.0)) as other,
+    ):
+        assert first.seed != other.seed
+        with Sampler(vocabulary, Sampling(temperature=1.0, seed=first.seed)) as again:
+            assert _generate(first, rows) == _generate(again, rows)
+
+
+@pytest.mark.parametrize("alone", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 0.0}])
+def test_every_position_takes_one_draw_also_where_one_candidate_is_left(
+    vocabulary: Vocabulary, alone: dict[str, float]
+) -> None:
+    """So that a near-tie, which decides how many candidates are left, cannot shift the draws of what follows."""
+    options = NEUTRAL | {"min_p": 0.05}
+    certain, open_row = _peaked(vocabulary.size, 3), _rows(1, vocabulary.size, spread=0.5)[0]
+    with Sampler(vocabulary, Sampling(temperature=1.0, seed=9, **options)) as sampler:  # type: ignore[arg-type]
+        plain = [sampler.sample(open_row) for _ in range(6)]
+        sampler.reset()
+        mixed = [sampler.sample(certain if i in (1, 2, 4) else open_row) for i in range(6)]
+    assert [mixed[i] for i in (1, 2, 4)] == [3, 3, 3]
+    assert [mixed[i] for i in (0, 3, 5)] == [plain[i] for i in (0, 3, 5)]
+    with Sampler(vocabulary, Sampling(temperature=1.0, seed=9, **(NEUTRAL | alone))) as single:  # type: ignore[arg-type]
+        assert {single.sample(open_row) for _ in range(5)} == {int(open_row.argmax())}
+
+
+def test_draws_follow_the_distribution(vocabulary: Vocabulary) -> None:
+    """Chi-square over 20 000 draws of a fixed seed, 15 degrees of freedom: 37.7 is the 0.1% point."""
+    likely = np.arange(16)
+    row = np.full(vocabulary.size, -np.inf, np.float32)
+    row[likely] = np.random.default_rng(2).standard_normal(16)
+    temperature, draws = 0.7, 20_000
+    with Sampler(vocabulary, Sampling(temperature=temperature, seed=11, **NEUTRAL)) as sampler:  # type: ignore[arg-type]
+        counts = np.bincount([sampler.sample(row) for _ in range(draws)], minlength=vocabulary.size)
+    weights = np.exp(row[likely].astype(float) / temperature)
+    expected = weights / weights.sum() * draws
+    assert counts.sum() == counts[likely].sum() == draws
+    assert ((counts[likely] - expected) ** 2 / expected).sum() < 37.7
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.8}])
+def test_filters_keep_what_a_naive_filter_keeps(vocabulary: Vocabulary, options: dict[str, float]) -> None:
+    row = _rows(1, vocabulary.size, seed=4, spread=2.0)[0]
+    order = np.argsort(-row, kind="stable")[: int(options.get("top_k", vocabulary.size))]
+    p = np.exp(row[order].astype(float) - row.max())
+    p /= p.sum()
+    kept = int(np.searchsorted(np.cumsum(p), options.get("top_p", 1.0))) + 1
+    allowed = {int(token) for token, share in zip(order[:kept], p[:kept], strict=False)
+               if share >= options.get("min_p", 0.0) * p[0]}  # fmt: skip
+    with Sampler(vocabulary, Sampling(temperature=3.0, seed=1, **(NEUTRAL | options))) as sampler:  # type: ignore[arg-type]
+        seen = {sampler.sample(row) for _ in range(3000)}
+    assert seen == allowed if len(allowed) < 30 else seen <= allowed
+
+
+def test_logit_bias_forbids_and_prefers(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, 7, 8, 9)
+    with Sampler(vocabulary, Sampling(logit_bias=((7, -math.inf),))) as sampler:
+        assert sampler.sample(row) == 8
+    with Sampler(vocabulary, Sampling(logit_bias=((9, 5.0),))) as sampler:
+        assert sampler.sample(row) == 9
+    with pytest.raises(OptionError, match="outside the vocabulary"):
+        Sampler(vocabulary, Sampling(logit_bias=((vocabulary.size, 1.0),)))
+
+
+def test_penalties_count_what_was_accepted_and_the_prompt(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, 7, 8, 9)  # logits 10, 9, 8
+    with Sampler(vocabulary, Sampling(presence_penalty=1.5)) as sampler:
+        assert [sampler.sample(row), sampler.sample(row)] == [7, 7]  # looking is not accepting
+        assert _generate(sampler, np.stack([row] * 4)) == [7, 8, 7, 7]  # 8.5 7.5 8 once both were seen
+        sampler.reset()
+        sampler.observe([7, 7, 8])
+        assert sampler.sample(row) == 7  # 8.5, 7.5, 8
+    with Sampler(vocabulary, Sampling(frequency_penalty=0.8)) as sampler:
+        sampler.observe(np.array([7, 7, 8], np.int32))
+        assert sampler.sample(row) == 7  # 8.4, 8.2, 8
+        sampler.accept(7)
+        assert sampler.sample(row) == 8  # 7.6, 8.2, 8
+    with Sampler(vocabulary, Sampling(repeat_penalty=2.0, repeat_last_n=1)) as sampler:
+        assert _generate(sampler, np.stack([row] * 3)) == [7, 8, 7]  # only the last one is remembered
+
+
+def test_grammar_bounds_greedy_output_to_its_best_allowed_token(vocabulary: Vocabulary) -> None:
+    """Naive oracle: the allowed tokens of this grammar are digits, then also the full stop."""
+    rows = _rows(20, vocabulary.size, seed=8)
+    digits = [i for i in range(vocabulary.size) if vocabulary.piece(i).isdigit()]
+    (stop,) = vocabulary.tokenize(".").tolist()
+    with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:
+        for i, row in enumerate(rows):
+            allowed = digits if i == 0 else [*digits, stop]
+            token = sampler.sample(row)
+            assert token == max(allowed, key=lambda token: row[token])
+            sampler.accept(token)
+            if token == stop:
+                break
+        assert vocabulary.is_end(sampler.sample(rows[0]))
+
+
+def test_grammar_does_not_disturb_what_it_allows(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, *vocabulary.tokenize("7").tolist(), 200)
+    with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:
+        assert vocabulary.piece(sampler.sample(row)) == b"7"
+
+
+def test_grammar_with_sampling_stays_in_the_language(vocabulary: Vocabulary) -> None:
+    rows = _rows(200, vocabulary.size, seed=3)
+    with Sampler(vocabulary, Sampling(temperature=1.5, seed=2, grammar=DIGITS)) as sampler:
+        text = b""
+        for row in rows:
+            token = sampler.sample(row)
+            sampler.accept(token)
+            if vocabulary.is_end(token):
+                break
+            text += vocabulary.piece(token)
+        assert text[:-1].isdigit()
+        assert text[-1:] == b"."
+
+
+@pytest.mark.parametrize("grammar", ["root ::= (", "top ::= [a]", 'root ::= root "a" | "b"', "root ::= undefined", "!"])
+def test_an_invalid_grammar_is_one_line_and_prints_nothing(
+    vocabulary: Vocabulary, grammar: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OptionError, match=r"grammar: llama.cpp cannot read it: .") as caught:
+        Sampler(vocabulary, Sampling(grammar=grammar))
+    assert "\n" not in str(caught.value)
+    captured = capfd.readouterr()
+    assert captured.err == captured.out == ""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_no_token_can_satisfy_is_an_error(vocabulary: Vocabulary, temperature: float) -> None:
+    nothing = np.full(vocabulary.size, -np.inf, np.float32)
+    with Sampler(vocabulary, Sampling(grammar=DIGITS, temperature=temperature)) as sampler:
+        with pytest.raises(GenerationError, match="grammar"):
+            sampler.sample(nothing)
+        assert vocabulary.piece(sampler.sample(_rows(1, vocabulary.size)[0])).isdigit()  # next works
+
+
+def test_accepting_what_cannot_be_raises_and_next_works(vocabulary: Vocabulary) -> None:
+    (seven,), (letter,) = vocabulary.tokenize("7").tolist(), vocabulary.tokenize("x").tolist()
+    with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:
+        for token in (letter, vocabulary.eos or 0):
+            with pytest.raises(ValueError, match="not allowed by the grammar"):
+                sampler.accept(token)
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            sampler.accept(vocabulary.size)
+        sampler.accept(seven)
+
+
+def test_a_clone_goes_its_own_way_from_the_same_state(vocabulary: Vocabulary) -> None:
+    rows = _rows(20, vocabulary.size, spread=1.0)
+    options = {"temperature": 1.0, "seed": 4, "repeat_penalty": 1.3}
+    with Sampler(vocabulary, Sampling(**options)) as sampler:  # type: ignore[arg-type]
+        _generate(sampler, rows[:5])
+        with sampler.clone() as twin:
+            assert twin.seed == sampler.seed
+            ahead = _generate(twin, rows[5:])
+        assert _generate(sampler, rows[5:]) == ahead
+
+
+def test_reset_is_a_new_sampler(vocabulary: Vocabulary) -> None:
+    rows = _rows(20, vocabulary.size, spread=1.0)
+    for options in ({"temperature": 1.0, "presence_penalty": 2.0}, {"grammar": 'root ::= [0-9]{1,30} "."'}):
+        with Sampler(vocabulary, Sampling(seed=4, **options)) as sampler:  # type: ignore[arg-type]
+            first = _generate(sampler, rows[:1])
+            sampler.reset()
+            assert _generate(sampler, rows[:1]) == first
+
+
+def test_a_closed_sampler_raises_and_closes_again(vocabulary: Vocabulary) -> None:
+    sampler = Sampler(vocabulary, Sampling(temperature=1.0))
+    sampler.close()
+    sampler.close()
+    for use in (lambda: sampler.sample(_rows(1, vocabulary.size)[0]), lambda: sampler.accept(1), sampler.clone):
+        with pytest.raises(GenerationError, match="closed"):
+            use()

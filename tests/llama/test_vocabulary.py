@@ -1,0 +1,176 @@
+"""Text to tokens and back, special tokens, and the hash that ties datastores to a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_local.bench import gguf_file
+from rest_local.bench.gguf_file import byte_vocabulary
+from rest_local.errors import OptionError
+from rest_local.llama import vocabulary as vocabulary_module
+from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Vocabulary
+
+TinyModel = Callable[..., Path]
+SharedData = Callable[[str], Path]
+SHARED = ("ggml-vocab-qwen2.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-llama-spm.gguf")
+TINY_HASH = "1af7ebf7f7ebe57bed6dc17ab6caf2d5f50a6c2ee4c7d1c574b920e6dce4d918"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: TinyModel) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+@pytest.fixture(scope="module", params=SHARED)
+def shared(request: pytest.FixtureRequest, shared_data: SharedData) -> Iterator[Vocabulary]:
+    with Model.open(shared_data(request.param), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def _bytes(vocabulary: Vocabulary, text: str | bytes) -> bytes:
+    return b"".join(vocabulary.piece(int(token)) for token in vocabulary.tokenize(text))
+
+
+@given(text=st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_pieces_of_a_text_are_the_text(tiny: Vocabulary, text: str) -> None:
+    assert _bytes(tiny, text) == text.encode()
+
+
+@given(data=st.binary(max_size=100))
+@settings(max_examples=100, deadline=None)
+def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(tiny: Vocabulary, data: bytes) -> None:
+    assert _bytes(tiny, data) == data.decode("utf-8", "replace").encode()
+
+
+def test_a_lone_surrogate_is_replaced(tiny: Vocabulary) -> None:
+    assert _bytes(tiny, "a\ud800b") == b"a?b"
+
+
+def test_tokens_are_int32_and_of_the_callers_own_memory(tiny: Vocabulary) -> None:
+    tokens = tiny.tokenize("def")
+    assert tokens.dtype == np.int32
+    assert tokens.flags.owndata
+    assert tiny.tokenize("").tolist() == []
+
+
+def test_a_text_of_more_tokens_than_guessed_is_whole(tiny: Vocabulary) -> None:
+    text = "\N{SNOWMAN}" * 10_000  # three tokens a character
+    assert _bytes(tiny, text) == text.encode()
+
+
+def test_a_text_that_is_too_long_is_refused(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_module, "MAX_TEXT_BYTES", 10)
+    with pytest.raises(OptionError, match="11 bytes"):
+        tiny.tokenize("x" * 11)
+
+
+def test_special_tokens_are_text_unless_asked_for(tiny: Vocabulary) -> None:
+    text = "<|im_end|>"
+    assert len(tiny.tokenize(text, special=True)) == 1
+    assert len(tiny.tokenize(text)) > 1
+    assert _bytes(tiny, text) == text.encode()
+
+
+def test_special_tokens_of_the_tiny_vocabulary(tiny: Vocabulary) -> None:
+    spelled = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "fim_prefix": "<|fim_prefix|>"}
+    spelled |= {"fim_suffix": "<|fim_suffix|>", "fim_middle": "<|fim_middle|>", "fim_sep": "<|file_sep|>"}
+    for name, text in spelled.items():
+        assert tiny.text(getattr(tiny, name)) == text
+    assert not tiny.add_bos
+    (chat_end,) = tiny.tokenize("<|im_end|>", special=True)
+    assert tiny.is_end(int(chat_end))
+    assert tiny.is_control(int(chat_end))
+    assert tiny.piece(int(chat_end)) == b"<|im_end|>"
+    assert tiny.piece(int(chat_end), special=False) == b""
+    assert not tiny.is_end(0)
+
+
+@pytest.mark.parametrize("token", [-1, 384, 2**31 - 1])
+def test_ids_outside_the_vocabulary_never_reach_llama_cpp(tiny: Vocabulary, token: int) -> None:
+    for use in (tiny.piece, tiny.text):
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            use(token)
+    assert not tiny.is_end(token)
+    assert not tiny.is_control(token)
+
+
+def test_threads_do_not_mix_pieces(tiny: Vocabulary) -> None:
+    ids = list(range(tiny.size)) * 20
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tiny.piece, ids)) == [tiny.piece(token) for token in ids]
+
+
+def test_the_hash_is_frozen(tiny: Vocabulary) -> None:
+    """Datastores on disk carry it: a change of the rule makes all of them foreign."""
+    assert tiny.hash == TINY_HASH
+    assert tiny.identity == (tiny.hash, 384, tiny.name)
+
+
+def test_models_that_share_a_tokenizer_share_the_hash(tiny_model: TinyModel, tiny: Vocabulary) -> None:
+    for arch, options in (("qwen2", {}), ("llama", {"seed": 2}), ("llama", {"vocab": 512})):
+        with Model.open(tiny_model(arch, **options), vocab_only=True) as model:
+            assert model.vocabulary.hash == tiny.hash
+
+
+def _hash_after(tmp_path: Path, name: str, key: str, value: object) -> str:
+    keys = byte_vocabulary().keys | {key: value}
+    model_keys = {"block_count": 1, "context_length": 64, "embedding_length": 64, "feed_forward_length": 64}
+    model_keys |= {"attention.head_count": 2}
+    path = tmp_path / f"{name}.gguf"
+    floats = {"attention.layer_norm_rms_epsilon": 1e-5}
+    gguf_file.write(path, "llama", model_keys | floats, gguf_file.Vocabulary(384, keys), [])
+    with Model.open(path, vocab_only=True) as model:
+        return model.vocabulary.hash
+
+
+def test_another_piece_order_or_special_token_is_another_hash(tiny: Vocabulary, tmp_path: Path) -> None:
+    tokens = list(byte_vocabulary().keys["tokenizer.ggml.tokens"])
+    assert _hash_after(tmp_path, "same", "tokenizer.ggml.tokens", tokens) == tiny.hash
+    swapped = [tokens[1], tokens[0], *tokens[2:]]
+    assert _hash_after(tmp_path, "order", "tokenizer.ggml.tokens", swapped) != tiny.hash
+    renamed = ["\N{SNOWMAN}", *tokens[1:]]
+    assert _hash_after(tmp_path, "piece", "tokenizer.ggml.tokens", renamed) != tiny.hash
+    assert _hash_after(tmp_path, "eos", "tokenizer.ggml.eos_token_id", 0) != tiny.hash
+
+
+def test_a_file_is_hashed_once_in_a_process(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_model("llama")
+    with Model.open(path, vocab_only=True) as model:
+        first = model.vocabulary.hash
+    monkeypatch.setattr(Vocabulary, "_digest", lambda self: pytest.fail("hashed again"))
+    with Model.open(path, vocab_only=True) as model:
+        assert model.vocabulary.hash == first
+
+
+def test_every_piece_of_a_real_vocabulary_is_what_its_spelling_means(shared: Vocabulary) -> None:
+    """Naive oracle: GPT-2's byte alphabet for BPE, U+2581 and <0xNN> for SentencePiece, control tokens as spelled."""
+    alphabet = {character: byte for byte, character in enumerate(gguf_file._byte_tokens())}
+    sentencepiece = shared.type == 1
+    for token in range(shared.size):
+        text, piece = shared.text(token), shared.piece(token)
+        if shared.is_control(token) or text.startswith("[PAD"):
+            continue  # spelled out or nothing, by kind
+        if sentencepiece and len(text) == 6 and text.startswith("<0x"):
+            assert piece == bytes([int(text[3:5], 16)])
+        elif sentencepiece:
+            assert piece == text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode() or text == "<unk>"
+        else:
+            assert piece == bytes(alphabet[character] for character in text)
+
+
+def test_real_vocabularies_keep_text_and_long_pieces(shared: Vocabulary) -> None:
+    text = "def f(x):\n    return x  # \N{SNOWMAN} 日本語 🎉\n" + " " * 200
+    assert _bytes(shared, text).lstrip() == text.encode().lstrip()  # SentencePiece puts a space in front
+    assert len(shared.hash) == 64
+    if shared.type == 2:
+        assert max(len(shared.piece(token)) for token in range(shared.size)) > 64
