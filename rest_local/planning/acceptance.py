@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rest_local.drafting.candidates import N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SHARES, SOURCES
+from rest_local.drafting.candidates import N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
 
 CELL_STRENGTH = 8.0  # observations the coarser estimate is worth
 MARGINAL_STRENGTH = 12.0  # observations the prior is worth
@@ -24,15 +24,19 @@ def _marginal_of(cell: int) -> int:
     return (rest // N_ROWS) * N_SHARES + share
 
 
-def _prior(marginal: int) -> float:
-    """Before anything is measured: grows with the match length and the share, starting low.
+# Hits over proposals from the context of 655 recorded answers of Llama-3-8B-Instruct, about 390 000 proposals: by length
+# bucket where all rows agree, by share bucket where they do not (there the length hardly matters).
+_ALL_AGREE = (0.34, 0.50, 0.58, 0.61, 0.67, 0.73, 0.78, 0.84, 0.88, 0.95)
+_SOME_AGREE = (0.02, 0.05, 0.13, 0.37, 0.64)
+_STORED = 0.6  # text of others predicts less than the request's own, until it has shown otherwise
 
-    Fitted by eye to the acceptance that a prototype counted on recorded chat and code answers.
-    """
+
+def _prior(marginal: int) -> float:
+    """Before anything is counted here."""
     rest, share = divmod(marginal, N_SHARES)
-    length = rest % N_LENGTHS
-    middle = ((0.0, *SHARES)[share] + (*SHARES, 1.0)[share]) / 2
-    return float(middle * (0.06, 0.16, 0.3, 0.42, 0.55, 0.66, 0.76, 0.82, 0.88, 0.92)[length])
+    source, length = divmod(rest, N_LENGTHS)
+    prior = _ALL_AGREE[length] if share == N_SHARES - 1 else _SOME_AGREE[share]
+    return prior * _STORED if SOURCES[source] in ("datastore", "history") else prior
 
 
 class Acceptance:
