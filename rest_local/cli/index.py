@@ -38,7 +38,14 @@ def index() -> None:
 )
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out these files; repeatable.")
 @click.option("--allow-secrets", is_flag=True, help="Take files that look as if they held keys or passwords.")
-@click.option("--max-file-size", type=click.IntRange(min=1), default=1 << 20, show_default=True, metavar="BYTES")
+@click.option(
+    "--max-file-size",
+    type=click.IntRange(min=1),
+    default=1 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Skip larger files.",
+)
 @json_option
 def build(
     paths: tuple[str, ...],

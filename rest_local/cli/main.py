@@ -44,7 +44,7 @@ def _read_environment(command: click.Command) -> None:
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="rest-local")
+@click.version_option(__version__, prog_name="rest-local", help="Show the version and exit.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run local GGUF models faster, with the same output.

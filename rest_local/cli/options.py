@@ -103,7 +103,7 @@ _ENGINE_OPTIONS = (
         help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
     ),
     click.option(
-        "--ctx", type=click.IntRange(min=1), metavar="N", help="Context length in tokens. Default: the model's."
+        "--ctx", type=click.IntRange(min=1), metavar="N", help="Context in tokens. Default: 4096, or the model's."
     ),
     click.option(
         "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."

@@ -32,7 +32,8 @@ def _document(command: click.Command, path: str, parent: click.Context | None) -
     yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
     rows = [_row(option) for option in command.params if isinstance(option, click.Option)]
     arguments = [_placeholder(argument) for argument in command.params if isinstance(argument, click.Argument)]
-    yield f"    {' '.join([path, *(['[OPTIONS]'] if rows else []), *arguments])}\n"
+    command_word = ["COMMAND"] if isinstance(command, click.Group) else []
+    yield f"    {' '.join([path, *(['[OPTIONS]'] if rows else []), *arguments, *command_word])}\n"
     if rows:
         yield "| option | default | |\n|---|---|---|"
         yield "\n".join(rows) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -34,9 +34,9 @@ class FakeResult:
 
 
 class FakeStream:
-    """Yields the script; an exception in it is raised where it stands."""
+    """Yields the script; an exception in it is raised, and a function called, where it stands."""
 
-    def __init__(self, script: Sequence[FakePiece | BaseException], speed: float) -> None:
+    def __init__(self, script: Sequence[FakePiece | BaseException | Callable[[], None]], speed: float) -> None:
         self._script, self._speed = script, speed
         self._said: list[FakePiece] = []
         self._cancelled = False
@@ -45,6 +45,9 @@ class FakeStream:
         for item in self._script:
             if isinstance(item, BaseException):
                 raise item
+            if callable(item):
+                item()
+                continue
             self._said.append(item)
             yield item
 
@@ -75,7 +78,7 @@ class FakeStream:
 class FakeEngine:
     """Answers each `generate` with the next script of `scripts`, the last one for ever."""
 
-    scripts: list[list[FakePiece | BaseException]]
+    scripts: list[list[FakePiece | BaseException | Callable[[], None]]]
     warnings: list[str] = field(default_factory=list)
     choice: EngineChoice = field(default_factory=EngineChoice)
     prompts: list[Any] = field(default_factory=list)
@@ -125,7 +128,7 @@ class FakeEngine:
         self.closed = True
 
 
-HELLO: list[FakePiece | BaseException] = [
+HELLO: list[FakePiece | BaseException | Callable[[], None]] = [
     FakePiece("Hel", (72, 101, 108), ("datastore", "datastore", "model")),
     FakePiece("lo", (108, 111), ("context", "model")),
 ]

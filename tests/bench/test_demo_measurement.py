@@ -1,0 +1,121 @@
+"""The demo's measurement on scripted generations: what counts as identical, when it samples, what the headline is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rest_local.bench import demo, prompts
+from rest_local.bench.prompts import Prompt
+from rest_local.bench.repeats import repeated_share
+
+PROMPT = Prompt("stored", "a title", "text")
+
+
+class ScriptedEngine:
+    """`answer(policy, sampling, call)` gives the tokens; speeds go by policy."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer, self.calls = answer, []
+
+    def generate(self, prompt: str, *, max_tokens: int, sampling: Any, policy: str | None) -> Any:
+        self.calls.append((policy, sampling))
+        tokens = self._answer(policy, sampling, len(self.calls))
+        speed = {"off": 100.0, None: 100.0 + 10 * len(self.calls)}[policy]
+        draft = {"mat": 2.0, "accepted": 1, "drafted": 2, "by_source": {}}
+        return Stream(SimpleNamespace(tokens=tokens, draft=draft, timings={"predicted_per_second": speed}))
+
+
+class Stream:
+    def __init__(self, result: Any) -> None:
+        result.to_dict = lambda: {"text": "t", "tokens": len(result.tokens)}
+        self.result = result
+
+    def __iter__(self) -> Any:
+        return iter(["piece"])
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None:
+        self.seen.append((prompt.kind, mode, sampled))
+
+    def piece(self, side: str, piece: Any) -> None:
+        self.seen.append(side)
+
+
+def measure(answer: Any, repeats: int = 3, **more: Any) -> tuple[ScriptedEngine, demo.Comparison]:
+    engine: Any = ScriptedEngine(answer)
+    return engine, demo.compare(engine, PROMPT, "exact", max_tokens=30, repeats=repeats, **more)
+
+
+def test_runs_are_interleaved_and_speedup_is_the_median_of_pairs() -> None:
+    engine, result = measure(lambda *_: list(range(30)))
+    assert [policy for policy, _ in engine.calls] == ["off"] + ["off", None] * 4
+    # timed pairs end with the calls 5, 7 and 9
+    assert result.drafted.speeds == (150.0, 170.0, 190.0)
+    assert result.speedup == pytest.approx(1.7)
+    assert result.identical
+    assert not result.sampled
+
+
+def test_one_different_run_is_not_identical() -> None:
+    _, result = measure(lambda policy, _, call: [1, 2, 3] if call == 7 else [1, 2, 4])
+    assert not result.identical
+
+
+def test_where_greedy_loops_both_sides_sample_with_one_seed() -> None:
+    engine, result = measure(lambda _, sampling, __: [1] * 30 if sampling.is_greedy else list(range(30)))
+    assert result.sampled
+    assert {(s.seed, s.temperature) for _, s in engine.calls[1:]} == {(demo.SEED, demo.TEMPERATURE)}
+    assert "seed" in result.to_json()["sampling"]
+    assert not result.loops
+
+
+def test_audience_sees_the_first_pair_only() -> None:
+    watcher = Watcher()
+    measure(lambda *_: list(range(30)), audience=watcher)
+    assert watcher.seen == [("stored", "exact", False), "plain", "drafted"]
+
+
+def test_an_output_that_loops_is_no_headline() -> None:
+    _, good = measure(lambda *_: list(range(30)))
+    _, loops = measure(lambda *_: [1] * 30)
+    assert demo.headline([loops, good]) is good
+    line = demo.to_json([loops, good])
+    assert {"text", "tokens", "identical", "speedup", "plain", "drafted"} <= line.keys()
+    assert [row["plain"]["repeated_8grams"] > 0.3 for row in line["prompts"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"), [([], 0.0), (list(range(8)), 0.0), ([1] * 9, 0.5), ([1] * 17, 0.9), (list(range(99)), 0.0)]
+)
+def test_repeated_share(tokens: list[int], share: float) -> None:
+    assert repeated_share(tokens) == pytest.approx(share)
+
+
+def test_prompts_are_what_they_say() -> None:
+    held_out = prompts.held_out_modules()
+    assert "csv.py" in held_out
+    assert "cmd.py" in held_out
+    assert "queue.py" not in held_out
+    by_kind = {prompt.kind: prompt.text for prompt in prompts.demo_prompts()}
+    assert by_kind["unseen"].rstrip().endswith(":")
+    assert by_kind["unseen"] in (prompts.standard_library() / "csv.py").read_text(encoding="utf-8")
+    assert by_kind["stored"] in (prompts.standard_library() / "queue.py").read_text(encoding="utf-8")
+    original, again = by_kind["copy"].split("# The same code once more, unchanged:")
+    assert original.startswith(again.strip())
+    assert all(500 < len(text) < 2400 for text in by_kind.values())
+
+
+def test_window_and_cut(tmp_path: Path) -> None:
+    text = (
+        "import x\n\nclass A:\n    pass\n\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
+    )
+    assert prompts.window(text, "class A", 12) == text[10 : text.index("        return 1")]
+    assert prompts.begin_of("no function here", 5) == "no fu"

@@ -1,0 +1,146 @@
+"""The command group: exit codes, one-line errors, closed outputs, interrupts, and the reference that cannot drift."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rest_local
+from rest_local.cli.main import COMMANDS, cli
+from rest_local.cli.reference import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+Call = Callable[..., Any]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+# Runs the command line on the fake engine in a process of its own: `body` is put between the imports and the call.
+PROGRAM = """
+import signal, sys, time
+sys.path.insert(0, {here!r})
+from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from rest_local.cli import main, options
+script = HELLO
+{body}
+options.load_engine = lambda choice: FakeEngine([script])
+sys.argv = ["rest-local", *{arguments!r}]
+main.main()
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that starts a command line on the fake engine; what still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*arguments: str, body: str = "", **streams: Any) -> subprocess.Popen[bytes]:
+        program = PROGRAM.format(here=str(Path(__file__).parent), body=textwrap.dedent(body), arguments=arguments)
+        command = [sys.executable, "-c", program]
+        started.append(subprocess.Popen(command, cwd=ROOT, **{"stderr": subprocess.PIPE, **streams}))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_version(call: Call) -> None:
+    done = call("--version")
+    assert (done.code, done.out) == (0, f"rest-local, version {rest_local.__version__}\n")
+
+
+def test_without_a_command_there_is_help(call: Call) -> None:
+    done = call()
+    assert done.code == 0
+    assert all(f"\n  {name} " in done.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [("no-such-command",), ("--no-such-option",), ("generate", "a", "b")])
+def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None:
+    done = call(*arguments)
+    assert done.code == 2
+    assert done.err.startswith("rest-local: error: ")
+    assert "--help`" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_reference_is_what_the_commands_say() -> None:
+    written = (ROOT / "docs" / "CLI.md").read_text(encoding="utf-8")
+    assert written == reference(), "run `make docs`"
+
+
+def test_every_option_explains_itself() -> None:
+    assert "|  |\n" not in reference()
+
+
+def test_commands_are_loaded_by_name_only() -> None:
+    assert cli.list_commands(None) == list(COMMANDS)  # type: ignore[arg-type]
+    assert cli.get_command(None, "main") is None  # type: ignore[arg-type]
+
+
+def test_output_closed_by_the_reader_is_quiet(start: Start) -> None:
+    reading, writing = os.pipe()
+    process = start("generate", "x", body="script = [FakePiece('x' * 100, (1,), ('model',))] * 10_000", stdout=writing)
+    os.close(writing)
+    os.read(reading, 10)
+    os.close(reading)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full")
+@pytest.mark.parametrize("arguments", [("generate", "x"), ("generate", "x", "--json"), ("--help",)])
+def test_full_disk_is_one_line(start: Start, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start(*arguments, stdout=full)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == b"rest-local: error: output: No space left on device\n"
+
+
+def test_one_interrupt_stops_and_keeps_the_text(start: Start) -> None:
+    body = """
+        def wait():
+            sys.stdout.write("so far")
+            sys.stdout.flush()
+            signal.pause()
+        script = [HELLO[0], wait]
+    """
+    process = start("generate", "x", body=body, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 3) == b"Hel"
+    assert os.read(process.stdout.fileno(), 100) == b"so far"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_second_interrupt_ends_at_once_even_inside_a_c_call(start: Start) -> None:
+    """A mutex that is locked twice stands for a long llama_decode: no signal ends it, and no Python handler can run."""
+    body = """
+        import ctypes
+        def wait():
+            sys.stdout.write("ready")
+            sys.stdout.flush()
+            libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+            libc.pthread_mutex_lock(mutex)
+            libc.pthread_mutex_lock(mutex)
+        script = [wait]
+    """
+    process = start("generate", "x", body=body, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert os.read(process.stdout.fileno(), 100) == b"ready"
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # signals sent in one breath are delivered as one
+            process.wait(timeout=1)
+    assert process.wait(timeout=60) == 130

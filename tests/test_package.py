@@ -1,0 +1,97 @@
+"""The package itself: its table of contents, what an import costs, and which room may know which."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rest_local
+
+PACKAGE = Path(rest_local.__file__).parent
+HEAVY = ("numpy", "llama_cpp", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
+COMMANDS = ("generate", "chat", "index", "demo", "doctor")
+
+# Who may import whom, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) belong to all.
+BELOW: dict[str, set[str]] = {
+    "llama": set(),
+    "retrieval": set(),
+    "drafting": {"retrieval", "llama"},
+    "planning": {"drafting", "retrieval", "llama"},
+    "decoding": {"planning", "drafting", "retrieval", "llama"},
+    "bench": {"decoding", "planning", "drafting", "retrieval", "llama"},
+    "cli": {"bench", "decoding", "planning", "drafting", "retrieval", "llama"},
+}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the full name of every module that `path` imports, inside functions and TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_table_of_contents_is_sorted_and_complete() -> None:
+    assert rest_local.__all__ == sorted(rest_local.__all__)
+    assert set(rest_local.__all__) == {*rest_local._HOME, "__version__"}
+
+
+@pytest.mark.parametrize("name", rest_local.__all__)
+def test_every_name_loads(name: str) -> None:
+    value = getattr(rest_local, name)
+    assert name == "__version__" or value.__name__ == name
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Enigne'"):
+        _ = rest_local.Enigne
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
+    """The reason why --help answers in well under 150 ms; a time would be a flaky test."""
+    code = (
+        "import sys\n"
+        "from rest_local.cli.main import run\n"
+        f"code = run([*{command!r}, '--help'])\n"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "print(loaded, file=sys.stderr)\n"
+        "sys.exit(code or bool(loaded))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: rest-local" in done.stdout
+
+
+def test_only_the_llama_room_imports_the_library() -> None:
+    outside = [path for path in modules() if path.relative_to(PACKAGE).parts[0] != "llama"]
+    offenders = [str(path) for path in outside if any(name.split(".")[0] == "llama_cpp" for name in imports_of(path))]
+    assert offenders == []
+
+
+@pytest.mark.parametrize("room", sorted(BELOW))
+def test_imports_point_downwards(room: str) -> None:
+    offenders = []
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] == "rest_local" and len(parts) > 1 and parts[1] in BELOW.keys() - BELOW[room] - {room}:
+                offenders.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert offenders == []
+
+
+def test_every_room_is_known() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
+    assert rooms == set(BELOW)
