@@ -124,8 +124,9 @@ def run(
     engine: Engine, prompt: Prompt, side: str, sampling: Sampling, max_tokens: int, audience: Audience | None = None
 ) -> Result:
     """Generate once."""
-    policy = "off" if side == "plain" else None
-    stream = engine.generate(prompt.text, max_tokens=max_tokens, sampling=sampling, policy=policy)
+    stream = engine.generate(
+        prompt.text, max_tokens=max_tokens, sampling=sampling, policy="off" if side == "plain" else None
+    )
     for piece in stream:
         if audience is not None:
             audience.piece(side, piece)
