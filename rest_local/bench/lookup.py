@@ -2,10 +2,10 @@
 
     python -m rest_local.bench.lookup [--tokens N] [--queries N] [--model GGUF] [--json]
 
-Text: Python sources of the running interpreter, tokenized with the vocabulary of `--model` and repeated in another order
-of lines once there are too few; without a model a synthetic stream (each token drawn by Zipf's law from what followed
-the token before). The result says which. Queries: real contexts of 40 tokens from the text, with one of the newest
-32 replaced, so that the match is neither always full nor always empty.
+Text: Python sources of the running interpreter, tokenized with the vocabulary of `--model` and repeated with their
+paragraphs shuffled once there are too few; without a model a synthetic stream (each token drawn by Zipf's law from
+what followed the token before). The result says which. Queries: real contexts of 40 tokens from the text, with one of
+the newest 33 replaced, so that the match is neither always full nor always empty.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str
 
     Times in microseconds (`rows_us`: one `Datastore.rows` of 64 rows and 16 tokens, first and second pass over the
     queries), memory in MB: `open_rss_mb` after opening, `used_rss_mb` after all queries (mapped pages, which the
-    system may take back at any time, count), `own_rss_mb` the part of it that is not mapped file.
+    system may take back at any time, count), `trimmed_rss_mb` after `Datastore.trim`, `own_rss_mb` the part of
+    `used_rss_mb` that is not mapped file.
     """
     random = np.random.default_rng(seed)
     text, vocabulary, source = _text(tokens, random, model)
@@ -59,6 +60,8 @@ def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str
             opened, _ = _resident()
             passes = [_times(store, contexts) for _ in range(2)]
             used, used_own = _resident()
+            store.trim()
+            trimmed, _ = _resident()
             info = store.info()
     return {
         "text": source,
@@ -71,6 +74,7 @@ def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str
         "rows_us": _quantiles(passes[1]),
         "open_rss_mb": round(opened - before, 1),
         "used_rss_mb": round(used - before, 1),
+        "trimmed_rss_mb": round(trimmed - before, 1),
         "own_rss_mb": round(used_own - before_own, 1),
         "bytes_per_token": round(info["bytes"] / info["tokens"], 3),
         "build_s": round(built, 1),

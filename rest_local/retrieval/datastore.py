@@ -177,6 +177,15 @@ class Datastore:
                 total += size
         return total
 
+    def trim(self) -> None:
+        """Takes the mapped pages that lookups have touched out of this process; call it when a generation has ended.
+
+        They stay in the system's cache: the next lookups take about 0.2 ms longer in all. Without it the resident set
+        grows up to the size of the files, all of it memory that the system may take back at any time.
+        """
+        for mapped in self._maps:
+            mapped.madvise(memory.MADV_DONTNEED)
+
     def close(self) -> None:
         """Unmaps the files. A second call does nothing; rows that were returned stay valid."""
         for segment in self._segments:
@@ -219,8 +228,7 @@ class Datastore:
             raise
         except OSError as error:
             raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror or error}") from error
-        if hasattr(memory, "MADV_RANDOM"):
-            mapped.madvise(memory.MADV_RANDOM)  # no read-ahead: a lookup touches some 200 pages, all over the file
+        mapped.madvise(memory.MADV_RANDOM)  # no read-ahead: a lookup touches some 200 pages, all over the file
         self._maps.append(mapped)
         return mapped
 

@@ -1,0 +1,110 @@
+"""`rest-local index` with a byte vocabulary in place of a model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rest_local.cli import index as command
+from rest_local.errors import CorpusEmpty, DatastoreNotFound, OptionError
+
+
+class ByteVocabulary:
+    """Every byte is a token."""
+
+    name, size, hash = "bytes", 256, "b0" * 32
+
+    def tokenize(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token])
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    @contextmanager
+    def vocabulary(path: Path) -> Iterator[ByteVocabulary]:
+        yield ByteVocabulary()
+
+    monkeypatch.setattr(command, "_vocabulary", vocabulary)
+    monkeypatch.setattr(command, "model_path", lambda value: Path("toy.gguf"))
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.py").write_text("import os\n\ndef alpha():\n    return os.getcwd()\n")
+    (source / "b.py").write_text("def beta():\n    return os.getpid()\n")
+    (source / "c.py").write_bytes(b"\0\1")
+    return source
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command.index, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def answer(*arguments: str | Path) -> dict:
+    lines = call(*arguments, "--json").stdout.splitlines()
+    assert len(lines) == 1
+    return json.loads(lines[0])
+
+
+def test_build_info_list_check_remove(corpus):
+    built = answer("build", corpus, "-o", "mine")
+    assert built["documents"] == 2
+    assert built["skipped"] == {"binary": 1}
+    info = answer("info", "mine")
+    assert info["recipe"]["paths"] == [str(corpus)]
+    assert info["tokens"] == built["tokens"]
+    assert [row["name"] for row in answer("list")["datastores"]] == ["mine"]
+    assert answer("check", "mine")["ok"] is True
+    for arguments in (("info", "mine"), ("list",), ("check", "mine")):
+        assert "mine" in call(*arguments).stdout
+    assert answer("remove", "mine")["removed"].endswith("mine")
+    assert answer("list")["datastores"] == []
+    assert "no datastores" in call("list").stdout
+    with pytest.raises(DatastoreNotFound):
+        call("remove", "mine")
+
+
+def test_search_tells_match_places_files_lines_and_continuations(corpus):
+    call("build", corpus, "-o", "mine")
+    found = answer("search", "mine", "x    return os.get")
+    assert found["matched"] == "    return os.get"
+    assert found["places"] == 2
+    assert {(Path(file["name"]).name, file["line"]) for file in found["files"]} == {("a.py", 4), ("b.py", 2)}
+    assert {row["text"] for row in found["continuations"][:2]} == {"cwd()\n", "pid()\n"}
+    printed = call("search", "mine", "os.getc").stdout
+    assert "a.py:4" in printed
+    assert "'wd()\\n'" in printed
+    assert answer("search", "mine", "~")["places"] == 0
+
+
+def test_a_damaged_datastore_is_listed_with_its_fault(corpus):
+    path = Path(answer("build", corpus, "-o", "mine")["path"])
+    (path / "manifest.json").write_text("{}")
+    assert "checksum" in answer("list")["datastores"][0]["error"]
+    assert "checksum" in call("list").stdout
+
+
+def test_an_empty_corpus_says_what_was_skipped(corpus):
+    with pytest.raises(CorpusEmpty, match="1 binary"):
+        call("build", corpus / "c.py")
+
+
+def test_secrets_are_named(corpus):
+    (corpus / "credentials.py").write_text("x = 1\n")
+    assert "credentials.py" in call("build", corpus).stdout
+    assert answer("build", corpus, "--allow-secrets")["documents"] == 3
+
+
+def test_another_models_vocabulary_is_refused(corpus, monkeypatch):
+    call("build", corpus, "-o", "mine")
+    monkeypatch.setattr(ByteVocabulary, "hash", "c0" * 32)
+    with pytest.raises(OptionError, match="vocabulary of bytes"):
+        call("search", "mine", "x")

@@ -1,0 +1,381 @@
+"""A build is all or nothing: killed at every step, on a disk that fails at every step, and against other builders."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stores import NEW, OLD, VOCABULARY, content_of, make
+
+from rest_local.errors import (
+    CorpusEmpty,
+    CorpusTooLarge,
+    DatastoreLocked,
+    DatastoreNotFound,
+    DatastoreUnwritable,
+    OptionError,
+)
+from rest_local.retrieval import build, datastore_path, datastores_home, list_datastores, remove
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import MANIFEST, owns
+
+OPERATIONS = ("make_directory", "create", "write", "sync", "rename", "link", "sync_directory", "unlink")
+
+
+class Counting(Files):
+    """Files that call `at` with a number before each operation."""
+
+    def __init__(self, at: Callable[[int, str], None]) -> None:
+        self.steps, self.at = 0, at
+
+
+def _step(name: str) -> Callable[..., Any]:
+    def operation(self: Counting, *arguments: Any) -> Any:
+        self.steps += 1
+        self.at(self.steps, name)
+        return getattr(Files, name)(self, *arguments)
+
+    return operation
+
+
+for _name in OPERATIONS:
+    setattr(Counting, _name, _step(_name))
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def orphans(path: Path) -> set[str]:
+    """Files of builds that no manifest names."""
+    manifest = (path / MANIFEST).read_text() if (path / MANIFEST).exists() else ""
+    return {name for name in names(path) if (owns(name) and name.split(".")[0] not in manifest) or ".new-" in name}
+
+
+def steps_of_a_build(path: Path) -> int:
+    files = Counting(lambda step, name: None)
+    make(path, NEW, segment_tokens=12, files=files)
+    return files.steps
+
+
+KILLED = """
+import os, sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+from stores import NEW, make
+from test_build import Counting
+
+def die(step, name):
+    if step == killed_at:
+        os.kill(os.getpid(), 9)
+
+for killed_at in range(1, int(sys.argv[2]) + 1):
+    child = os.fork()
+    if child == 0:
+        make(Path(sys.argv[1]) / str(killed_at), NEW, segment_tokens=12, files=Counting(die))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == 9, status
+"""
+
+
+@pytest.mark.parametrize("old", [OLD, None], ids=["replacing", "first"])
+def test_killed_at_every_step(tmp_path, old):
+    steps = steps_of_a_build(make(tmp_path / "counted", OLD) if old else tmp_path / "counted")
+    for step in range(1, steps + 1):
+        if old:
+            make(tmp_path / str(step), old)
+    here = Path(__file__).parent
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(steps), str(here), str(here.parent.parent)],
+        check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+    seen = []
+    for step in range(1, steps + 1):
+        path = tmp_path / str(step)
+        if path.exists() and (path / MANIFEST).exists():
+            found = content_of(path)
+            assert found in (old, NEW)
+            seen.append(found)
+        else:
+            assert old is None
+        make(path, NEW)  # the lock of the dead does not block
+        assert content_of(path) == NEW
+        assert orphans(path) == set()
+    assert NEW in seen
+    assert old is None or old in seen
+
+
+class Volatile(Files):
+    """A disk that keeps only what was synced: `durable` is the directory after a power cut."""
+
+    def __init__(self, directory: Path, durable: dict[str, bytes]) -> None:
+        self.directory, self.durable = directory, dict(durable)
+        self.contents: dict[int, bytes] = {}  # inode: synced content
+        for file in directory.iterdir() if directory.exists() else ():
+            self.contents[file.stat().st_ino] = file.read_bytes()
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        status = os.fstat(descriptor)
+        self.contents[status.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+
+    def now(self) -> dict[str, bytes]:
+        """The directory if every change of a name got to the disk, and of the contents only what was synced."""
+        return {
+            file.name: self.contents.get(file.stat().st_ino, b"\0" * (file.stat().st_size // 2))
+            for file in self.directory.iterdir()
+        }
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        if path == self.directory:
+            self.durable = self.now()
+
+
+class PowerCut(Volatile):
+    """Looks, before every operation, at the extremes of what the disk may hold.
+
+    Nothing that was not synced; all of it; the deletions but no new name; the newest manifest but no other new name.
+    """
+
+    def __init__(self, directory: Path, durable: dict[str, bytes], look: Callable[[dict[str, bytes]], None]) -> None:
+        super().__init__(directory, durable)
+        self.look = look
+
+
+def _cut(name: str) -> Callable[..., Any]:
+    def operation(self: PowerCut, *arguments: Any) -> Any:
+        if self.directory.exists():
+            durable, now = self.durable, self.now()
+            self.look(durable)
+            self.look(now)
+            self.look({name: content for name, content in durable.items() if name in now})
+            self.look({name: content for name, content in now.items() if name in durable or name == MANIFEST})
+        return getattr(Volatile, name)(self, *arguments)
+
+    return operation
+
+
+for _name in OPERATIONS:
+    setattr(PowerCut, _name, _cut(_name))
+
+
+def test_unsynced_writes_lost_at_every_step(tmp_path):
+    path = make(tmp_path / "store", OLD)
+    seen = []
+
+    def look(disk: dict[str, bytes]) -> None:
+        copy = tmp_path / "after"
+        copy.mkdir()
+        for name, content in disk.items():
+            (copy / name).write_bytes(content)
+        found = content_of(copy)
+        assert found in (OLD, NEW)
+        seen.append(found)
+        shutil.rmtree(copy)
+
+    durable = {file.name: file.read_bytes() for file in path.iterdir()}
+    files = PowerCut(path, durable, look)
+    make(path, NEW, segment_tokens=12, files=files)
+    look(files.durable)
+    assert seen[0] == OLD
+    assert seen[-1] == NEW
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EIO])
+def test_a_disk_that_fails_at_every_step(tmp_path, code):
+    path = make(tmp_path / "store", OLD)
+    steps = steps_of_a_build(make(tmp_path / "counted", OLD))
+    deletions = []
+
+    for failing in range(1, steps + 1):
+
+        def fail(step: int, name: str, failing: int = failing) -> None:
+            if step == failing:
+                if name == "unlink":
+                    deletions.append(failing)
+                raise OSError(code, os.strerror(code))
+
+        files = Counting(fail)
+        try:
+            make(path, NEW, segment_tokens=12, files=files)
+        except DatastoreUnwritable as caught:
+            error = caught
+        else:
+            error = None
+        if failing in deletions:  # no reason to refuse what is already committed
+            assert error is None
+            assert content_of(path) == NEW
+            make(path, OLD)
+        else:
+            assert error is not None
+            assert str(path) in str(error)
+            assert os.strerror(code) in str(error)
+            assert content_of(path) == OLD
+    assert deletions
+    make(path, NEW)
+    assert content_of(path) == NEW
+    assert orphans(path) == set()
+
+
+def test_a_real_limit_on_file_size(tmp_path):
+    path = make(tmp_path / "store", OLD)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        with pytest.raises(DatastoreUnwritable, match=r"EFBIG.*tokens\.bin"):
+            make(path, NEW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert content_of(path) == OLD
+    assert orphans(path) == set()
+
+
+def test_an_interrupt_leaves_what_was_there(tmp_path):
+    path = make(tmp_path / "store", OLD)
+
+    def interrupted():
+        yield "a", np.array([1] * 20)
+        yield "b", np.array([1])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(path, interrupted(), vocabulary=VOCABULARY, segment_tokens=10)
+    assert content_of(path) == OLD
+    assert orphans(path) == set()
+
+
+def test_a_second_builder_is_told_at_once_who_holds_the_lock(tmp_path):
+    path = make(tmp_path / "store", OLD)
+    with locked(path):
+        with pytest.raises(DatastoreLocked, match=f"process {os.getpid()} on"):
+            make(path, NEW)
+        with pytest.raises(DatastoreLocked):
+            remove(path)
+        assert content_of(path) == OLD  # readers need no lock
+    make(path, NEW)
+
+
+def test_a_lock_that_was_removed_meanwhile_guards_nothing(tmp_path, monkeypatch):
+    path = make(tmp_path / "store", OLD)
+    monkeypatch.setattr("fcntl.flock", lambda *_: (path / "lock").unlink())
+    with pytest.raises(DatastoreLocked, match="removes"):
+        make(path, NEW)
+
+
+def _read_until(path: Path, stop: Any, problems: Any) -> None:
+    reads = 0
+    while not stop.is_set() or reads < 3:
+        reads += 1
+        try:
+            if content_of(path) not in (OLD, NEW):
+                problems.put("a mix")
+        except Exception as error:
+            # The writer may delete a snapshot's files while `check` reads them by name; nothing else may go wrong.
+            if "cannot be read" not in str(error):
+                problems.put(repr(error))
+
+
+def test_readers_see_the_old_or_the_new_commit(tmp_path):
+    path = make(tmp_path / "store", OLD)
+    context = multiprocessing.get_context("spawn")
+    stop, problems = context.Event(), context.Queue()
+    readers = [context.Process(target=_read_until, args=(path, stop, problems)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for turn in range(60):
+        make(path, OLD if turn % 2 else NEW)
+    stop.set()
+    for reader in readers:
+        reader.join()
+        assert reader.exitcode == 0
+    assert problems.empty(), problems.get()
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    for path in (file, file / "below", Path("/proc/store")):
+        with pytest.raises(DatastoreUnwritable) as caught:
+            make(path, NEW)
+        assert str(path) in str(caught.value)
+    stranger = tmp_path / "documents"
+    stranger.mkdir()
+    (stranger / "thesis.txt").write_text("x")
+    with pytest.raises(DatastoreUnwritable, match="not a datastore"):
+        make(stranger, NEW)
+    assert names(stranger) == {"thesis.txt"}
+
+
+def test_an_empty_corpus_is_refused_and_the_old_one_stays(tmp_path):
+    path = make(tmp_path / "store", OLD)
+    for content in ({}, {"empty": []}):
+        with pytest.raises(CorpusEmpty, match="src"):
+            make(path, content)
+    assert content_of(path) == OLD
+    with pytest.raises(DatastoreNotFound):
+        remove(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", [{"one": [5]}, {"equal": [7] * 3000}, {"a": [1], "b": [1], "c": [1]}])
+def test_the_smallest_and_dullest_corpora(tmp_path, content):
+    assert content_of(make(tmp_path / "store", content, segment_tokens=4)) == content
+
+
+def test_a_document_that_no_segment_can_hold_is_refused_before_the_work(tmp_path):
+    giant = np.broadcast_to(np.int32(1), (2**31 - 1,))
+    with pytest.raises(CorpusTooLarge, match="2147483647"):
+        build(tmp_path / "store", [("giant", giant)], vocabulary=VOCABULARY)
+
+
+def test_ids_and_caps_out_of_range_are_refused(tmp_path):
+    for token in (-1, VOCABULARY.size):
+        with pytest.raises(ValueError, match="token ids"):
+            make(tmp_path / "store", {"a": [token]})
+    for cap in (0, 2**31):
+        with pytest.raises(ValueError, match="segment_tokens"):
+            make(tmp_path / "store", NEW, segment_tokens=cap)
+
+
+def test_names_and_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path))
+    assert datastores_home() == tmp_path
+    assert list_datastores() == []
+    make(datastore_path("mine"), OLD)
+    (tmp_path / "no datastore").mkdir()
+    assert list_datastores() == ["mine"]
+    assert datastore_path("mine") == tmp_path / "mine"
+    assert datastore_path("./mine") == Path("./mine")
+    for name in ("", ".", "..", ".hidden", "nul\0"):
+        with pytest.raises(OptionError):
+            datastore_path(name)
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "missing"))
+    assert list_datastores() == []
+
+
+def test_remove_deletes_the_datastore_and_nothing_else(tmp_path):
+    path = make(tmp_path / "store", OLD)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(DatastoreUnwritable, match=r"notes\.txt"):
+        remove(path)
+    assert content_of(path) == OLD
+    (path / "notes.txt").unlink()
+    leftover = tmp_path / ".removed-0000"  # of a remove that was killed
+    shutil.copytree(path, leftover)
+    remove(path)
+    assert names(tmp_path) == set()
