@@ -1,0 +1,120 @@
+"""The commands with llama.cpp, the committed demo model and a datastore on disk: nothing is fake here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local.paths import demo_model
+
+Call = Callable[..., Any]
+CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
+KEYS = {"text", "tokens", "finish_reason", "timings", "draft"}
+DRAFT = {"steps", "drafted", "accepted", "mat", "by_source", "lookup_us", "driver_ms_per_step", "decode_ms_per_step"}
+
+
+@pytest.fixture
+def mycode(call: Call, tmp_path: Path) -> str:
+    """A datastore of one file, built by `index build`."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text(CODE * 3)
+    done = call("index", "build", str(tmp_path / "src"), "-o", str(tmp_path / "mycode"))
+    assert done.code == 0, done.err
+    return str(tmp_path / "mycode")
+
+
+def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
+    given = ("generate", CODE * 2, "--exact", "--ctx", "512", "-n", "24", "--json")
+    plain = json.loads(call(*given, "--policy", "off").out)
+    drafted = json.loads(call(*given, "-d", mycode).out)
+    assert drafted["text"] == plain["text"]
+    assert plain["draft"]["drafted"] == 0
+    assert drafted.keys() == KEYS
+    assert drafted["draft"].keys() == DRAFT
+    assert drafted["tokens"] == drafted["timings"]["predicted_n"]
+
+
+def test_text_is_that_of_json(call: Call) -> None:
+    given = ("generate", "import os\n", "-n", "8", "--ctx", "128", "--policy", "off")
+    text, line = call(*given), call(*given, "--json")
+    assert text.code == line.code == 0
+    assert text.out.rstrip("\n") == json.loads(line.out)["text"].rstrip("\n")
+
+
+def test_seed_repeats_the_draws(call: Call) -> None:
+    given = ("generate", "import os\n", "-n", "8", "--ctx", "128", "--policy", "off", "--temp", "1", "--seed", "7")
+    assert call(*given).out == call(*given).out
+
+
+def test_full_context_ends_with_length(call: Call) -> None:
+    """llama.cpp rounds a context up to 256 cells, so that is where --ctx 64 ends."""
+    line = json.loads(call("generate", "import os\n", "-n", "500", "--ctx", "64", "--json").out)
+    assert line["finish_reason"] in ("length", "stop")
+    assert line["timings"]["prompt_n"] + line["tokens"] <= 257
+
+
+def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call) -> None:
+    done = call("generate", CODE * 20, "--ctx", "64")
+    assert done.code == 1
+    assert "the context holds" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_chat_uses_the_template_of_the_model(call: Call) -> None:
+    done = call("chat", "--ctx", "256", "-n", "8", "--json", stdin=b"Write a function that adds.\n")
+    assert done.code == 0, done.err
+    assert json.loads(done.out).keys() == KEYS
+
+
+def test_doctor_reports_the_demo_model(call: Call) -> None:
+    facts = json.loads(call("doctor", "--ctx", "256", "--json").out)
+    assert facts["model"]["path"] == str(demo_model())
+    assert facts["drafting"]["kind"] == "tree"
+    assert facts["cost_curve"][0]["n"] == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 a zip", b"GGUF\x03\0\0\0"])
+def test_model_that_is_none_is_one_line(call: Call, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    done = call("generate", "x", "-m", str(path))
+    assert done.code == 1
+    assert str(path) in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_truncated_model_is_one_line(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(demo_model().read_bytes()[:1_000_000])
+    done = call("generate", "x", "-m", str(path))
+    assert done.code == 1
+    assert done.err.startswith(f"rest-local: error: model {path}: ")
+    assert done.err.count("\n") == 1
+
+
+def test_missing_datastore_is_one_line(call: Call, tmp_path: Path) -> None:
+    done = call("generate", "x", "-d", str(tmp_path / "none"))
+    assert done.code == 1
+    assert "not found" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_datastore_of_another_vocabulary_is_refused_with_the_way_out(
+    call: Call, mycode: str, tiny_model: Callable[..., Path]
+) -> None:
+    done = call("generate", "x", "-d", mycode, "-m", str(tiny_model("llama")))
+    assert done.code == 1
+    assert "index build" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_grammar_that_does_not_parse_is_wrong_usage(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "g").write_text("root ::= (((")
+    done = call("generate", "x", "--ctx", "64", "--grammar-file", str(tmp_path / "g"))
+    assert done.code == 2
+    assert "grammar" in done.err
