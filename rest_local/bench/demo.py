@@ -50,6 +50,7 @@ class Side:
     def to_json(self) -> dict[str, Any]:
         return {
             "tokens_per_second": round(self.tokens_per_second, 2),
+            "runs": [round(speed, 2) for speed in self.speeds],  # how noisy the machine was
             "mat": self.result.draft["mat"],
             "accepted": self.result.draft["accepted"],
             "drafted": self.result.draft["drafted"],
