@@ -41,9 +41,7 @@ test: $(TOOLS)  ## all tests
 	$(BIN)/pytest
 
 bench: $(RUN)  ## every figure of the README and docs/LOG.md
-	$(BIN)/python -m rest_local.bench.lookup
-	$(BIN)/python -m rest_local.bench.driver
-	$(BIN)/rest-local demo --json
+	$(BIN)/python -m rest_local.bench
 
 docs: $(RUN)  ## write docs/CLI.md
 	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md
