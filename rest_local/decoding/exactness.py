@@ -124,7 +124,7 @@ def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Compar
         while slot.n_past < len(text) - 1:
             begin = slot.n_past
             tree, path = _random_tree(text, begin, longest, backend.n_branches, rng)
-            layout = tree.layout()
+            layout = tree.layout(backend.n_branches)
             slot.fill_step(text[begin], tree, layout)
             if code := backend.decode():
                 raise DecodeFailed(code, 1 + len(tree))

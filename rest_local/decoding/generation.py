@@ -169,7 +169,7 @@ class Generation:
         """Evaluate root and tree; where there is no room, a smaller tree, then none. Returns what was evaluated."""
         rebuilt = False
         while True:
-            layout = tree.layout() if len(tree) else None
+            layout = tree.layout(self.slot.n_branches) if len(tree) else None
             self.slot.fill_step(self._root, tree, layout)
             begun = time.perf_counter()
             code = self.backend.decode()

@@ -217,7 +217,8 @@ def test_a_model_that_cannot_roll_back_starts_over() -> None:
         assert task.statistics.drafted == 0
 
 
-def test_chains_are_as_long_as_the_state_can_roll_back() -> None:
+@pytest.mark.parametrize("n_branches", [1, 8])
+def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
     chain = Capability("chain", "fake", longest=3)
     widths: list[int] = []
 
@@ -226,7 +227,7 @@ def test_chains_are_as_long_as_the_state_can_roll_back() -> None:
             widths.append(self.batch.n_tokens)
             return super().decode()
 
-    task = generation(Watching(n_branches=1), SHAPES["deep"], Greedy(), chain)
+    task = generation(Watching(n_branches=n_branches), SHAPES["deep"], Greedy(), chain)
     prompt = [4, 4, 2]
     assert run(task, prompt, 60) == plain(prompt, Greedy(), 60)
     assert max(widths) == 4

@@ -24,13 +24,11 @@ def leaves_below(tree: DraftTree, node: int) -> int:
     return sum(leaves_below(tree, c) for c in tree.children[node]) or 1
 
 
-@given(trees())
-def test_layout_gives_each_node_the_ids_of_its_leaves(tree: DraftTree) -> None:
-    layout = tree.layout()
+@given(trees(), st.integers(0, 8))
+def test_layout_gives_each_node_the_ids_of_its_leaves(tree: DraftTree, spare: int) -> None:
+    layout = tree.layout(tree.n_leaves + spare)
     assert sorted(layout.order) == list(range(len(tree)))
     place = {node: k for k, node in enumerate(layout.order)}
-    spare = tree.max_leaves - tree.n_leaves
-    assert spare >= 0
     for node in range(len(tree)):
         own = set(range(layout.low[node], layout.low[node] + layout.count[node]))
         below = [set(range(layout.low[c], layout.low[c] + layout.count[c])) for c in tree.children[node]]
@@ -41,7 +39,7 @@ def test_layout_gives_each_node_the_ids_of_its_leaves(tree: DraftTree) -> None:
         parent = tree.parent[node]
         assert parent == ROOT or place[parent] < place[node]
         assert tree.depth[node] == (1 if parent == ROOT else tree.depth[parent] + 1)
-    assert sum(layout.count[c] for c in tree.root_children) == tree.max_leaves
+    assert sum(layout.count[c] for c in tree.root_children) == tree.n_leaves + spare
 
 
 @given(trees(), st.integers(0, 40))
@@ -55,7 +53,7 @@ def test_every_prefix_is_a_tree(tree: DraftTree, n: int) -> None:
 @given(trees())
 def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
     batch = Batch(64, 8)
-    token, depth, low, count = tree.layout().arrays(tree)
+    token, depth, low, count = tree.layout(8).arrays(tree)
     batch.fill(token, 100 + depth, low, count, 1)
     assert batch.struct.n_tokens == len(tree)
     for i in range(len(tree)):

@@ -1,0 +1,28 @@
+"""`make bench`: every figure that the README and docs/LOG.md quote, one line of JSON each.
+
+Takes about ten minutes on 2 cores; nothing else should run. Each part also runs alone: `python -m
+rest_local.bench.PART`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rest_local.bench import driver, exact, lookup
+
+PARTS = {"lookup": lookup.main, "driver": driver.main, "exact": exact.main}
+
+
+def main() -> None:
+    """Run the parts named on the command line, all without a name."""
+    wanted = sys.argv[1:] or list(PARTS)
+    if unknown := [name for name in wanted if name not in PARTS]:
+        raise SystemExit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    for name in wanted:
+        print(f"== {name}", flush=True)
+        sys.argv = [f"rest_local.bench.{name}"]
+        PARTS[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""What the driver itself costs a step: everything outside `llama_decode`, with a 152k vocabulary and a 16-node tree.
+
+    python -m rest_local.bench.driver [--steps N] [--nodes N] [--json]
+
+The model is synthetic and small (random weights, Qwen's vocabulary size), because its own time is left out; the cells,
+the logits, the sources, the planner and the walk are the real ones. Every step drafts the wanted number of nodes from a
+context that repeats itself; the draft is mostly rejected, so that branches have to be detached and attached again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rest_local.bench.synthetic import Shape, synthetic
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.slot import Slot
+from rest_local.drafting.sources import Sources
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler
+from rest_local.llama.sampling import Sampling
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.planner import Plan, Planner
+
+SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, feed=128, vocab=151_936, tied=True)
+
+
+class Hopeful(Acceptance):
+    """Learns as usual, but takes every candidate for likely: trees come out wide and full."""
+
+    def estimate(self, cell: int) -> float:
+        return 0.5 + 0.5 * super().estimate(cell)
+
+
+class FixedBudget(Planner):
+    """Always drafts `nodes` nodes, whatever they promise; learns as usual."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
+        self.nodes = nodes
+        self.acceptance = Hopeful()
+
+    def looks_up(self, n_ctx: int) -> bool:
+        super().looks_up(n_ctx)
+        return True
+
+    def plan(self, n_ctx: int, limit: int) -> Plan:
+        super().plan(n_ctx, limit)
+        plan = Plan([1.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))
+        plan.best_rate = 0.0
+        return plan
+
+
+class _TimedDecode:
+    """A context that notes what its decodes took."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def decode(self) -> int:
+        begun = time.perf_counter()
+        code = self._context.decode()
+        self.seconds += time.perf_counter() - begun
+        return code
+
+
+def run(steps: int = 400, nodes: int = 16, context_tokens: int = 1000) -> dict[str, Any]:
+    """Milliseconds a step outside `llama_decode`: median, mean, 99th percentile; with a draft and plain."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = synthetic(SHAPE, "Q8_0", Path(directory) / "wide.gguf")
+        with Model.open(path) as model, Context(model, ContextSettings(n_ctx=4096)) as context:
+            drafted = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
+            plain_planner = FixedBudget(0)
+            plain_planner.policy = "off"
+            plain = _measure(model, context, plain_planner, steps, context_tokens)
+    return {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "drafted": drafted, "plain": plain}
+
+
+def _measure(model: Model, context: Context, planner: Planner, steps: int, length: int) -> dict[str, float]:
+    rng = np.random.default_rng(5)
+    prompt = rng.choice(40, length, p=_zipf(40)).tolist()
+    backend = _TimedDecode(context)
+    context.clear()
+    capability = Capability("none" if planner.policy == "off" else "tree", "bench")
+    with Sampler(model.vocabulary, Sampling()) as sampler:
+        generation = Generation(
+            backend,
+            Slot(backend),
+            planner,
+            Sources([], model.n_vocab),
+            sampler,
+            capability,
+            lambda t: False,
+        )
+        generation.start(prompt)
+        times = []
+        for _ in range(steps):
+            before, begun = backend.seconds, time.perf_counter()
+            generation.step(64)
+            times.append(1e3 * (time.perf_counter() - begun - (backend.seconds - before)))
+            # the text goes on as it began, whatever the model said: a draft has to be there at every step
+            generation._root = int(rng.choice(40, p=_zipf(40)))
+    statistics = generation.statistics
+    return {
+        "median_ms": round(median(times), 4),
+        "mean_ms": round(float(np.mean(times)), 4),
+        "p99_ms": round(float(np.percentile(times, 99)), 4),
+        "nodes_per_step": round(statistics.drafted / steps, 2),
+        "accepted_per_step": round(statistics.accepted / steps, 3),
+        "lookup_us": round(float(np.median(statistics.lookup_us or [0.0])), 1),
+    }
+
+
+def _zipf(n: int) -> Any:
+    weights = 1.0 / np.arange(1, n + 1)
+    return weights / weights.sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    result = run(args.steps, args.nodes)
+    if not args.json:
+        for side in ("drafted", "plain"):
+            row = result[side]
+            print(
+                f"{side:8} {row['nodes_per_step']:5} nodes  median {row['median_ms']} ms  p99 {row['p99_ms']} ms a step"
+            )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
