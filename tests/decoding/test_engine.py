@@ -1,0 +1,263 @@
+"""The engine over real llama.cpp contexts of tiny random models, one of each kind of memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local import Engine, Sampling
+from rest_local.decoding.stream import Result
+from rest_local.drafting.sources import Sources
+from rest_local.errors import ModelError, OptionError, PromptTooLong
+from rest_local.llama.model import Model
+from rest_local.paths import cache_dir
+from rest_local.planning.planner import Plan, Planner, StepCost
+from rest_local.retrieval.build import build
+from rest_local.retrieval.datastore import Datastore
+
+TinyModel = Callable[..., Path]
+PROMPT = "for number in range(10): print(number)\n" * 3
+ARCHITECTURES = {"llama": "tree", "qwen2": "tree", "gemma3": "tree", "mamba": "none", "lfm2": "chain"}
+
+
+@pytest.fixture
+def keen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft at every step and as much as there is: most accepted and most rejected tokens."""
+
+    def plan(self: Planner, n_ctx: int, limit: int) -> Plan:
+        plan = Plan([1.0] * (min(limit, 16) + 1), [0.0] * 64)
+        plan.best_rate = 0.0
+        return plan
+
+    def learn(self: Planner, n_ctx: int, done: StepCost) -> None:
+        return
+
+    monkeypatch.setattr(Planner, "looks_up", lambda self, n_ctx: self.policy != "off")
+    monkeypatch.setattr(Planner, "plan", plan)
+    monkeypatch.setattr(Planner, "learn", learn)
+
+
+def finish(engine: Engine, prompt: str, n: int = 120, **options: object) -> Result:
+    stream = engine.generate(prompt, max_tokens=n, **options)  # type: ignore[arg-type]
+    text = "".join(piece.text for piece in stream)
+    assert text == stream.result.text
+    return stream.result
+
+
+@pytest.fixture
+def parrot(tmp_path: Path, tiny_model: TinyModel) -> Iterator[Callable[[Engine, str], Path]]:
+    """A datastore of what the model itself says, so that drafts are accepted."""
+
+    def make(engine: Engine, prompt: str) -> Path:
+        said = finish(engine, prompt, 120, policy="off").tokens
+        identity = engine.model.vocabulary.identity
+        tokens = np.array([*engine.tokenize(prompt), *said], np.int32)
+        build(tmp_path / "parrot", [("said", tokens)], vocabulary=identity, recipe={})
+        return tmp_path / "parrot"
+
+    yield make
+
+
+@pytest.mark.usefixtures("keen")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]) -> None:
+    """Greedy and seeded; drafts from the model's own earlier answer, so most are accepted."""
+    model = tiny_model(arch, quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        assert engine.capability.kind == ("none" if arch == "mamba" else "chain")
+        for sampling in (Sampling(), Sampling(temperature=0.7, seed=5)):
+            plain = finish(engine, PROMPT, policy="off", sampling=sampling)
+            drafted = finish(engine, PROMPT, sampling=sampling)
+            assert drafted.tokens == plain.tokens
+            assert drafted.text == plain.text
+            if sampling.is_greedy and arch != "mamba":
+                assert drafted.draft["accepted"] > 60
+                assert drafted.draft["by_source"]["datastore"]["accepted"] > 60
+                assert drafted.draft["mat"] > 2
+            assert drafted.draft["accepted"] == drafted.timings["draft_n_accepted"]
+
+
+@pytest.mark.usefixtures("keen")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_fast_output_differs_at_most_at_near_ties(
+    arch: str, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    """Where drafted output first leaves plain output, the two tokens' logits are nearly equal."""
+    model = tiny_model(arch, quant="Q8_0")
+    with Engine.load(model, n_ctx=512) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, datastores=[store]) as engine:
+        assert engine.capability.kind == ARCHITECTURES[arch]
+        assert (engine.capability.kind == "none") == bool(engine.warnings)
+        plain = finish(engine, PROMPT, policy="off")
+        drafted = finish(engine, PROMPT)
+        assert (drafted.draft["accepted"] > 20) == (arch != "mamba")
+        differ = next((i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b), None)
+        if differ is None:
+            return
+        prefix = [*engine.tokenize(PROMPT), *plain.tokens[:differ]]
+        engine.forget()
+        stream = engine.generate(prefix, max_tokens=1, policy="off")
+        next(iter(stream))
+        row = engine._context.logits(1)[0]
+        spread = float(row.max() - row.min())
+        assert abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]])) < 0.05 * spread
+
+
+@pytest.mark.usefixtures("keen")
+def test_a_sliding_window_rolls_back_across_its_edge(
+    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    """Window 32: every rejected draft reaches over the edge; exact output shows that nothing was lost."""
+    with Engine.load(tiny_model("gemma3", quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        assert engine.model.n_swa == 32
+        plain = finish(engine, "x = 1\n", 200, policy="off")
+        drafted = finish(engine, "x = 1\n", 200)
+        assert drafted.tokens == plain.tokens
+        assert drafted.draft["drafted"] > drafted.draft["accepted"]
+
+
+def test_the_prompt_that_was_already_evaluated_is_kept(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        first = finish(engine, PROMPT, 30)
+        assert first.timings["cache_n"] == 0
+        longer = PROMPT + first.text + " and more"
+        second = finish(engine, longer, 30)
+        assert second.timings["cache_n"] > 40
+        engine.forget()
+        fresh = finish(engine, longer, 30)
+        assert fresh.timings["cache_n"] == 0
+        assert fresh.tokens == second.tokens
+
+
+def test_a_stream_that_is_left_early_leaves_a_usable_engine(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        whole = finish(engine, PROMPT, 40)
+        stream = engine.generate(PROMPT, max_tokens=40)
+        next(iter(stream))
+        stream.cancel()
+        assert stream.result.finish_reason == "cancelled"
+        assert whole.text.startswith(stream.result.text)
+        assert finish(engine, PROMPT, 40).tokens == whole.tokens
+
+
+def test_limits_are_refused_with_their_numbers(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=64) as engine:
+        n_ctx = engine.settings["n_ctx"]
+        with pytest.raises(PromptTooLong, match=str(n_ctx)):
+            engine.generate("word " * 4 * n_ctx)
+        result = finish(engine, "a", 10_000)
+        assert result.finish_reason == "length"
+        assert len(result.tokens) == n_ctx
+        with pytest.raises(OptionError, match="-1 tokens"):
+            engine.generate("a", max_tokens=-1)
+        with pytest.raises(OptionError, match="policy"):
+            engine.generate("a", policy="fastest")  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="token ids"):
+            engine.generate([10**6])
+        assert finish(engine, "a", 0).tokens == []
+    with pytest.raises(OptionError, match="context"):
+        Engine.load(model, n_ctx=2)
+
+
+def test_stop_strings_end_the_text_before_them(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        whole = finish(engine, PROMPT, 60)
+        stop = whole.text[10:13]
+        cut = finish(engine, PROMPT, 60, stop=[stop])
+        assert cut.finish_reason == "stop"
+        assert cut.text == whole.text[: whole.text.index(stop)]
+
+
+@pytest.mark.usefixtures("keen")
+def test_a_datastore_that_breaks_costs_speed_only(
+    tiny_model: TinyModel,
+    parrot: Callable[[Engine, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        plain = finish(engine, PROMPT, policy="off")
+        store = parrot(engine, PROMPT)
+
+    def broken(self: Datastore, *args: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        monkeypatch.setattr(Datastore, "rows", broken)
+        with caplog.at_level(logging.WARNING, "rest_local.drafting"):
+            assert finish(engine, PROMPT).tokens == plain.tokens
+            assert finish(engine, PROMPT).tokens == plain.tokens
+    assert [r.message for r in caplog.records] == ["[Errno 5] Input/output error; going on without it"]
+
+
+def test_foreign_token_ids_never_reach_the_model(
+    tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store whose vocabulary hash was forged: its ids are checked against the model's."""
+    model = tiny_model("llama", quant="Q8_0")
+    with Model.open(model, vocab_only=True) as opened:
+        size = opened.vocabulary.size
+        prompt = opened.vocabulary.tokenize("hello hello").tolist()
+    from rest_local.retrieval.format import VocabularyId
+
+    wide = VocabularyId(hash="0" * 64, size=50_000, name="wide")
+    build(tmp_path / "wide", [("a", np.array([*prompt, 40_000], np.int32))], vocabulary=wide, recipe={})
+    with Datastore.open(tmp_path / "wide") as store:
+        sources = Sources([store], size)
+        sources.restart(prompt)
+        assert [rows.source for rows in sources.rows()] in ([], [1])
+    assert "token ids the model does not have" in caplog.text
+
+
+def test_what_was_measured_is_kept_and_a_damaged_file_is_measured_again(
+    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("qwen2", quant="Q8_0")
+    with Engine.load(model, n_ctx=320) as engine:
+        table = engine.cost_curve.table()
+        assert {row["n"] for row in table} >= {1, 8, 64}
+        assert all(row["ms"] > 0 for row in table)
+    files = list((cache_dir() / "tuning").glob("*.json"))
+    with Engine.load(model, n_ctx=320) as engine:
+        assert engine.cost_curve.table() == table
+    assert sorted((cache_dir() / "tuning").glob("*.json")) == sorted(files)
+    for damage in ("", "{}", "[1]", '{"format": 1, "settings": {"n_ctx": "x"}}', "\0" * 100):
+        for file in files:
+            file.write_text(damage)
+        with caplog.at_level(logging.WARNING, "rest_local.tuning"), Engine.load(model, n_ctx=320) as engine:
+            assert engine.self_test["rows"] > 0
+        assert "measuring again" in caplog.text
+        caplog.clear()
+
+
+def test_the_result_is_the_documented_object(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256) as engine:
+        data = json.loads(finish(engine, PROMPT, 20).to_json())
+    assert list(data) == ["text", "tokens", "finish_reason", "timings", "draft"]
+    assert data["tokens"] == 20
+    assert set(data["timings"]) == {
+        "cache_n", "prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms",
+        "predicted_per_second", "draft_n", "draft_n_accepted",
+    }  # fmt: skip
+    assert set(data["draft"]) == {
+        "steps", "drafted", "accepted", "mat", "by_source", "lookup_us", "driver_ms_per_step", "decode_ms_per_step",
+    }  # fmt: skip
+
+
+def test_a_model_without_a_template_says_so(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx=256) as engine:
+        if engine.model.chat_template is None:
+            with pytest.raises(ModelError, match="no chat template"):
+                engine.chat_prompt([{"role": "user", "content": "hi"}])
+        else:
+            assert "hi" in engine.chat_prompt([{"role": "user", "content": "hi"}])

@@ -1,0 +1,53 @@
+"""Tokens to text: stop strings across tokens, held-back text, what the result says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.decoding.stream import StopFinder
+
+
+def parts_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(c % (len(text) + 1) for c in cuts)})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+@given(
+    st.text("ab\n", max_size=30),
+    st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 30)),
+)
+def test_text_ends_before_the_first_stop_string_however_it_arrives(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    finder = StopFinder(tuple(stops))
+    out, found = "", False
+    for part in parts_of(text, cuts):
+        certain, found = finder.feed(part)
+        out += certain
+        assert text.startswith(out), "what was shown is never taken back"
+        if found:
+            break
+    if found:
+        assert not any(stop in out for stop in stops)
+        assert any(text.startswith(out + stop) for stop in stops)
+    else:
+        assert out + finder.finish() == text
+        assert not any(stop in text for stop in stops)
+
+
+def test_what_may_become_a_stop_string_is_held_back() -> None:
+    finder = StopFinder(("END", ""))
+    assert finder.feed("the E") == ("the ", False)
+    assert finder.feed("N") == ("", False)
+    assert finder.feed("x") == ("ENx", False)
+    assert finder.feed("END and more") == ("", True)
+
+
+@pytest.mark.parametrize("stops", [(), ("",)])
+def test_without_stop_strings_nothing_is_held(stops: tuple[str, ...]) -> None:
+    assert StopFinder(stops).feed("anything") == ("anything", False)
