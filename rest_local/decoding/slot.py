@@ -65,14 +65,8 @@ class Slot:
         if layout is None:
             batch.fill([root], self.n_past, self.first_id, self.n_branches, 1)
             return
-        token, depth, low, count = layout.arrays(tree)
-        batch.fill(
-            np.concatenate(([root], token)),
-            self.n_past + np.concatenate(([0], depth)),
-            self.first_id + np.concatenate(([0], low)),
-            np.concatenate(([self.n_branches], count)),
-            1,
-        )
+        token, depth, low, count = layout.table(root, self.n_branches, tree)
+        batch.fill(token, self.n_past + depth, self.first_id + low, count, 1)
 
     def accept(self, root: int, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
         """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt."""

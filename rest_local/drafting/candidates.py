@@ -8,9 +8,9 @@ probabilities: evidence is a small cell number, which `rest_local.planning.accep
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rest_local.retrieval.rows import Rows
 
@@ -32,18 +32,17 @@ _rows_bucket = [next((i for i, top in enumerate(ROWS) if n <= top), N_ROWS - 1) 
 
 def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
     """Number of the evidence cell: source x match length x rows x share of them that agree."""
-    share = min(bisect_right(SHARES, agreeing / rows - 1e-9), N_SHARES - 1)
+    share = N_SHARES - 1 if agreeing == rows else bisect_left(SHARES, agreeing / rows)
     place = (source * N_LENGTHS + _length_bucket[min(length, 255)]) * N_ROWS + _rows_bucket[min(rows, 255)]
     return place * N_SHARES + share
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One possible next token: its evidence cell, and the rows of its source that go on through it."""
 
     token: int
     cell: int
-    rows: list[int]
+    rows: Sequence[int]
 
 
 class SourceRows:
@@ -65,6 +64,9 @@ class SourceRows:
         """
         if depth >= self.depth:
             return []
+        if len(members) == 1:  # most nodes below the first: one text goes on
+            token, length = self.continuations[members[0]][depth], self.match[members[0]]
+            return [Candidate(token, cell_of(self.source, length + depth, 1, 1), members)] if token >= 0 else []
         groups: dict[int, list[int]] = {}
         alive: list[int] = []  # matches of the rows that go on, longest first
         for row in members:

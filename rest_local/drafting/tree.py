@@ -98,18 +98,15 @@ class Layout:
     low: list[int]
     count: list[int]
 
-    def arrays(
-        self, tree: DraftTree
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-        """token, depth, low, count int32 [nodes], in batch order."""
+    def table(self, root: int, n_ids: int, tree: DraftTree) -> NDArray[np.int32]:
+        """Rows token, depth, low, count of the root and then the nodes in batch order, int32 [4, 1 + nodes]."""
         order = self.order
-        table = np.array(
+        return np.array(
             [
-                [tree.token[i] for i in order],
-                [tree.depth[i] for i in order],
-                [self.low[i] for i in order],
-                [self.count[i] for i in order],
+                [root, *[tree.token[i] for i in order]],
+                [0, *[tree.depth[i] for i in order]],
+                [0, *[self.low[i] for i in order]],
+                [n_ids, *[self.count[i] for i in order]],
             ],
             np.int32,
         )
-        return table[0], table[1], table[2], table[3]

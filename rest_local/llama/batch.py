@@ -56,11 +56,15 @@ class Batch:
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise ValueError(f"a batch of {n} tokens does not fit one of {self.capacity}")
-        if np.max(n_ids) > self.max_ids or np.min(n_ids) < 1:
+        few, many = (n_ids, n_ids) if isinstance(n_ids, int) else (np.min(n_ids), np.max(n_ids))
+        if few < 1 or many > self.max_ids:
             raise ValueError(f"a token carries 1 to {self.max_ids} sequence ids")
         self.token[:n] = tokens
         self.pos[:n] = pos
         self.n_ids[:n] = n_ids
-        self.ids[:n] = np.asarray(first_id, np.int32).reshape(-1, 1) + self._offsets
+        if isinstance(first_id, int):
+            self.ids[:n] = self._offsets + first_id
+        else:
+            np.add(np.reshape(first_id, (-1, 1)), self._offsets, out=self.ids[:n])
         self.output[:n] = output
         self.n_tokens = self.struct.n_tokens = n

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,28 +48,30 @@ class CostCurve:
             table.append(line)
         return cls(list(contexts), np.array(table, np.float64))
 
-    def nearest(self, n_ctx: int) -> int:
-        """Index of the context length closest in ratio."""
-        logs = [abs(np.log((n_ctx + 64) / (c + 64))) for c in self.contexts]
-        return int(np.argmin(logs))
+    def _between(self, n_ctx: int) -> tuple[int, int, float]:
+        """The measured lengths around `n_ctx`, and how far it is from the first to the second; beyond the last at most
+        three times that distance, so that a curve falling with length by noise stays positive."""
+        high = min(bisect_left(self.contexts, n_ctx), len(self.contexts) - 1)
+        low = max(high - 1, 0)
+        if low == high or n_ctx <= self.contexts[0]:
+            return low, low, 0.0
+        weight = (n_ctx - self.contexts[low]) / (self.contexts[high] - self.contexts[low])
+        rising = self.ms[high, 0] >= self.ms[low, 0]
+        return low, high, min(weight, 4.0 if rising else 1.0)
 
     def at(self, n_ctx: int) -> NDArray[np.float64]:
         """Milliseconds of n = 1..64 tokens, float64 [64], interpolated between the measured context lengths."""
-        high = min(int(np.searchsorted(self.contexts, n_ctx)), len(self.contexts) - 1)
-        low = max(high - 1, 0)
-        if low == high or n_ctx <= self.contexts[0]:
-            line: NDArray[np.float64] = self.ms[low].copy()
-            return line
-        weight = (n_ctx - self.contexts[low]) / (self.contexts[high] - self.contexts[low])
-        line = self.ms[low] + min(weight, 4.0) * (self.ms[high] - self.ms[low])
+        low, high, weight = self._between(n_ctx)
+        line = self.ms[low] + weight * (self.ms[high] - self.ms[low])
         return np.asarray(np.maximum(line, 0.5 * np.minimum(self.ms[low], self.ms[high])))
 
     def observe(self, n: int, n_ctx: int, ms: float) -> None:
         """Refine from a real step of n tokens that took `ms`."""
         if not 1 <= n <= LARGEST:
             return
-        row = self.ms[self.nearest(n_ctx)]
-        now = float(self.at(n_ctx)[n - 1])
+        low, high, weight = self._between(n_ctx)
+        row = self.ms[high if weight > 0.5 else low]
+        now = float(self.ms[low, n - 1] + weight * (self.ms[high, n - 1] - self.ms[low, n - 1]))
         change = (min(ms, OUTLIER * now) / now - 1.0) * BLEND
         row[n - 1] *= 1.0 + change
         for other in (n - 2, n):  # neighbours share part of the news

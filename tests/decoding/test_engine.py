@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +50,7 @@ def finish(engine: Engine, prompt: str, n: int = 120, **options: object) -> Resu
 
 
 @pytest.fixture
-def parrot(tmp_path: Path, tiny_model: TinyModel) -> Iterator[Callable[[Engine, str], Path]]:
+def parrot(tmp_path: Path, tiny_model: TinyModel) -> Callable[[Engine, str], Path]:
     """A datastore of what the model itself says, so that drafts are accepted."""
 
     def make(engine: Engine, prompt: str) -> Path:
@@ -60,7 +60,7 @@ def parrot(tmp_path: Path, tiny_model: TinyModel) -> Iterator[Callable[[Engine, 
         build(tmp_path / "parrot", [("said", tokens)], vocabulary=identity, recipe={})
         return tmp_path / "parrot"
 
-    yield make
+    return make
 
 
 @pytest.mark.usefixtures("keen")

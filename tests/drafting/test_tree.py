@@ -53,10 +53,11 @@ def test_every_prefix_is_a_tree(tree: DraftTree, n: int) -> None:
 @given(trees())
 def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
     batch = Batch(64, 8)
-    token, depth, low, count = tree.layout(8).arrays(tree)
+    token, depth, low, count = tree.layout(8).table(7, 8, tree)
+    assert (token[0], depth[0], low[0], count[0]) == (7, 0, 0, 8)
     batch.fill(token, 100 + depth, low, count, 1)
-    assert batch.struct.n_tokens == len(tree)
-    for i in range(len(tree)):
+    assert batch.struct.n_tokens == len(tree) + 1
+    for i in range(len(tree) + 1):
         assert batch.struct.token[i] == token[i]
         assert batch.struct.pos[i] == 100 + depth[i]
         ids = [batch.struct.seq_id[i][k] for k in range(batch.struct.n_seq_id[i])]
