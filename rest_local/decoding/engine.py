@@ -178,7 +178,13 @@ class Engine:
         except BaseException:
             sampler.close()
             raise
-        self._running = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), sampler.close)
+
+        def release() -> None:
+            sampler.close()
+            for store in self._datastores:
+                store.trim()
+
+        self._running = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), release)
         return self._running
 
     def tokenize(self, text: str) -> list[int]:

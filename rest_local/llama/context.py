@@ -84,7 +84,8 @@ class Context:
             raise ModelError(f"model {model.path}: no context with {settings}; try a smaller --ctx or other settings")
         self._model = model
         self._memory = llama_cpp.llama_get_memory(self._pointer)
-        self.n_ctx = int(llama_cpp.llama_n_ctx_seq(self._pointer))
+        # llama.cpp rounds the cells up; who asked for 64 tokens of context gets 64
+        self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
         self.n_branches = settings.n_branches
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))

@@ -24,8 +24,8 @@ def _marginal_of(cell: int) -> int:
     return (rest // N_ROWS) * N_SHARES + share
 
 
-# Hits over proposals from the context of 655 recorded answers of Llama-3-8B-Instruct, about 390 000 proposals: by length
-# bucket where all rows agree, by share bucket where they do not (there the length hardly matters).
+# Hits over proposals from the context of 655 recorded answers of Llama-3-8B-Instruct, about 390 000 proposals: by
+# length bucket where all rows agree, by share bucket where they do not (there the length hardly matters).
 _ALL_AGREE = (0.34, 0.50, 0.58, 0.61, 0.67, 0.73, 0.78, 0.84, 0.88, 0.95)
 _SOME_AGREE = (0.02, 0.05, 0.13, 0.37, 0.64)
 _STORED = 0.6  # text of others predicts less than the request's own, until it has shown otherwise

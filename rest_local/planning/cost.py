@@ -87,7 +87,7 @@ class CostCurve:
         ]
 
     def to_json(self) -> str:
-        return json.dumps({"contexts": self.contexts, "ms": np.round(self.ms, 5).tolist()})
+        return json.dumps({"contexts": self.contexts, "ms": self.ms.tolist()})
 
     @classmethod
     def from_json(cls, text: str) -> CostCurve:

@@ -52,8 +52,9 @@ class GrowingText:
             cells = np.full(_FRONT + 2 * end + MAX_DEPTH, _END, np.int32)
             cells[: _FRONT + self._length] = self._cells[: _FRONT + self._length]
             self._cells = cells
-        inside = (added >= 0) & (added < self._vocab_size)
-        self._cells[_FRONT + self._length : _FRONT + end] = added if inside.all() else np.where(inside, added, _END)
+        if len(added) and (added.min() < 0 or added.max() >= self._vocab_size):
+            added = np.where((added >= 0) & (added < self._vocab_size), added, _END)
+        self._cells[_FRONT + self._length : _FRONT + end] = added
         self._length = end
         self._fold()
 
@@ -74,12 +75,13 @@ class GrowingText:
         """
         check_shape(limit, depth)
         newest = np.asarray(context)[: -MAX_MATCH - 1 : -1].astype(np.int32)
-        outside = (newest < 0) | (newest >= self._vocab_size)
-        if outside.any():
-            newest = newest[: int(outside.argmax())]
+        if len(newest) and (newest.min() < 0 or newest.max() >= self._vocab_size):
+            newest = newest[: int(((newest < 0) | (newest >= self._vocab_size)).argmax())]
         if not len(newest) or not self._length:
             return Rows.empty(depth)
         positions, match = self._tail_rows(newest, limit)
+        if not self._segments:
+            return Rows(self._continuations(positions, depth), match, positions)
         for end, segment in self._segments:
             # One more than asked for: the end of the text may be among them, and is dropped below.
             found, agree = segment.around(segment.key(newest[::-1]), limit + 1)
@@ -114,10 +116,10 @@ class GrowingText:
         cells = self._cells
         tail = cells[_FRONT + self._folded : _FRONT + max(self._length - 1, 0)]
         at = np.flatnonzero(tail == newest[0]) + (_FRONT + self._folded)
-        for back in range(1, len(newest)):
+        for back, token in enumerate(newest.tolist()[1:], 1):
             if len(at) <= limit:
                 break
-            closer = at[cells[at - back] == newest[back]]
+            closer = at[cells[at - back] == token]
             if len(closer) < limit:  # the others are needed to fill up
                 break
             at = closer
