@@ -1,6 +1,6 @@
 """Write the trained network and its tokenizer as a GGUF that llama.cpp loads.
 
-    python models/export.py --work models/work --output models/demo.gguf [--type q8_0]
+python models/export.py --work models/work --output models/demo.gguf [--type q8_0]
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from prepare import SPECIAL
 HERE = Path(__file__).resolve().parent
 TYPES = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "f16": gguf.GGMLQuantizationType.F16}
 FILE_TYPES = {"q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "f16": gguf.LlamaFileType.MOSTLY_F16}
+FIM_ROLES = {
+    "pre": "fim_prefix", "suf": "fim_suffix", "mid": "fim_middle", "pad": "fim_pad", "rep": "repo_name",
+    "sep": "file_sep",
+}  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -43,11 +47,23 @@ def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, objec
     writer.add_bos_token_id(ids["<|endoftext|>"])
     writer.add_eos_token_id(ids["<|endoftext|>"])
     writer.add_eot_token_id(ids["<|im_end|>"])
-    for role in ("pre", "suf", "mid", "pad", "rep", "sep"):
-        name = {"pre": "fim_prefix", "suf": "fim_suffix", "mid": "fim_middle", "pad": "fim_pad", "rep": "repo_name",
-                "sep": "file_sep"}[role]  # fmt: skip
+    for role, name in FIM_ROLES.items():
         writer.add_uint32(f"tokenizer.ggml.fim_{role}_token_id", ids[f"<|{name}|>"])
     writer.add_chat_template(TEMPLATE)
+
+
+def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """The hyperparameters of the llama architecture."""
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_vocab_size(shape.vocabulary)
 
 
 def main() -> None:
@@ -62,16 +78,7 @@ def main() -> None:
     writer.add_name("rest-local demo")
     writer.add_description("Python completion, fill-in-the-middle and small chat; trained from scratch by models/")
     writer.add_license("mit")
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_layer_norm_rms_eps(shape.norm_epsilon)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_rope_dimension_count(shape.head_size)
-    writer.add_vocab_size(shape.vocabulary)
+    add_shape(writer, shape)
     writer.add_file_type(FILE_TYPES[args.type])
     add_vocabulary(writer, json.loads((args.work / "tokenizer.json").read_text("utf-8")))
     for name, tensor in checkpoint["state"].items():

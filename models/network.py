@@ -67,9 +67,7 @@ class Block(nn.Module):
         q = self.attn_q(h).view(batch, time, s.heads, s.head_size).transpose(1, 2)
         k = self.attn_k(h).view(batch, time, s.kv_heads, s.head_size).transpose(1, 2)
         v = self.attn_v(h).view(batch, time, s.kv_heads, s.head_size).transpose(1, 2)
-        a = F.scaled_dot_product_attention(
-            rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
-        )
+        a = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=True)
         x = x + self.attn_output(a.transpose(1, 2).reshape(batch, time, width))
         h = self.ffn_norm(x)
         return x + self.ffn_down(F.silu(self.ffn_gate(h)) * self.ffn_up(h))

@@ -1,10 +1,11 @@
 """Make the training stream of the demo model from Python source that is already on this machine.
 
 Contract: reads the running interpreter's standard library and the permissively licensed packages installed beside it,
-writes `tokenizer.json`, `train.bin` and `held_out.bin` (flat little-endian uint16 token ids) and `prepare.json` into the
-work folder. Knows nothing about the network that will be trained.
+writes `tokenizer.json`, `train.bin` and `held_out.bin` (flat little-endian uint16 token ids) and `prepare.json` into
+the work folder. Knows nothing about the network that will be trained. Needs the `tokenizers` package, but only to run:
+the functions that choose and cut text are tested without it.
 
-    python models/prepare.py --work models/work [--site DIR ...] [--tokens 26_000_000]
+    python models/prepare.py --work models/work [--site DIR ...] [--tokens 26_000_000] [--keep-tokenizer]
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 4096
@@ -33,6 +37,7 @@ SPECIAL = [
     END, "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>",
     "<|repo_name|>", "<|file_sep|>",
 ]  # fmt: skip
+NOT_RENAMED = {"def", "self", "return", "for", "not", "and", "the", "else", "elif", "import"}
 # The split of llama.cpp's pre-tokenizer "qwen2", so that the GGUF tokenizes exactly as the training did.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,21 +49,28 @@ SHARE_OF_ONE_PACKAGE = 0.20  # no package may be more than this part of the stre
 
 
 def held_out_modules() -> list[str]:
+    """Paths relative to the standard library, as `held_out.txt` lists them."""
     lines = (HERE / "held_out.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def licence_of(distribution: importlib.metadata.Distribution) -> str:
+    """What the package's metadata says about its licence, in one string."""
     meta = distribution.metadata
     classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License")]
-    return " ".join([meta.get("License-Expression") or "", (meta.get("License") or "")[:80], *classifiers])
+    expression, free_text = ((meta.get_all(key) or [""])[0] for key in ("License-Expression", "License"))
+    return " ".join([expression or "", (free_text or "")[:80], *classifiers])
+
+
+def permissive(licence: str) -> bool:
+    """A permissive licence is named and no other kind."""
+    return bool(PERMISSIVE.search(licence)) and not REFUSED.search(licence)
 
 
 def package_files(site: Path) -> Iterator[tuple[str, Path]]:
     """Yield (package name, file) of every permissively licensed distribution under `site`."""
     for distribution in importlib.metadata.distributions(path=[str(site)]):
-        licence = licence_of(distribution)
-        if not PERMISSIVE.search(licence) or REFUSED.search(licence):
+        if not permissive(licence_of(distribution)):
             continue
         for file in distribution.files or []:
             if file.suffix == ".py" and ".." not in file.parts:
@@ -108,6 +120,9 @@ def collect(sites: list[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
+    """Byte-level BPE of VOCABULARY entries; the special tokens take the last ids, in the order of SPECIAL."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(SPLIT), "isolated"),
@@ -162,15 +177,16 @@ def functions(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def chat(user: str, answer: str) -> str:
+    """One question and an answer that is code, as the chat template of `export.py` renders them."""
     return (
         f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n```python\n{answer.rstrip()}\n```<|im_end|>\n{END}"
     )
 
 
-def edit(name: str, source: str, rng: random.Random) -> str | None:
+def edit(source: str, rng: random.Random) -> str | None:
     """A rename: the answer repeats the code of the question except for one name."""
     names = [n for n, count in Counter(re.findall(r"\b[a-z_]{3,}\b", source)).items() if count >= 2]
-    names = [n for n in names if n not in {"def", "self", "return", "for", "not", "and", "the", "else", "elif", "import"}]
+    names = [n for n in names if n not in NOT_RENAMED]
     if not names:
         return None
     old = rng.choice(names)
@@ -191,25 +207,15 @@ def samples(text: str, rng: random.Random) -> Iterator[str]:
         draw = rng.random()
         if len(doc) > 20 and draw < 0.35:
             yield chat(f"Write a Python function `{name}`: {doc}", source)
-        elif draw > 0.85 and len(source) < 1500 and (sample := edit(name, source, rng)):
+        elif draw > 0.85 and len(source) < 1500 and (sample := edit(source, rng)):
             yield sample
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=HERE / "work")
-    parser.add_argument("--site", type=Path, action="append", default=[Path(sysconfig.get_paths()["purelib"])])
-    parser.add_argument("--tokens", type=int, default=26_000_000, help="length of the training stream")
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(20240611)
-
-    texts, held_out = collect(args.site)
-    sizes = {name: sum(map(len, files)) for name, files in texts.items()}
-    print({k: v for k, v in sorted(sizes.items(), key=lambda kv: -kv[1])[:40]}, sum(sizes.values()), file=sys.stderr)
-    limit = int(SHARE_OF_ONE_PACKAGE * args.tokens * 2.6)
+def choose(texts: dict[str, list[str]], tokens: int, rng: random.Random) -> list[str]:
+    """Shuffled files for a stream of `tokens`, none of the packages beyond its share."""
+    limit = int(SHARE_OF_ONE_PACKAGE * tokens * 2.6)
     files: list[str] = []
-    for name, own in sorted(texts.items()):
+    for _, own in sorted(texts.items()):
         rng.shuffle(own)
         total = 0
         for text in own:
@@ -218,29 +224,63 @@ def main() -> None:
                 break
             files.append(text)
     rng.shuffle(files)
-    kept = args.work / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(kept)) if kept.exists() else train_tokenizer(files[:: max(1, len(files) // 4000)])
-    tokenizer.save(str(kept))
+    return files
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], wanted: int) -> np.ndarray:
+    """Token ids of `texts` in order, uint16, until `wanted` are there or the texts end; a few too many at most."""
+    ids: list[np.ndarray] = []
+    count = 0
+    for start in range(0, len(texts), 512):
+        for encoding in tokenizer.encode_batch(texts[start : start + 512]):
+            ids.append(np.array(encoding.ids, dtype="<u2"))
+            count += len(encoding.ids)
+        if count >= wanted:
+            break
+    return np.concatenate(ids)
+
+
+def load_tokenizer(path: Path, files: list[str], keep: bool) -> Tokenizer:
+    """The one at `path` if it is to be kept, else one trained on a part of `files` and saved there."""
+    from tokenizers import Tokenizer
+
+    if keep:
+        return Tokenizer.from_file(str(path))
+    tokenizer = train_tokenizer(files[:: max(1, len(files) // 4000)])
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=HERE / "work")
+    parser.add_argument("--site", type=Path, action="append", default=[Path(sysconfig.get_paths()["purelib"])])
+    parser.add_argument("--tokens", type=int, default=26_000_000, help="length of the training stream")
+    parser.add_argument(
+        "--keep-tokenizer", action="store_true", help="use the work folder's tokenizer.json instead of training one"
+    )
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(20240611)
+
+    texts, held_out = collect(args.site)
+    sizes = {name: sum(map(len, files)) for name, files in texts.items()}
+    print(dict(sorted(sizes.items(), key=lambda kv: -kv[1])[:40]), sum(sizes.values()), file=sys.stderr)
+    files = choose(texts, args.tokens, rng)
+    tokenizer = load_tokenizer(args.work / "tokenizer.json", files, args.keep_tokenizer)
 
     everything = [sample for text in files for sample in samples(text, rng)]
     rng.shuffle(everything)
     print(len(everything), "samples", file=sys.stderr, flush=True)
     kinds = Counter("fim" if s.startswith("<|fim") else "chat" if s.startswith("<|im") else "plain" for s in everything)
-    ids: list[np.ndarray] = []
-    count = 0
-    for start in range(0, len(everything), 512):
-        for encoding in tokenizer.encode_batch(everything[start : start + 512]):
-            ids.append(np.array(encoding.ids, dtype="<u2"))
-            count += len(encoding.ids)
-        if count >= args.tokens:
-            break
-    np.concatenate(ids)[: args.tokens].tofile(args.work / "train.bin")
-    held = [np.array(tokenizer.encode(text + END).ids, dtype="<u2") for text in held_out.values()]
-    np.concatenate(held).tofile(args.work / "held_out.bin")
+    ids = encode(tokenizer, everything, args.tokens)
+    ids[: args.tokens].tofile(args.work / "train.bin")
+    held = encode(tokenizer, [text + END for text in held_out.values()], sys.maxsize)
+    held.tofile(args.work / "held_out.bin")
     report = {
         "python": sys.version.split()[0], "files": len(files), "characters": sum(map(len, files)),
         "packages": {name: sizes[name] for name in sorted(sizes)}, "samples": dict(kinds),
-        "tokens": min(count, args.tokens), "available_tokens": count, "held_out_tokens": int(sum(map(len, held))),
+        "tokens": min(len(ids), args.tokens), "available_tokens": len(ids), "held_out_tokens": len(held),
         "held_out_characters": sum(map(len, held_out.values())),
     }  # fmt: skip
     (args.work / "prepare.json").write_text(json.dumps(report, indent=1))

@@ -59,8 +59,8 @@ def batches(data: np.ndarray, batch: int, length: int, seed: int) -> Iterator[tu
     while True:
         order = np.random.default_rng(seed + epoch).permutation(windows)
         for i in range(0, windows - batch + 1, batch):
-            block = np.stack([data[w * length : w * length + length + 1] for w in order[i : i + batch]]).astype(np.int64)
-            t = torch.from_numpy(block)
+            block = np.stack([data[w * length : w * length + length + 1] for w in order[i : i + batch]])
+            t = torch.from_numpy(block.astype(np.int64))
             yield t[:, :-1], t[:, 1:]
         epoch += 1
 
@@ -82,6 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=HERE / "work")
     parser.add_argument("--minutes", type=float, default=80)
+    parser.add_argument("--data", default="train.bin", help="the stream, a file of the work folder")
+    parser.add_argument("--resume", action="store_true", help="go on from checkpoint.pt, with fresh momentum")
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--long-length", type=int, default=1024, help="window length over the last fifth of the time")
@@ -97,13 +99,15 @@ def main() -> None:
 
     shape = Shape(width=args.width, layers=args.layers, feed_forward=args.feed_forward)
     network = Network(shape)
+    if args.resume:
+        network.load_state_dict(torch.load(args.work / "checkpoint.pt", weights_only=True)["state"])
     matrices = [p for n, p in network.named_parameters() if p.ndim == 2 and "token_embd" not in n]
     others = [p for n, p in network.named_parameters() if not (p.ndim == 2 and "token_embd" not in n)]
     muon = Muon(matrices, lr=args.lr)
     adam = torch.optim.AdamW(others, lr=args.lr * 0.15, betas=(0.9, 0.95), weight_decay=0.0)
     print(json.dumps({"parameters": sum(p.numel() for p in network.parameters()), **shape.to_dict()}), flush=True)
 
-    train = np.fromfile(args.work / "train.bin", dtype="<u2")
+    train = np.fromfile(args.work / args.data, dtype="<u2")
     held_out = np.fromfile(args.work / "held_out.bin", dtype="<u2")
     begun = time.monotonic()
     short = batches(train, args.batch, args.length, seed=1)
@@ -130,8 +134,11 @@ def main() -> None:
         running = loss.item() if step == 1 else 0.98 * running + 0.02 * loss.item()
         if step % 50 == 0:
             elapsed = time.monotonic() - begun
-            print(json.dumps({"step": step, "tokens": seen, "loss": round(running, 3), "minutes": round(elapsed / 60, 1),
-                              "tokens_per_second": round(seen / elapsed)}), flush=True)  # fmt: skip
+            progress = {
+                "step": step, "tokens": seen, "loss": round(running, 3), "minutes": round(elapsed / 60, 1),
+                "tokens_per_second": round(seen / elapsed),
+            }  # fmt: skip
+            print(json.dumps(progress), flush=True)
         if time.monotonic() - saved > 300:
             saved = time.monotonic()
             torch.save({"shape": shape.to_dict(), "state": network.state_dict()}, args.work / "checkpoint.pt")
