@@ -16,7 +16,7 @@ import click
 
 from rest_local.cli import interrupt, options
 from rest_local.cli.options import EngineChoice, SamplingChoice
-from rest_local.errors import RestLocalError
+from rest_local.errors import PromptTooLong, RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result
@@ -76,9 +76,9 @@ class Conversation:
 
     def answer(self, text: str) -> None:
         """Stream the answer to `text`. A refused message (too long) leaves the conversation as it was."""
-        prompt = self.engine.chat_prompt([*self.messages, {"role": "user", "content": text}])
         stream = None
         try:
+            prompt = self.engine.chat_prompt([*self.messages, {"role": "user", "content": text}])
             stream = self.engine.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop)
             for piece in stream:
                 if not self.as_json:
@@ -157,6 +157,8 @@ def converse(conversation: Conversation, interactive: bool) -> None:
             if not interactive:
                 raise
             note(f"rest-local: error: {error}")
+            if isinstance(error, PromptTooLong) and conversation.messages:
+                note("the conversation is what fills the context; /clear forgets it")
 
 
 @click.command()

@@ -40,16 +40,22 @@ class Column:
         self.text: Text = Text()
         self.tokens = self.steps = 0
         self._detokenizer = Detokenizer(engine.model.vocabulary.piece)
-        self._started = time.perf_counter()
+        self._began = self._latest = time.perf_counter()
+        self._uncounted = 0
 
     def add(self, piece: Piece) -> None:
+        if not self.steps:  # time runs from the first piece on: what came with it took none of it
+            self._began, self._uncounted = time.perf_counter(), len(piece.tokens)
+        self._latest = time.perf_counter()
         self.steps += 1
         self.tokens += len(piece.tokens)
         for token, source in zip(piece.tokens, piece.sources, strict=True):
             self.text.append(self._detokenizer.feed(token), COLOURS.get(source, "bold magenta"))
 
     def speed(self) -> float:
-        return self.tokens / max(time.perf_counter() - self._started, 1e-9)
+        """Tokens per second up to the newest token: a finished side keeps its figure while the other runs."""
+        seconds = self._latest - self._began
+        return (self.tokens - self._uncounted) / seconds if seconds > 0 else 0.0
 
     def tail(self) -> Text:
         from rich.text import Text

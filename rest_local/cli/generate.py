@@ -41,20 +41,24 @@ def generate(
     sampling = sampling_choice.build()
     with options.load_engine(engine_choice) as engine:
         stream = engine.generate(text, max_tokens=tokens, sampling=sampling, stop=stop)
+        printed = 0
         try:
             for piece in stream:
+                printed += len(piece.text)
                 if not as_json:
                     click.echo(piece.text, nl=False)
         except KeyboardInterrupt:
             stream.cancel()
-            _finish(stream.result, as_json)
+            _finish(stream.result, printed, as_json)
             raise
-        _finish(stream.result, as_json)
+        _finish(stream.result, printed, as_json)
 
 
-def _finish(result: Result, as_json: bool) -> None:
-    """The last line: of JSON, or the end of the text's own."""
+def _finish(result: Result, printed: int, as_json: bool) -> None:
+    """The last line: of JSON, or the end of the text's own, behind what an interrupt found held back (text that could
+    have become a stop string)."""
     if as_json:
         click.echo(result.to_json())
-    elif not result.text.endswith("\n"):
-        click.echo()
+        return
+    rest = result.text[printed:]
+    click.echo(rest, nl=not result.text.endswith("\n"))

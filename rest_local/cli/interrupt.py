@@ -7,6 +7,7 @@ interpreter lock during the call, so a thread that reads the descriptor can end 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -43,4 +44,14 @@ def _count(reading: int) -> None:
         elif byte[0] == signal.SIGINT:
             interrupts += 1
             if interrupts > 1:
+                _show_cursor()
                 os._exit(EXIT_CODE)
+
+
+def _show_cursor() -> None:
+    """Progress bars and live displays hide the cursor, and nothing else puts it back when a process ends at once."""
+    for terminal in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.isatty(terminal):
+                os.write(terminal, b"\x1b[?25h")
+                return

@@ -37,8 +37,11 @@ class LazyGroup(click.Group):
 
 
 def _read_environment(command: click.Command) -> None:
-    """Option --top-k reads REST_LOCAL_TOP_K in every command; click alone would want REST_LOCAL_GENERATE_TOP_K."""
-    command.context_settings.setdefault("auto_envvar_prefix", ENVIRONMENT)
+    """Option --top-k reads REST_LOCAL_TOP_K in every command. Click's own way would be REST_LOCAL_GENERATE_TOP_K, and
+    would go by the name of the argument (`as_json`), not by that of the option."""
+    for option in command.params:
+        if isinstance(option, click.Option):
+            option.envvar = f"{ENVIRONMENT}_{max(option.opts, key=len).lstrip('-').replace('-', '_').upper()}"
     for child in getattr(command, "commands", {}).values():
         _read_environment(child)
 
@@ -103,8 +106,20 @@ def _output_closed() -> int:
     return 1
 
 
+def _open_standard_streams() -> None:
+    """Give a closed standard stream (`<&-`, `>&-`) the null device: else the next file opened would take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
+
+
 def main() -> None:
     """The console script."""
+    _open_standard_streams()
     interrupt.watch()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets "?", never a traceback

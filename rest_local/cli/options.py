@@ -7,6 +7,7 @@ of twenty arguments. Every command gets its engine from `load_engine`, and nowhe
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.errors import DatastoreError, OptionError
+from rest_local.errors import DatastoreCorrupt, DatastoreError, OptionError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -196,25 +197,54 @@ def model_path(value: str | None) -> Path:
 def load_engine(choice: EngineChoice) -> Engine:
     """Load model and datastores, print the engine's warnings, and return it; the caller closes it.
 
-    A datastore that was asked for must open; the default one is left out with a warning where it does not (another
-    vocabulary, damaged). Raises ModelError, DatastoreError, OptionError.
+    A datastore that was asked for must exist, in this format and for this vocabulary; one that is damaged is left out
+    with a warning, since it could only have made the answer faster. The default datastore is left out with a warning
+    whatever is wrong with it. Raises ModelError, DatastoreError, OptionError.
     """
-    engine = _load_with_default(choice) if not choice.datastore else _load(choice)
+    from rest_local.cli import log
+
+    log.show_warnings()
+    engine = _load_undamaged(choice) if choice.datastore else _load_with_default(choice)
     for warning in engine.warnings:
         warn(warning)
     return engine
 
 
 def _load_with_default(choice: EngineChoice) -> Engine:
-    from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
+    from rest_local.retrieval.home import DEFAULT_NAME
 
-    if choice.policy == "off" or DEFAULT_NAME not in list_datastores():
+    if choice.policy == "off" or not _has_default():
         return _load(choice)
     try:
         return _load(replace(choice, datastore=(DEFAULT_NAME,)))
     except DatastoreError as error:
         warn(f"the default datastore is not used: {error}")
         return _load(choice)
+
+
+def _has_default() -> bool:
+    from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
+
+    try:
+        return DEFAULT_NAME in list_datastores()
+    except OSError as error:
+        warn(f"the default datastore is not used: {error.filename}: {error.strerror}")
+        return False
+
+
+def _load_undamaged(choice: EngineChoice) -> Engine:
+    from rest_local.retrieval.home import datastore_path
+
+    while True:
+        try:
+            return _load(choice)
+        except DatastoreCorrupt as error:
+            damaged = os.fspath(error.path)
+            others = tuple(name for name in choice.datastore if os.fspath(datastore_path(name)) != damaged)
+            if others == choice.datastore:
+                raise
+            warn(f"{error}; going on without it")
+            choice = replace(choice, datastore=others)
 
 
 def _load(choice: EngineChoice) -> Engine:

@@ -1,4 +1,8 @@
-"""The commands with llama.cpp, the committed demo model and a datastore on disk: nothing is fake here."""
+"""The commands with llama.cpp, the committed demo model and a datastore on disk: nothing is fake here.
+
+Few different settings, since each is measured once; one thread where the number does not matter, since two
+that wait for each other on a busy machine take many times as long.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 from rest_local.paths import demo_model
+from rest_local.retrieval import Datastore, datastore_path
 
 Call = Callable[..., Any]
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
@@ -28,7 +33,7 @@ def mycode(call: Call, tmp_path: Path) -> str:
 
 
 def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
-    given = ("generate", CODE * 2, "--exact", "--ctx", "512", "-n", "24", "--json")
+    given = ("generate", CODE * 2, "--exact", "--ctx", "256", "-n", "24", "--json")
     plain = json.loads(call(*given, "--policy", "off").out)
     drafted = json.loads(call(*given, "-d", mycode).out)
     assert drafted["text"] == plain["text"]
@@ -39,39 +44,54 @@ def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
 
 
 def test_text_is_that_of_json(call: Call) -> None:
-    given = ("generate", "import os\n", "-n", "8", "--ctx", "128", "--policy", "off")
+    given = ("generate", "import os\n", "-n", "8", "--ctx", "256", "--threads", "1", "--policy", "off")
     text, line = call(*given), call(*given, "--json")
     assert text.code == line.code == 0
     assert text.out.rstrip("\n") == json.loads(line.out)["text"].rstrip("\n")
 
 
 def test_seed_repeats_the_draws(call: Call) -> None:
-    given = ("generate", "import os\n", "-n", "8", "--ctx", "128", "--policy", "off", "--temp", "1", "--seed", "7")
+    given = (
+        "generate",
+        "import os\n",
+        "-n",
+        "8",
+        "--ctx",
+        "256",
+        "--threads",
+        "1",
+        "--policy",
+        "off",
+        "--temp",
+        "1",
+        "--seed",
+        "7",
+    )
     assert call(*given).out == call(*given).out
 
 
 def test_full_context_ends_with_length(call: Call) -> None:
     """llama.cpp rounds a context up to 256 cells, so that is where --ctx 64 ends."""
-    line = json.loads(call("generate", "import os\n", "-n", "500", "--ctx", "64", "--json").out)
+    line = json.loads(call("generate", "import os\n", "-n", "500", "--ctx", "64", "--threads", "1", "--json").out)
     assert line["finish_reason"] in ("length", "stop")
     assert line["timings"]["prompt_n"] + line["tokens"] <= 257
 
 
 def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call) -> None:
-    done = call("generate", CODE * 20, "--ctx", "64")
+    done = call("generate", CODE * 20, "--ctx", "64", "--threads", "1")
     assert done.code == 1
     assert "the context holds" in done.err
     assert done.err.count("\n") == 1
 
 
 def test_chat_uses_the_template_of_the_model(call: Call) -> None:
-    done = call("chat", "--ctx", "256", "-n", "8", "--json", stdin=b"Write a function that adds.\n")
+    done = call("chat", "--ctx", "256", "--threads", "1", "-n", "8", "--json", stdin=b"Write a function that adds.\n")
     assert done.code == 0, done.err
     assert json.loads(done.out).keys() == KEYS
 
 
 def test_doctor_reports_the_demo_model(call: Call) -> None:
-    facts = json.loads(call("doctor", "--ctx", "256", "--json").out)
+    facts = json.loads(call("doctor", "--ctx", "256", "--threads", "1", "--json").out)
     assert facts["model"]["path"] == str(demo_model())
     assert facts["drafting"]["kind"] == "tree"
     assert facts["cost_curve"][0]["n"] == 1
@@ -115,6 +135,37 @@ def test_datastore_of_another_vocabulary_is_refused_with_the_way_out(
 
 def test_grammar_that_does_not_parse_is_wrong_usage(call: Call, tmp_path: Path) -> None:
     (tmp_path / "g").write_text("root ::= (((")
-    done = call("generate", "x", "--ctx", "64", "--grammar-file", str(tmp_path / "g"))
+    done = call("generate", "x", "--ctx", "64", "--threads", "1", "--grammar-file", str(tmp_path / "g"))
     assert done.code == 2
     assert "grammar" in done.err
+
+
+def test_damaged_datastore_costs_a_warning_and_changes_nothing(call: Call, mycode: str) -> None:
+    given = ("generate", CODE, "-n", "8", "--ctx", "256", "--threads", "1")
+    plain = call(*given, "--policy", "off")
+    tokens = next(Path(mycode).glob("*.tokens.bin"))
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    done = call(*given, "-d", mycode)
+    assert (done.code, done.out) == (0, plain.out)
+    assert done.err.startswith(f"rest-local: warning: datastore {mycode}: {tokens.name} has ")
+    assert done.err.count("\n") == 1
+
+
+def test_datastore_named_default_is_used_without_being_asked_for(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text(CODE * 3)
+    asked: list[Path] = []
+    rows = Datastore.rows
+    monkeypatch.setattr(Datastore, "rows", lambda self, *given: asked.append(self.path) or rows(self, *given))
+    given = ("generate", CODE, "-n", "4", "--ctx", "256", "--threads", "1")
+    try:
+        assert call("index", "build", str(tmp_path / "a.py")).code == 0  # -o is "default"
+        assert call(*given).code == 0
+        assert set(asked) == {datastore_path("default")}
+        assert call(*given, "--policy", "off").code == 0
+    finally:
+        call("index", "remove", "default")
+    count = len(asked)
+    assert call(*given).code == 0
+    assert len(asked) == count

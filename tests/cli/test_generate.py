@@ -123,7 +123,8 @@ def test_every_option_is_read_from_the_environment(
     monkeypatch.setenv("REST_LOCAL_TOP_K", "11")
     monkeypatch.setenv("REST_LOCAL_EXACT", "1")
     monkeypatch.setenv("REST_LOCAL_TOKENS", "3")
-    call("generate", "x", "-n", "4")
+    monkeypatch.setenv("REST_LOCAL_JSON", "1")
+    assert json.loads(call("generate", "x", "-n", "4").out)["text"] == "Hello"
     assert (engine.choice.model, engine.choice.exact) == ("env.gguf", True)
     assert engine.arguments[0]["sampling"].top_k == 11
     assert engine.arguments[0]["max_tokens"] == 4  # the command line wins

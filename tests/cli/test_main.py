@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import rest_local
@@ -85,6 +86,38 @@ def test_every_option_explains_itself() -> None:
 def test_commands_are_loaded_by_name_only() -> None:
     assert cli.list_commands(None) == list(COMMANDS)  # type: ignore[arg-type]
     assert cli.get_command(None, "main") is None  # type: ignore[arg-type]
+
+
+def test_every_option_has_the_variable_that_its_name_says() -> None:
+    def check(command: click.Command) -> None:
+        for option in command.params:
+            if isinstance(option, click.Option):
+                longest = max(option.opts, key=len)
+                assert option.envvar == "REST_LOCAL_" + longest[2:].replace("-", "_").upper()
+        for child in getattr(command, "commands", {}).values():
+            check(child)
+
+    for name in COMMANDS:
+        command = cli.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None
+        check(command)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_reason_to_fail(closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m rest_local --version {closed}', sys.executable],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_closed_stdin_is_an_empty_prompt(start: Start) -> None:
+    process = start("generate", body="sys.stdin = None", stdout=subprocess.PIPE)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, b"Hello\n", b"")
 
 
 def test_output_closed_by_the_reader_is_quiet(start: Start) -> None:

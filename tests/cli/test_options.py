@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import rest_local.decoding.engine
 from rest_local.cli import options
 from rest_local.cli.options import EngineChoice
-from rest_local.errors import DatastoreVocabulary
+from rest_local.errors import DatastoreCorrupt, DatastoreVocabulary
 from rest_local.retrieval import home
 
 
@@ -40,6 +41,48 @@ def test_default_datastore_of_another_vocabulary_is_left_out_with_one_warning(
     assert len(warnings) == 2
     assert "default datastore is not used" in warnings[0]
     assert warnings[1] == "rest-local: warning: one thing"
+
+
+def test_unreadable_home_of_datastores_is_no_reason_to_refuse(
+    loads: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "file" / "below"))
+    options.load_engine(EngineChoice(model="m.gguf"))
+    assert loads[0]["datastores"] == []
+    assert "Not a directory" in capsys.readouterr().err
+
+
+def test_damaged_datastore_is_left_out_and_the_others_are_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[list[Path]] = []
+
+    def load(model: Path, *, datastores: list[Path], **arguments: Any) -> Any:
+        calls.append(datastores)
+        if Path("/tmp/bad") in datastores:
+            raise DatastoreCorrupt("/tmp/bad", "cut off")
+        return SimpleNamespace(warnings=[])
+
+    monkeypatch.setattr(rest_local.decoding.engine, "Engine", SimpleNamespace(load=load))
+    options.load_engine(EngineChoice(datastore=("/tmp/bad", "/tmp/good")))
+    assert calls[-1] == [Path("/tmp/good")]
+    assert (
+        capsys.readouterr().err
+        == f"rest-local: warning: {DatastoreCorrupt('/tmp/bad', 'cut off')}; going on without it\n"
+    )
+
+
+def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
+    loads: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options.load_engine(EngineChoice(model="m.gguf", policy="off"))
+    options.load_engine(EngineChoice(model="m.gguf", policy="off"))
+    capsys.readouterr()
+    logging.getLogger("rest_local.drafting").warning("a datastore %s", "broke")
+    logging.getLogger("rest_local.drafting").info("nothing to see")
+    logging.getLogger("rest_local.llama").warning("n_ctx_seq < n_ctx_train")
+    assert capsys.readouterr().err == "rest-local: warning: a datastore broke\n"
 
 
 def test_datastore_that_was_asked_for_must_fit(loads: list[dict[str, Any]]) -> None:

@@ -1,0 +1,150 @@
+"""Ctrl-C with the real model in a process of its own: in prefill, while tokens come, and twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local.llama.model import Model
+from rest_local.paths import demo_model
+
+ROOT = Path(__file__).resolve().parents[2]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+GIVEN = ("generate", "--ctx", "1024", "--threads", "1", "--policy", "off")
+
+# Runs the command line; every decode of the generation proper (not those of the measurements at load) first calls
+# `at(number, tokens in the batch)`. A signal that a process sends to itself needs no waiting and no luck.
+PROGRAM = """
+import os, signal, sys
+from rest_local.cli import main
+from rest_local.decoding.engine import Engine
+from rest_local.llama.context import Context
+{at}
+calls, decode, generate = 0, Context.decode, Engine.generate
+def watched(self, *given, **more):
+    def counted(context):
+        global calls
+        calls += 1
+        at(calls, context.batch.n_tokens)
+        return decode(context)
+    Context.decode = counted
+    return generate(self, *given, **more)
+Engine.generate = watched
+sys.argv = ["rest-local", *sys.argv[1:]]
+main.main()
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that starts a command line in a process; what still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*arguments: str, at: str | None = None, prompt: bytes = b"import os\n") -> subprocess.Popen[bytes]:
+        program = ["-m", "rest_local"] if at is None else ["-c", PROGRAM.format(at=textwrap.dedent(at))]
+        command = [sys.executable, *program, *arguments]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, cwd=ROOT, **pipes))
+        stdin = started[-1].stdin
+        assert stdin is not None
+        stdin.write(prompt)
+        stdin.close()
+        started[-1].stdin = None  # `communicate` would write to it
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def endless() -> tuple[str, ...]:
+    """Options that forbid every token a text can end with."""
+    with Model.open(demo_model(), vocab_only=True) as model:
+        ends = [token for token in range(model.n_vocab) if model.vocabulary.is_end(token)]
+    return tuple(word for token in ends for word in ("--logit-bias", f"{token}=-inf"))
+
+
+def test_interrupt_once_text_has_come_keeps_it(start: Start, endless: tuple[str, ...]) -> None:
+    process = start(*GIVEN, "-n", "1000", *endless)
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, b"")
+    assert first
+    assert rest.endswith(b"\n")
+    (first + rest).decode("utf-8")
+
+
+def test_text_so_far_is_printed_also_what_a_stop_string_held_back(start: Start, endless: tuple[str, ...]) -> None:
+    at = """
+        def at(call, n):
+            if call == 12:
+                os.kill(os.getpid(), signal.SIGINT)
+    """
+    whole, _ = start(*GIVEN, "-n", "30", *endless).communicate(timeout=120)
+    stopped = start(*GIVEN, "-n", "30", *endless, "--stop", whole[5:].decode(), at=at)
+    out, err = stopped.communicate(timeout=120)
+    assert (stopped.returncode, err) == (130, b"")
+    assert len(out.rstrip(b"\n")) > 5
+    assert whole.startswith(out.rstrip(b"\n"))
+
+
+def test_interrupt_in_a_long_prompt_stops_before_the_next_batch(start: Start) -> None:
+    at = """
+        def at(call, n):
+            print(f"batch of {n}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+    """
+    process = start(*GIVEN, at=at, prompt=b"value = other + 1\n" * 110)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, b"")
+    assert err.count(b"batch of") == 1
+    assert int(err.split()[-1]) > 100
+
+
+def test_interrupt_with_json_prints_the_line(start: Start, endless: tuple[str, ...]) -> None:
+    at = """
+        def at(call, n):
+            if call == 12:
+                os.kill(os.getpid(), signal.SIGINT)
+    """
+    process = start(*GIVEN, "--json", *endless, at=at)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    line = json.loads(out)
+    assert line["finish_reason"] == "cancelled"
+    assert 1 <= line["tokens"] == line["timings"]["predicted_n"] <= 11
+
+
+def test_second_interrupt_ends_at_once(start: Start) -> None:
+    at = """
+        def at(call, n):
+            signal.signal(signal.SIGINT, lambda *_: None)  # the first one is not dealt with, as in a long C call
+            while True:
+                os.kill(os.getpid(), signal.SIGINT)
+    """
+    process = start(*GIVEN, at=at)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_reader_that_goes_away_ends_the_command_quietly(start: Start, endless: tuple[str, ...]) -> None:
+    process = start(*GIVEN, "-n", "1000", *endless)
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (1, b"")
