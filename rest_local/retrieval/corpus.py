@@ -148,11 +148,19 @@ def _candidates(root: Path, skipped: Skipped) -> Iterator[str]:
     if listed is None:
         yield from _scan(str(root), [], skipped)
         return
+    # git lists what its index holds, also below a directory that has become a link since: that must not be followed
+    here: dict[str, bool] = {}
     for relative in listed:
+        path = os.path.join(root, relative)
+        folder = os.path.dirname(path)
+        if folder not in here:
+            here[folder] = os.path.realpath(folder) == folder
         if any(part.startswith(".") for part in relative.split("/")):
             skipped.add("hidden")
+        elif not here[folder]:
+            skipped.add("link")
         else:
-            yield os.path.join(root, relative)
+            yield path
 
 
 def _git_files(root: Path) -> list[str] | None:

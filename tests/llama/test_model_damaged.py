@@ -156,6 +156,8 @@ def test_random_damage_never_crashes_this_process(tiny_model: TinyModel, tmp_pat
 def _load_many(paths: list[Path]) -> list[str | None]:
     names = "\0".join(str(path) for path in paths)
     root = Path(__file__).parents[2]
-    child = subprocess.run([sys.executable, "-c", _MANY], input=names, cwd=root, capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, "-c", _MANY], input=names, cwd=root, capture_output=True, text=True, timeout=300
+    )
     assert child.returncode == 0, child.stderr[-2000:]
     return [json.loads(line) for line in child.stdout.splitlines()]

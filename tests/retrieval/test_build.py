@@ -101,6 +101,7 @@ def test_killed_at_every_step(tmp_path, old):
         [sys.executable, "-c", KILLED, str(tmp_path), str(steps), str(here), str(here.parent.parent)],
         check=True,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        timeout=300,
     )
     seen = []
     for step in range(1, steps + 1):
@@ -278,31 +279,41 @@ def test_a_lock_that_was_removed_meanwhile_guards_nothing(tmp_path, monkeypatch)
         make(path, NEW)
 
 
-def _read_until(path: Path, stop: Any, problems: Any) -> None:
+def _read_until(path: Path, everyone: Any, stop: Any, problems: Any) -> None:
+    everyone.wait(120)
     reads = 0
     while not stop.is_set() or reads < 3:
         reads += 1
         try:
             if content_of(path) not in (OLD, NEW):
                 problems.put("a mix")
+                return
         except Exception as error:
             # The writer may delete a snapshot's files while `check` reads them by name; nothing else may go wrong.
             if "cannot be read" not in str(error):
                 problems.put(repr(error))
+                return
 
 
-def test_readers_see_the_old_or_the_new_commit(tmp_path):
+def test_eight_readers_see_the_old_or_the_new_commit(tmp_path):
     path = make(tmp_path / "store", OLD)
-    context = multiprocessing.get_context("spawn")
-    stop, problems = context.Event(), context.Queue()
-    readers = [context.Process(target=_read_until, args=(path, stop, problems)) for _ in range(2)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
+    everyone, stop, problems = context.Barrier(9), context.Event(), context.SimpleQueue()
+    # Daemons: a reader that is still there when the writer fails must not keep the test run from ending.
+    readers = [
+        context.Process(target=_read_until, args=(path, everyone, stop, problems), daemon=True) for _ in range(8)
+    ]
     for reader in readers:
         reader.start()
-    for turn in range(60):
-        make(path, OLD if turn % 2 else NEW)
-    stop.set()
+    try:
+        everyone.wait(120)
+        for turn in range(40):
+            make(path, OLD if turn % 2 else NEW)
+    finally:
+        stop.set()
     for reader in readers:
-        reader.join()
+        reader.join(120)
         assert reader.exitcode == 0
     assert problems.empty(), problems.get()
 

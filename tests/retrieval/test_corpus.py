@@ -139,6 +139,17 @@ def test_an_ignored_directory_that_is_named_is_walked(repository):
     assert set(found(repository / ".ci" / "c.py")) == {"c.py"}
 
 
+def test_a_tracked_directory_that_has_become_a_link_is_not_followed(repository, tmp_path_factory):
+    subprocess.run(["git", "-C", str(repository), "add", "kept/d.py"], check=True)
+    outside = files(tmp_path_factory.mktemp("outside"), {"d.py": "not ours"})
+    (repository / "kept" / "d.py").unlink()
+    (repository / "kept").rmdir()
+    (repository / "kept").symlink_to(outside)
+    skipped = Skipped()
+    assert set(found(repository, skipped=skipped)) == {"a.py"}
+    assert skipped.counts["link"] >= 1
+
+
 def test_no_program_of_the_repository_is_run(repository):
     hook = repository / "hook"
     hook.write_text(f"#!/bin/sh\ntouch {repository}/ran\n")
