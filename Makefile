@@ -40,7 +40,7 @@ check: $(TOOLS)  ## lint, format and types
 test: $(TOOLS)  ## all tests
 	$(BIN)/pytest
 
-bench: $(RUN)  ## every figure of the README and docs/LOG.md
+bench: $(TOOLS)  ## every figure of the README and docs/LOG.md
 	$(BIN)/python -m rest_local.bench
 
 docs: $(RUN)  ## write docs/CLI.md
