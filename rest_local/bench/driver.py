@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,8 +51,8 @@ class FixedBudget(Planner):
         self.nodes = nodes
         self.acceptance = Hopeful()
 
-    def looks_up(self, n_ctx: int) -> bool:
-        super().looks_up(n_ctx)
+    def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
+        super().looks_up(n_ctx, repeats)
         return True
 
     def plan(self, n_ctx: int, limit: int) -> Plan:

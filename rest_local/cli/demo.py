@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece
 
 COLOURS = {"model": "", "datastore": "bold green", "context": "bold cyan"}
-SHOWN_LINES = 20  # of each side: what fits a terminal of 24 lines, title and border counted
+SHOWN_LINES = 18  # of each side: what fits a terminal of 24 lines, title and border counted
 CONTEXT = 1024
 
 
@@ -57,10 +57,12 @@ class Column:
         seconds = self._latest - self._began
         return (self.tokens - self._uncounted) / seconds if seconds > 0 else 0.0
 
-    def tail(self) -> Text:
+    def tail(self, console: Console, width: int, height: int) -> Text:
+        """The newest `height` lines as they are seen at `width`: a live display cuts off what is too high at its end,
+        which is where the text grows."""
         from rich.text import Text
 
-        return Text("\n").join(self.text.split("\n", allow_blank=True)[-SHOWN_LINES:])
+        return Text("\n").join(self.text.wrap(console, width, overflow="fold", tab_size=4)[-height:])
 
 
 class Screen:
@@ -100,7 +102,10 @@ class Screen:
         for _ in self._columns:
             table.add_column(ratio=1)
         titles = (f"{side}: {column.speed():.0f} tokens/s" for side, column in self._columns.items())
-        panels = (Panel(c.tail(), title=t) for t, c in zip(titles, self._columns.values(), strict=True))
+        width = max(self._console.width // max(len(self._columns), 1) - 4, 8)  # 4: the border and its padding
+        height = max(min(SHOWN_LINES, self._console.height - 4), 4)
+        tails = (column.tail(self._console, width, height) for column in self._columns.values())
+        panels = (Panel(tail, title=title) for title, tail in zip(titles, tails, strict=True))
         table.add_row(*panels)
         return table
 
@@ -127,7 +132,7 @@ class Plain:
 
 
 def _sampled(sampled: bool) -> str:
-    return " (greedy loops here: sampled, both sides with the same seed)" if sampled else ""
+    return " (greedy loops: both sampled, one seed)" if sampled else ""
 
 
 def prepare_datastore(choice: EngineChoice, quiet: bool) -> str:
@@ -150,6 +155,8 @@ def measure(
     from rest_local.bench.prompts import demo_prompts
 
     for mode in ("exact", "fast"):
+        if audience_of is not None:
+            _progress(f"{mode} mode: loading; the first time, what a batch costs here is measured (seconds)")
         with options.load_engine(replace(choice, exact=mode == "exact")) as engine:
             audience = audience_of(engine) if audience_of else None
             for prompt in demo_prompts():
@@ -171,13 +178,13 @@ def _ended(audience: Any) -> Iterator[None]:
 
 
 def describe(comparison: Comparison) -> str:
-    """Return the line of figures under a prompt."""
+    """Return the lines of figures under a prompt, each at most 80 wide."""
     plain, drafted = comparison.plain, comparison.drafted
     accepted = ", ".join(f"{name} {n['accepted']}" for name, n in drafted.result.draft["by_source"].items()) or "none"
     return (
         f"plain {plain.tokens_per_second:.1f} tokens/s · drafted {drafted.tokens_per_second:.1f} tokens/s"
-        f" · {comparison.speedup:.2f} times · MAT {drafted.result.draft['mat']:.2f} · accepted: {accepted}"
-        f" · {'identical' if comparison.identical else 'NOT identical'}"
+        f" · {comparison.speedup:.2f} times · MAT {drafted.result.draft['mat']:.2f}"
+        f"\naccepted: {accepted} · {'identical' if comparison.identical else 'NOT identical'}"
         f" · repeated 8-grams {plain.repeated:.0%} / {drafted.repeated:.0%}"
     )
 

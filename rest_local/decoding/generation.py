@@ -40,6 +40,7 @@ class Lookup(Protocol):
     def restart(self, tokens: Sequence[int]) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def rows(self) -> list[SourceRows]: ...
+    def repeats(self) -> bool: ...
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Generation:
         """
         n_past = self.slot.n_past
         limit = min(limit, self.backend.max_outputs - 1, self.backend.n_batch - 1, self.capability.longest)
-        if self.capability.kind == "none" or limit < 1 or not self.planner.looks_up(n_past):
+        if self.capability.kind == "none" or limit < 1 or not self.planner.looks_up(n_past, self.sources.repeats):
             return Draft(DraftTree()), None
         begun = time.perf_counter()
         found = self.sources.rows()

@@ -24,6 +24,7 @@ CONTEXT_TOKENS = 32  # how much of the newest text a lookup compares
 DEPTH = 16  # tokens of continuation a row brings
 DATASTORE_ROWS = 64
 CONTEXT_ROWS = 24
+LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 95% behind 25 (planning.acceptance)
 
 
 class Sources:
@@ -33,19 +34,21 @@ class Sources:
         self._datastores = list(datastores)
         self._n_vocab = n_vocab
         self._tokens: list[int] = []
+        self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
         self._growing = GrowingText()
         self._whole = True  # False while an update is under way: an interrupt there means starting anew
 
     def restart(self, tokens: Sequence[int]) -> None:
         """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
         if not self._whole:
-            self._tokens, self._growing = [], GrowingText()
+            self._tokens, self._bytes, self._growing = [], bytearray(), GrowingText()
         limit = min(len(tokens), len(self._tokens))
         same = next((i for i in range(limit) if tokens[i] != self._tokens[i]), limit)
         if same < len(self._tokens):
             self._whole = False
             self._growing.truncate(same)
             del self._tokens[same:]
+            del self._bytes[4 * same :]
             self._whole = True
         self.extend(tokens[same:])
 
@@ -53,9 +56,18 @@ class Sources:
         """Tokens that were confirmed."""
         if len(tokens):
             self._whole = False
+            added = np.asarray(tokens, np.int32)
             self._tokens.extend(tokens)
-            self._growing.extend(np.asarray(tokens, np.int32))
+            self._bytes += added.tobytes()
+            self._growing.extend(added)
             self._whole = True
+
+    def repeats(self) -> bool:
+        """Whether the newest LONG_REPEAT tokens stand in the sequence before: one search of its bytes, about 5 us."""
+        end = len(self._bytes)
+        newest = self._bytes[-4 * LONG_REPEAT :]
+        found = self._bytes.rfind(newest, 0, end - 4)
+        return end >= 8 * LONG_REPEAT and found >= 0 and found % 4 == 0
 
     def rows(self) -> list[SourceRows]:
         """Rows that continue the end of the sequence, by source; sources without a match are left out."""

@@ -7,11 +7,13 @@ section 6): stop at the n that maximises (1 + expected accepted) / t(n + 1), whe
 That drafting is never slower than plain decoding is kept by an account: every step earns a small share of a plain
 step's time, lookups and drafts pay what they really cost, and accepted tokens pay back what they saved. Who is out of
 credit decodes plainly until the account has recovered. So a model so fast that a lookup costs a tenth of its step,
-or a datastore that always misleads, costs `ALLOWANCE` and no more.
+or a datastore that always misleads, costs `ALLOWANCE` and no more. One thing may overdraw it: a long repeat, which the
+sources recognise for next to nothing and which nearly always goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +27,8 @@ Policy = Literal["off", "auto"]
 POLICIES: tuple[Policy, ...] = ("off", "auto")
 
 ALLOWANCE = 0.015  # share of plain decoding time that may be lost on lookups and failed drafts
-START_STEPS = 8.0  # credit at the start, in plain steps: enough to find out whether drafting pays
+START_STEPS = 3.0  # credit at the start, in plain steps: 1.5% of 200 tokens
+OVERDRAFT_STEPS = 3.0  # how far a long repeat may overdraw it
 MOST_STEPS = 24.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
@@ -109,15 +112,17 @@ class Planner:
     def plain_ms(self, n_ctx: int) -> float:
         return self._costs(n_ctx)[0][0]
 
-    def looks_up(self, n_ctx: int) -> bool:
-        """Whether this step can afford a lookup."""
+    def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
+        """Whether this step can afford a lookup; `repeats` is asked where it cannot: is this a long repeat?"""
         if self.policy == "off":
             return False
         plain = self.plain_ms(n_ctx)
         if self._credit is None:
             self._credit = START_STEPS * plain
         self._credit = min(self._credit + ALLOWANCE * plain, MOST_STEPS * plain)
-        return self._credit > self.driver.lookup
+        if self._credit > self.driver.lookup:
+            return True
+        return self._credit > -OVERDRAFT_STEPS * plain and repeats()
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
         """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes."""

@@ -37,7 +37,7 @@ def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     def learn(self: Planner, n_ctx: int, done: StepCost) -> None:
         return
 
-    monkeypatch.setattr(Planner, "looks_up", lambda self, n_ctx: self.policy != "off")
+    monkeypatch.setattr(Planner, "looks_up", lambda self, n_ctx, repeats: self.policy != "off")
     monkeypatch.setattr(Planner, "plan", plan)
     monkeypatch.setattr(Planner, "learn", learn)
 

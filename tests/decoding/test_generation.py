@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -25,7 +25,7 @@ FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 class Keen(Planner):
     """Always looks up and always drafts: the planner that makes most mistakes."""
 
-    def looks_up(self, n_ctx: int) -> bool:
+    def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         return True
 
     def learn(self, n_ctx: int, done: StepCost) -> None:
@@ -45,6 +45,9 @@ class Fortune:
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._tokens.extend(tokens)
+
+    def repeats(self) -> bool:
+        return False
 
     def rows(self) -> list[SourceRows]:
         rows = self._rng.integers(0, N_VOCAB, (self._width, self._depth))

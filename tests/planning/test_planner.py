@@ -64,7 +64,7 @@ def test_losses_stay_within_the_allowance() -> None:
         spent = 0.0
         steps = 4000
         for _ in range(steps):
-            if planner.looks_up(512):
+            if planner.looks_up(512, lambda: True):
                 spent += lookup_ms + plain_ms  # a draft of one node that fails doubles the step
                 planner.learn(512, StepCost(1, 0, 2 * plain_ms, 0.0, lookup_ms))
             else:
@@ -72,8 +72,17 @@ def test_losses_stay_within_the_allowance() -> None:
         assert spent / (steps * plain_ms) < 0.03
 
 
+def test_a_long_repeat_may_overdraw_the_account() -> None:
+    planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
+    planner.driver.lookup = 50.0
+    assert not planner.looks_up(512, lambda: False)
+    assert planner.looks_up(512, lambda: True)
+    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 50.0))
+    assert not planner.looks_up(512, lambda: True)
+
+
 def test_off_never_looks_up() -> None:
-    assert not Planner(CPU, "off").looks_up(100)
+    assert not Planner(CPU, "off").looks_up(100, lambda: True)
 
 
 def test_cells_are_distinct_and_in_range() -> None:

@@ -1,0 +1,76 @@
+"""Make the second training stream: the first one's mix, and text that repeats what stands before it.
+
+Copying from the context (what every edit, refactor and quotation needs, and what a draft from the context lives on) is
+the last thing so small a network learns from ordinary files. In this stream a third of the tokens are passages whose
+end was seen before: renames of a whole function, a piece that is written twice, a piece with a few lines changed.
+
+    python models/prepare_repeats.py --work models/work [--site DIR ...] [--tokens 6_000_000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from prepare import END, HERE, chat, choose, collect, edit, encode, functions, load_tokenizer, pieces, samples
+
+ASKED = ("Repeat this code:", "Write this again, unchanged:", "Copy the following code:")
+
+
+def twice(piece: str, rng: random.Random) -> str:
+    """A piece, and the same piece again with up to two lines left out or swapped for others of it."""
+    lines = piece.splitlines(keepends=True)
+    again = list(lines)
+    for _ in range(rng.randint(0, 2)):
+        at = rng.randrange(len(again))
+        again[at] = rng.choice(("", rng.choice(lines)))
+    between = rng.choice(("\n\n", "\n\n# once more:\n\n", "\n\n# The same code once more, unchanged:\n\n", "\n# ---\n"))
+    return f"{piece}{between}{''.join(again)}{END}"
+
+
+def repeats(text: str, rng: random.Random) -> Iterator[str]:
+    """Repeating samples of one file."""
+    for piece in pieces(text, rng, 250, 1300):
+        if rng.random() < 0.16 and piece.strip():
+            yield twice(piece, rng)
+    for _, _, source in functions(text):
+        draw = rng.random()
+        if len(source) < 1500 and draw < 0.22 and (sample := edit(source, rng)):
+            yield sample
+        elif len(source) < 1200 and draw > 0.92:
+            yield chat(f"{rng.choice(ASKED)}\n```python\n{source.rstrip()}\n```", source)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=HERE / "work")
+    parser.add_argument("--site", type=Path, action="append", default=[Path(sysconfig.get_paths()["purelib"])])
+    parser.add_argument("--tokens", type=int, default=6_000_000, help="length of the stream")
+    args = parser.parse_args()
+    rng = random.Random(20240612)
+    texts, _ = collect(args.site)
+    files = choose(texts, args.tokens, rng)
+    tokenizer = load_tokenizer(args.work / "tokenizer.json", files, keep=True)
+    everything: list[str] = []
+    size = 0
+    for text in files:
+        of_file = [*samples(text, rng), *repeats(text, rng)]
+        everything += of_file
+        size += sum(map(len, of_file))
+        if size > 3.4 * args.tokens:
+            break
+    rng.shuffle(everything)
+    ids = encode(tokenizer, everything, args.tokens)
+    ids[: args.tokens].tofile(args.work / "train-2.bin")
+    kinds = Counter("fim" if s.startswith("<|fim") else "chat" if s.startswith("<|im") else "plain" for s in everything)
+    print(json.dumps({"tokens": len(ids), "samples": dict(kinds)}), file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

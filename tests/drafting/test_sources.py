@@ -1,0 +1,60 @@
+"""The sources of one sequence follow it through growth, rewinds and interrupts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.drafting.candidates import SOURCE_NUMBER
+from rest_local.drafting.sources import LONG_REPEAT, Sources
+from rest_local.retrieval.growing import GrowingText
+
+TEXT = list(range(100, 140))
+
+
+def test_the_context_proposes_what_followed_before() -> None:
+    sources = Sources([], 1000)
+    sources.restart([*TEXT, *TEXT[:10]])
+    (rows,) = sources.rows()
+    assert rows.source == SOURCE_NUMBER["context"]
+    assert rows.match[0] == 10
+    assert rows.continuations[0][:5] == TEXT[10:15]
+
+
+def test_a_long_repeat_is_recognised() -> None:
+    sources = Sources([], 1000)
+    sources.restart(TEXT)
+    for n, token in enumerate(TEXT[5:30], 1):
+        assert sources.repeats() == (n > LONG_REPEAT)
+        sources.extend([token])
+    sources.restart([1] * 3)
+    assert not sources.repeats()
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=30), min_size=1, max_size=6))
+def test_restarting_is_starting_anew(sequences: list[list[int]]) -> None:
+    kept = Sources([], 1000)
+    for tokens in sequences:
+        kept.restart(tokens)
+        fresh = Sources([], 1000)
+        fresh.restart(tokens)
+        assert [(r.match, r.continuations) for r in kept.rows()] == [(r.match, r.continuations) for r in fresh.rows()]
+        assert kept.repeats() == fresh.repeats()
+
+
+def test_an_interrupt_during_an_update_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = Sources([], 1000)
+    sources.restart(TEXT)
+    extend = GrowingText.extend
+
+    def interrupted(self: GrowingText, tokens: np.ndarray) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GrowingText, "extend", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sources.extend(TEXT[:10])
+    monkeypatch.setattr(GrowingText, "extend", extend)
+    sources.restart([*TEXT, *TEXT[:6]])
+    assert sources.rows()[0].match[0] == 6
