@@ -132,7 +132,7 @@ class Plain:
 
 
 def _sampled(sampled: bool) -> str:
-    return " (greedy loops: both sampled, one seed)" if sampled else ""
+    return " (loops: sampled, one seed)" if sampled else ""
 
 
 def prepare_datastore(choice: EngineChoice, quiet: bool) -> str:
@@ -156,7 +156,7 @@ def measure(
 
     for mode in ("exact", "fast"):
         if audience_of is not None:
-            _progress(f"{mode} mode: loading; the first time, what a batch costs here is measured (seconds)")
+            _progress(f"{mode} mode: loading; once, measuring what a batch costs here (seconds)")
         with options.load_engine(replace(choice, exact=mode == "exact")) as engine:
             audience = audience_of(engine) if audience_of else None
             for prompt in demo_prompts():
