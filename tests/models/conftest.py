@@ -20,6 +20,8 @@ def recipe() -> Callable[[str], ModuleType]:
     def load(name: str) -> ModuleType:
         known = f"recipe_{name}"
         if known not in sys.modules:
+            if name == "prepare_repeats":
+                sys.modules.setdefault("prepare", load("prepare"))  # the scripts import each other by name
             spec = importlib.util.spec_from_file_location(known, MODELS / f"{name}.py")
             assert spec is not None
             assert spec.loader is not None

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
 
@@ -53,11 +54,12 @@ def split_fim(sample: str) -> tuple[str, str, str]:
 
 def test_the_scripts_that_ci_tests_need_no_training_packages() -> None:
     """torch and tokenizers are dependencies of the recipe only."""
+    models = Path(__file__).parents[2] / "models"
     code = (
-        "import sys; sys.modules['torch'] = sys.modules['tokenizers'] = None\nimport prepare, evaluate, cost, synthetic"
+        f"import sys; sys.path[:0] = [{str(models)!r}, {str(models.parent)!r}]\n"
+        "sys.modules['torch'] = sys.modules['tokenizers'] = None\n"
+        "import prepare, prepare_repeats, evaluate, cost, synthetic"
     )
-    models, root = Path(__file__).parents[2] / "models", Path(__file__).parents[2]
-    code = f"import sys; sys.path[:0] = [{str(models)!r}, {str(root)!r}]\n{code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -170,6 +172,23 @@ def test_samples_of_a_small_file_are_well_formed_and_of_every_kind(prepare: Modu
     assert min(kinds.values()) > 5, kinds
     again = [list(prepare.samples(text, random.Random(7))) for _ in range(2)]
     assert again[0] == again[1]
+
+
+def test_a_piece_written_twice_differs_in_at_most_two_lines(recipe: Callable[[str], ModuleType]) -> None:
+    """So that the second one can be drafted from the first."""
+    script = recipe("prepare_repeats")
+    unchanged = 0
+    for seed in range(60):
+        sample = script.twice(FUNCTION, random.Random(seed))
+        assert sample.startswith(FUNCTION)
+        assert sample.endswith(END)
+        again = sample.removesuffix(END)[len(FUNCTION) :].splitlines(keepends=True)
+        kept = sum(
+            block.size for block in SequenceMatcher(None, FUNCTION.splitlines(True), again).get_matching_blocks()
+        )
+        assert kept >= len(FUNCTION.splitlines()) - 2
+        unchanged += FUNCTION in sample[len(FUNCTION) :]
+    assert 10 < unchanged < 50
 
 
 def test_no_package_takes_more_than_its_share(prepare: ModuleType) -> None:
