@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from rest_local.bench import driver, exact, lookup
+from rest_local.bench import driver, exact, lookup, speed
 
-PARTS = {"lookup": lookup.main, "driver": driver.main, "exact": exact.main}
+PARTS = {"lookup": lookup.main, "driver": driver.main, "speed": speed.main, "exact": exact.main}
 
 
 def main() -> None:

@@ -1,0 +1,129 @@
+"""Plain against drafted on every held-out module: where nothing repeats, and where the answer repeats the prompt.
+
+    python -m rest_local.bench.speed [--model GGUF] [--tokens N] [--repeats N] [--mode exact|fast]... [--json]
+
+The demo's measurement over all held-out modules instead of one, with the standard library (without them) as datastore.
+`unseen`: the beginning of a module, to be gone on with. `edit`: a chat request to repeat a function of it with one name
+changed. `copy`: a passage, and its first lines again. For each kind: the median, least and greatest ratio of drafted to
+plain speed, and the median by share of repeated 8-grams, because a model that loops flatters every drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from rest_local.bench.demo import Comparison, compare
+from rest_local.bench.prompts import Prompt, begin_of, held_out_modules, standard_library
+from rest_local.bench.repeats import LOOPING
+from rest_local.bench.stdlib import ensure
+from rest_local.decoding.engine import Engine
+from rest_local.paths import demo_model
+
+KINDS = ("unseen", "edit", "copy")
+
+
+def prompts() -> Iterator[Prompt]:
+    """One of each kind for each held-out module that this interpreter has."""
+    library = standard_library()
+    for name in held_out_modules():
+        path = library / name
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8")
+        yield Prompt("unseen", name, begin_of(text, 900)[-1600:])
+        if function := _function(text):
+            yield Prompt("edit", name, _edit(function))
+        piece = begin_of(text[len(text) // 3 :].partition("\n")[2], 900)[:1600].rpartition("\n")[0] + "\n"
+        again = "".join(piece.splitlines(keepends=True)[:4])
+        yield Prompt("copy", name, f"{piece}\n\n# once more:\n\n{again}")
+
+
+def _function(text: str) -> str | None:
+    """The first function or method of 400 to 1 400 characters, with its indentation."""
+    for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
+        if 400 <= len(found.group()) <= 1400:
+            return found.group().rstrip() + "\n"
+    return None
+
+
+def _edit(function: str) -> str:
+    """A request in ChatML, as the demo model was trained on, and the beginning of its answer."""
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
+    old = next(n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"})
+    code = f"```python\n{function}```"
+    return (
+        f"<|im_start|>user\nRename `{old}` to `new_{old}`:\n{code}<|im_end|>\n<|im_start|>assistant\n```python\n"
+        + function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
+    )
+
+
+def run(model: str | None, tokens: int, repeats: int, modes: list[str]) -> dict[str, Any]:
+    """Measure every prompt in every mode; about (2 * repeats + 3) * `tokens` tokens a prompt and mode."""
+    path = demo_model() if model is None else model
+    store = ensure(demo_model()) if model is None else None
+    result: dict[str, Any] = {}
+    for mode in modes:
+        with Engine.load(path, datastores=[store] if store else [], n_ctx=2048, exact=mode == "exact") as engine:
+            rows = [compare(engine, p, mode, max_tokens=tokens, repeats=repeats) for p in prompts()]
+        result[mode] = {kind: _summary([r for r in rows if r.prompt.kind == kind]) for kind in KINDS}
+    return result
+
+
+def _summary(rows: list[Comparison]) -> dict[str, Any]:
+    speedups = [row.speedup for row in rows]
+    steady = [row.speedup for row in rows if not row.loops]
+    worst = min(rows, key=lambda row: row.speedup)
+    return {
+        "prompts": len(rows),
+        "speedup": {"median": _round(speedups), "least": round(min(speedups), 3), "greatest": round(max(speedups), 3)},
+        "overall": round(_seconds(rows, "plain") / _seconds(rows, "drafted"), 3),
+        "without_loops": {"prompts": len(steady), "median": _round(steady)},
+        "mat": _round([row.drafted.result.draft["mat"] for row in rows]),
+        "worst": {
+            "module": worst.prompt.title,
+            "runs": [worst.plain.to_json()["runs"], worst.drafted.to_json()["runs"]],
+        },
+        "different": sum(not row.identical for row in rows),
+        "sampled": sum(row.sampled for row in rows),
+        "looping_above": LOOPING,
+        "repeated_8grams": _round([row.plain.repeated for row in rows]),
+    }
+
+
+def _seconds(rows: list[Comparison], side: str) -> float:
+    sides = [row.plain if side == "plain" else row.drafted for row in rows]
+    return sum(len(s.result.tokens) / s.tokens_per_second for s in sides if s.tokens_per_second)
+
+
+def _round(values: list[float]) -> float | None:
+    return round(median(values), 3) if values else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="default: the demo model, with the standard library as datastore")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mode", action="append", choices=("exact", "fast"))
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    result = run(args.model, args.tokens, args.repeats, args.mode or ["exact", "fast"])
+    if not args.json:
+        for mode, kinds in result.items():
+            for kind, row in kinds.items():
+                s = row["speedup"]
+                spread = f"median {s['median']} ({s['least']} to {s['greatest']})"
+                print(
+                    f"{mode:6} {kind:7} {row['prompts']} prompts  {spread}  overall {row['overall']}  MAT {row['mat']}"
+                )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
