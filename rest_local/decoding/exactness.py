@@ -55,6 +55,14 @@ class Comparison:
             best = np.partition(alone, -2)[-2:]
             self.largest_gap = max(self.largest_gap, float(best[1] - best[0]))
 
+    def merge(self, other: Comparison) -> None:
+        """Count another comparison in."""
+        self.rows += other.rows
+        self.different += other.different
+        self.flips += other.flips
+        self.largest_gap = max(self.largest_gap, other.largest_gap)
+        self.largest_change = max(self.largest_change, other.largest_change)
+
     def to_dict(self) -> dict[str, Any]:
         rate = 1e4 * self.flips / max(self.rows, 1)
         return {**asdict(self), "exact": self.exact, "flips_per_10000": round(rate, 2)}
@@ -66,6 +74,16 @@ class _Runner:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.n_past = 0
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens in large batches, as a prompt is."""
+        backend = self.backend
+        for begin in range(0, len(tokens), backend.n_batch):
+            part = tokens[begin : begin + backend.n_batch]
+            backend.batch.fill(part, np.arange(begin, begin + len(part)), 0, backend.n_branches, 0)
+            if code := backend.decode():
+                raise DecodeFailed(code, len(part))
+        self.n_past = len(tokens)
 
     def evaluate(self, tokens: Sequence[int], keep: int) -> Logits:
         """Rows of `tokens` at the current position; the first `keep` stay in the cells. float32 [n, n_vocab] view."""
@@ -81,31 +99,31 @@ class _Runner:
         return backend.logits(len(tokens))
 
 
-def compare_chains(backend: Backend, text: Sequence[int], longest: int, rounds: int = 1) -> Comparison:
-    """n = 1 against chains of every size in BATCH_SIZES up to `longest` + 1, accepted whole or cut by a rejected tail.
+def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: Sequence[int] = ()) -> Comparison:
+    """n = 1 against chains of every size in BATCH_SIZES up to `longest` + 1, whole or cut by a rejected tail.
 
-    `text`: real token ids; 2 passes over it a round. Clears the cells before and after. Rejected tails are tokens of
-    the
-    text from elsewhere, so that the cells they leave are used again.
+    `text`: real token ids, evaluated twice behind `prefix`: attention works in blocks, so a longer context has to be
+    tried, too. Clears the cells before and after. Rejected tails are tokens of the text from elsewhere, so that the
+    cells they leave are used again.
     """
     result = Comparison()
     rng = np.random.default_rng(7)
     try:
         backend.clear()
         alone = _Runner(backend)
+        alone.prefill(prefix)
         reference = np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
-        for _ in range(rounds):
-            backend.clear()
-            runner = _Runner(backend)
-            for size in _sizes(len(text), longest, rng):
-                begin = runner.n_past
-                keep = int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size
-                chain = list(text[begin : begin + size])
-                wrong = rng.integers(0, len(text), size - keep)
-                chain[keep:] = [int(text[i]) for i in wrong]
-                rows = runner.evaluate(chain, keep)
-                for k in range(keep):
-                    result.add(reference[begin + k], rows[k])
+        backend.clear()
+        runner = _Runner(backend)
+        runner.prefill(prefix)
+        for size in _sizes(len(text), longest, rng):
+            begin = runner.n_past - len(prefix)
+            keep = int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size
+            chain = list(text[begin : begin + size])
+            chain[keep:] = [int(text[i]) for i in rng.integers(0, len(text), size - keep)]
+            rows = runner.evaluate(chain, keep)
+            for k in range(keep):
+                result.add(reference[begin + k], rows[k])
     finally:
         backend.clear()
     return result

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rest_local.decoding.generation import Generation
+from rest_local.errors import DecodeFailed
 from rest_local.llama.detokenizer import Detokenizer
+
+NO_ROOM = 1  # of `llama_decode`
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,12 @@ class Stream:
     def _run(self) -> Generator[Piece, None, None]:
         try:
             while self._left > 0 and self._generation.room > 0:
-                piece, ended = self._advance()
+                try:
+                    piece, ended = self._advance()
+                except DecodeFailed as error:
+                    if error.code != NO_ROOM:
+                        raise
+                    break  # the cells are full before the context is: as if it were
                 if ended:
                     self.result.finish_reason = "stop"
                 if piece.text or piece.tokens:

@@ -32,7 +32,7 @@ from rest_local.planning.cost import LARGEST, CostCurve, measure
 
 log = logging.getLogger("rest_local.tuning")
 
-FORMAT = 1
+FORMAT = 2
 BUDGET_S = 2.0  # for the cost curve
 CONTEXTS = (64, 512, 2048)  # lengths at which it is measured, where they fit and can be afforded
 ROLLBACK = 16  # recurrent state snapshots to ask for: the longest chain such a model can take back
@@ -40,6 +40,7 @@ FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type
 EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
 SELF_TEST_TOKENS = 256
 SELF_TEST_S = 2.0
+SELF_TEST_DEPTH = 700  # tokens before the text in the second part of the exact self-test
 
 
 @dataclass
@@ -128,7 +129,7 @@ def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) ->
             log.info("%s", error)
             continue
         capability = capability_of(model, context, exact=True)
-        comparison = compare_chains(context, text, capability.longest if capability.kind != "none" else 0)
+        comparison = _compare_exact(context, text, capability)
         if comparison.exact or capability.kind == "none":
             return context, comparison
         context.close()
@@ -136,6 +137,16 @@ def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) ->
     if fallback is None:
         raise ModelError(f"model {model.path}: no context could be made in any settings")
     return Context(model, fallback[0]), fallback[1]
+
+
+def _compare_exact(context: Context, text: Sequence[int], capability: Capability) -> Comparison:
+    """Chains against plain decoding at the start of the context and, where that found nothing, further on."""
+    longest = capability.longest if capability.kind != "none" else 0
+    result = compare_chains(context, text, longest)
+    if result.exact and context.n_ctx > SELF_TEST_DEPTH + len(text) + LARGEST:
+        prefix = np.resize(text, SELF_TEST_DEPTH).tolist()
+        result.merge(compare_chains(context, text[: len(text) // 2], longest, prefix))
+    return result
 
 
 def _choose_fast(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:

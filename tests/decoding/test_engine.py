@@ -231,7 +231,7 @@ def test_what_was_measured_is_kept_and_a_damaged_file_is_measured_again(
     with Engine.load(model, n_ctx=320) as engine:
         assert engine.cost_curve.table() == table
     assert sorted((cache_dir() / "tuning").glob("*.json")) == sorted(files)
-    for damage in ("", "{}", "[1]", '{"format": 1, "settings": {"n_ctx": "x"}}', "\0" * 100):
+    for damage in ("", "{}", "[1]", '{"format": 2, "settings": {"n_ctx": "x"}}', "\0" * 100):
         for file in files:
             file.write_text(damage)
         with caplog.at_level(logging.WARNING, "rest_local.tuning"), Engine.load(model, n_ctx=320) as engine:
