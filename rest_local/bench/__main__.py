@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from rest_local.bench import driver, exact, lookup, speed
+from rest_local.bench import demo, driver, exact, lookup, speed
 
-PARTS = {"lookup": lookup.main, "driver": driver.main, "speed": speed.main, "exact": exact.main}
+PARTS = {"lookup": lookup.main, "driver": driver.main, "speed": speed.main, "exact": exact.main, "demo": demo.main}
 
 
 def main() -> None:

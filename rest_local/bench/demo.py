@@ -3,12 +3,17 @@
 The first pair is for the eye and for warming up (showing text costs time on the same cores); the pairs after it are
 timed and run silently. Speed is the median of the ratios within pairs. Where greedy decoding loops, both sides sample
 with the same seed instead, so that they share their draws. Knows nothing about terminals.
+
+    python -m rest_local.bench.demo [--model GGUF] [--tokens N] [--repeats N]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from rest_local.llama.sampling import Sampling
 
 SIDES = ("plain", "drafted")
+MODES = ("exact", "fast")
+CONTEXT = 1024
 SEED = 1
 TEMPERATURE = 0.8
 
@@ -158,3 +165,37 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "headline": {"prompt": best.prompt.kind, "mode": best.mode},
         "prompts": rows,
     }
+
+
+def measure(model: Path, *, max_tokens: int, repeats: int) -> list[Comparison]:
+    """Every prompt in both modes, drafted from the standard library. Raises ModelError, DatastoreError."""
+    from rest_local.bench.prompts import demo_prompts
+    from rest_local.bench.stdlib import ensure
+    from rest_local.decoding.engine import Engine
+
+    store, comparisons = ensure(model), []
+    for mode in MODES:
+        with Engine.load(model, datastores=[store], n_ctx=CONTEXT, exact=mode == "exact") as engine:
+            comparisons += [
+                compare(engine, prompt, mode, max_tokens=max_tokens, repeats=repeats) for prompt in demo_prompts()
+            ]
+    return comparisons
+
+
+def main() -> None:
+    """The command line of this module: a line for each prompt, then one line of JSON."""
+    from rest_local.paths import demo_model
+
+    parser = argparse.ArgumentParser(prog="python -m rest_local.bench.demo")
+    parser.add_argument("--model", type=Path, help="GGUF file; default: the demo model")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    comparisons = measure(options.model or demo_model(), max_tokens=options.tokens, repeats=options.repeats)
+    for c in comparisons:
+        print(f"{c.mode:<6}{c.prompt.kind:<8}{c.speedup:6.2f} times, identical: {c.identical}")
+    print(json.dumps(to_json(comparisons)))
+
+
+if __name__ == "__main__":
+    main()

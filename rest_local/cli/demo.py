@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 COLOURS = {"model": "", "datastore": "bold green", "context": "bold cyan"}
 SHOWN_LINES = 18  # of each side: what fits a terminal of 24 lines, title and border counted
-CONTEXT = 1024
 
 
 class Column:
@@ -151,10 +150,10 @@ def measure(
     choice: EngineChoice, tokens: int, repeats: int, audience_of: Callable[[Engine], Any] | None
 ) -> Iterator[Comparison]:
     """Yield every prompt in exact mode, then every prompt in fast mode."""
-    from rest_local.bench.demo import compare
+    from rest_local.bench.demo import MODES, compare
     from rest_local.bench.prompts import demo_prompts
 
-    for mode in ("exact", "fast"):
+    for mode in MODES:
         if audience_of is not None:
             _progress(f"{mode} mode: loading; once, measuring what a batch costs here (seconds)")
         with options.load_engine(replace(choice, exact=mode == "exact")) as engine:
@@ -231,7 +230,7 @@ def demo(
     Builds the datastore "stdlib" from this interpreter's standard library first. The last line is JSON. Exit code 1
     if an output of exact mode differs from plain decoding.
     """
-    from rest_local.bench.demo import to_json
+    from rest_local.bench.demo import CONTEXT, to_json
 
     choice = EngineChoice(model=model, ctx=CONTEXT, threads=threads, gpu_layers=gpu_layers)
     choice = replace(choice, datastore=(prepare_datastore(choice, as_json),))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +92,29 @@ def test_an_output_that_loops_is_no_headline() -> None:
     line = demo.to_json([loops, good])
     assert {"text", "tokens", "identical", "speedup", "plain", "drafted"} <= line.keys()
     assert [row["plain"]["repeated_8grams"] > 0.3 for row in line["prompts"]] == [True, False]
+
+
+def test_the_bench_measures_every_prompt_in_both_modes_and_ends_in_one_line_of_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded: list[dict[str, Any]] = []
+
+    @contextmanager
+    def load(model: Path, **options: Any) -> Any:
+        loaded.append(options)
+        yield ScriptedEngine(lambda *_: list(range(30)))
+
+    monkeypatch.setattr("rest_local.decoding.engine.Engine", SimpleNamespace(load=load))
+    monkeypatch.setattr("rest_local.bench.stdlib.ensure", lambda model: Path("store"))
+    monkeypatch.setattr("sys.argv", ["demo", "--model", "m.gguf", "--repeats", "1"])
+    demo.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [(options["exact"], options["datastores"]) for options in loaded] == [
+        (True, [Path("store")]),
+        (False, [Path("store")]),
+    ]
+    assert len(lines) == 6 + 1
+    assert len(json.loads(lines[-1])["prompts"]) == 6
 
 
 @pytest.mark.parametrize(
