@@ -25,7 +25,7 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 
 
-def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
     """Newton-Schulz iteration of Muon: the nearest semi-orthogonal matrix, roughly."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g / (g.norm() + 1e-7)
