@@ -40,6 +40,7 @@ from rest_local.paths import demo_model
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.planner import POLICIES, Planner, Policy
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.home import datastore_path
 
 __all__ = ["Engine", "Piece", "Result", "Stream"]
 
@@ -84,7 +85,7 @@ class Engine:
         cls,
         model: str | Path | None = None,
         *,
-        datastores: Sequence[str | Path | Datastore] = (),
+        datastores: Sequence[str | Path] = (),
         policy: Policy = "auto",
         n_ctx: int | None = None,
         threads: int | None = None,
@@ -105,12 +106,9 @@ class Engine:
         context: Context | None = None
         try:
             identity = opened.vocabulary.identity
-            for store in datastores:
-                stores.append(
-                    store
-                    if isinstance(store, Datastore)
-                    else Datastore.open(store, vocabulary_hash=identity.hash, vocabulary_name=identity.name)
-                )
+            for name in datastores:
+                path = datastore_path(name)
+                stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
             wanted = ContextSettings(
                 n_ctx=n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT), threads=threads or 0
             )
@@ -222,6 +220,8 @@ class Engine:
         """Free cells, weights and datastores now; again does nothing."""
         if self._running:
             self._running.cancel()
+        if not self.model.closed:
+            self.tuning.store()
         self._context.close()
         for store in self._datastores:
             store.close()

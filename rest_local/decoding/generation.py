@@ -129,8 +129,7 @@ class Generation:
         drafted, lookup_ms = self._draft(min(wanted, self.room) - 1)
         committed = False
         try:
-            tree, layout, decode_ms = self._decode(drafted.tree)
-            rows = self.backend.logits(1 + len(tree))
+            tree, layout, rows, decode_ms = self._decode(drafted.tree)
             verdict = self._verify(tree, layout, rows)
             if not self.slot.accept(self._root, tree, layout, verdict.path):
                 self._rebuild(self.slot.tokens)
@@ -166,8 +165,11 @@ class Generation:
         result.tree = result.tree.cut(plan.best)
         return result, 1e3 * (time.perf_counter() - begun)
 
-    def _decode(self, tree: DraftTree) -> tuple[DraftTree, Layout | None, float]:
-        """Evaluate root and tree; where there is no room, a smaller tree, then none. Returns what was evaluated."""
+    def _decode(self, tree: DraftTree) -> tuple[DraftTree, Layout | None, NDArray[np.float32], float]:
+        """Evaluate root and tree; where there is no room, a smaller tree, then none.
+
+        Returns what was evaluated, its logits, and milliseconds: a GPU computes until the logits are asked for.
+        """
         rebuilt = False
         while True:
             layout = tree.layout(self.slot.n_branches) if len(tree) else None
@@ -175,7 +177,8 @@ class Generation:
             begun = time.perf_counter()
             code = self.backend.decode()
             if code == 0:
-                return tree, layout, 1e3 * (time.perf_counter() - begun)
+                rows = self.backend.logits(1 + len(tree))
+                return tree, layout, rows, 1e3 * (time.perf_counter() - begun)
             if code == 1 and len(tree):  # no room, restored
                 tree = tree.cut(len(tree) // 2)
             elif (code == 2 or code < -1) and not rebuilt:  # partly applied

@@ -37,8 +37,7 @@ class Slot:
         own = np.asarray(self.tokens[:limit], np.int64)
         differ = np.flatnonzero(own != np.asarray(prompt[:limit], np.int64))
         kept = int(differ[0]) if len(differ) else limit
-        if kept < len(self.tokens):
-            self.rewind(kept)
+        self.rewind(kept)  # also where nothing differs: an interrupt may have left cells that nobody committed
         return self.n_past
 
     def rewind(self, n_past: int) -> None:

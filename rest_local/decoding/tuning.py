@@ -25,7 +25,7 @@ from rest_local.decoding.backend import Backend, Capability, remove_tail
 from rest_local.decoding.exactness import Comparison, compare_chains, compare_trees
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.llama import library
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.context import Context, ContextSettings, default_threads
 from rest_local.llama.model import Model
 from rest_local.paths import cache_dir, write_atomically
 from rest_local.planning.cost import LARGEST, CostCurve, measure
@@ -51,6 +51,17 @@ class Tuning:
     curve: CostCurve
     self_test: dict[str, Any]
     exact: bool
+    path: Path | None = None
+
+    def store(self) -> None:
+        """Keep it, with what real steps have taught the curve. A cache that cannot be written costs time only."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(self.path, self.to_json().encode())
+        except OSError as error:
+            log.warning("%s cannot be written (%s); the next start measures again", self.path, error)
 
     def to_json(self) -> str:
         return json.dumps({
@@ -90,16 +101,20 @@ def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, T
 
     Takes up to about 5 seconds the first time (bounded by BUDGET_S and SELF_TEST_S, and a few steps of a large model).
     """
-    path = cache_dir() / "tuning" / f"{_key(model, wanted, exact)}.json"
+    name = f"{_key(model, wanted, exact)}.json"
+    path: Path | None = None
     try:
+        path = cache_dir() / "tuning" / name
         tuning = Tuning.from_json(path.read_text("utf-8"))
+        tuning.path = path
         return Context(model, tuning.settings), tuning
     except FileNotFoundError:
         pass
     except (OSError, ValueError, ModelError) as error:
-        log.warning("%s cannot be used (%s); measuring again", path, error)
+        log.warning("%s cannot be used (%s); measuring again", path or "the cache directory", error)
     context, tuning = _measure(model, wanted, exact)
-    _store(path, tuning)
+    tuning.path = path
+    tuning.store()
     return context, tuning
 
 
@@ -112,7 +127,7 @@ def _measure(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Contex
         capability = capability_of(model, context, exact)
         curve = measure_curve(context, text)
         if not exact:
-            comparison = _self_test(context, text, capability, curve)
+            comparison = _self_test(context, text, capability)
     except BaseException:
         context.close()
         raise
@@ -129,7 +144,7 @@ def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) ->
             log.info("%s", error)
             continue
         capability = capability_of(model, context, exact=True)
-        comparison = _compare_exact(context, text, capability)
+        comparison = _compare_exact(context, _affordable(context, text), capability)
         if comparison.exact or capability.kind == "none":
             return context, comparison
         context.close()
@@ -175,10 +190,18 @@ def _choose_fast(model: Model, wanted: ContextSettings, text: Sequence[int]) -> 
     return best[1], Comparison()
 
 
-def _self_test(context: Context, text: Sequence[int], capability: Capability, curve: CostCurve) -> Comparison:
+def _affordable(context: Context, text: Sequence[int]) -> Sequence[int]:
+    """As much of the text as can be evaluated twice, once token by token, in SELF_TEST_S; at least 24 tokens."""
+    probe = DecodeProbe(context, text)
+    probe(1, 16)
+    plain_ms = min(probe(1, 16) for _ in range(2))
+    context.clear()
+    return text[: max(24, min(len(text), int(1e3 * SELF_TEST_S / (2.5 * plain_ms))))]
+
+
+def _self_test(context: Context, text: Sequence[int], capability: Capability) -> Comparison:
     """How often fast settings leave plain decoding, on as much text as SELF_TEST_S affords."""
-    affordable = int(1e3 * SELF_TEST_S / (2.5 * float(curve.ms[0, 0])))
-    part = text[: max(16, min(len(text), affordable))]
+    part = _affordable(context, text)
     if capability.kind == "none":
         return Comparison()
     if capability.kind == "tree":
@@ -255,15 +278,6 @@ def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
     status = os.stat(model.path)
     parts = [
         FORMAT, os.path.realpath(model.path), status.st_size, status.st_mtime_ns, model.n_gpu_layers, exact,
-        wanted.to_dict(), library.fingerprint(), platform.machine(), os.cpu_count(),
+        wanted.to_dict(), wanted.threads or default_threads(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
-
-
-def _store(path: Path, tuning: Tuning) -> None:
-    """Write beside and rename; a cache that cannot be written costs the next start its time, nothing else."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, tuning.to_json().encode())
-    except OSError as error:
-        log.warning("%s cannot be written (%s); the next start measures again", path, error)

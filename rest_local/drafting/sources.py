@@ -86,7 +86,7 @@ class Sources:
         try:
             rows = store.rows(context, DATASTORE_ROWS, DEPTH)
         except (DatastoreError, OSError, ValueError) as error:
-            log.warning("%s; going on without it", error)
+            log.warning("datastore %s cannot be read (%s); going on without it", store.path, error)
             self._datastores.remove(store)
             return Rows.empty(DEPTH)
         if rows.continuations.size and int(rows.continuations.max()) >= self._n_vocab:

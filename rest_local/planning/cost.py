@@ -9,7 +9,6 @@ section 4) and differs by machine, model and settings, which is why it is measur
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -73,9 +72,12 @@ class CostCurve:
         row = self.ms[high if weight > 0.5 else low]
         now = float(self.ms[low, n - 1] + weight * (self.ms[high, n - 1] - self.ms[low, n - 1]))
         change = (min(ms, OUTLIER * now) / now - 1.0) * BLEND
+        if n == 1:  # the machine became faster or slower: all sizes with it, or plain steps alone would end drafting
+            row *= 1.0 + change
+            return
         row[n - 1] *= 1.0 + change
         for other in (n - 2, n):  # neighbours share part of the news
-            if 0 <= other < LARGEST:
+            if 1 <= other < LARGEST:
                 row[other] *= 1.0 + change / 2
 
     def table(self) -> list[dict[str, float]]:
@@ -104,7 +106,9 @@ class CostCurve:
 
 
 def measure(probe: Probe, contexts: Iterable[int], budget_s: float, repeats: int = 3) -> CostCurve:
-    """Time `probe` at SIZES for each context length, the median of `repeats` interleaved rounds, within `budget_s`.
+    """Time `probe` at SIZES for each context length, the least of `repeats` interleaved rounds, within `budget_s`.
+
+    The least, because whatever else the machine does can only make a decode slower.
 
     `contexts` is read lazily, so that its owner can stop where a longer one is not affordable. When the time runs out,
     larger sizes are extrapolated from the last slope and further contexts left out; n = 1..8 at the first context are
@@ -126,6 +130,6 @@ def measure(probe: Probe, contexts: Iterable[int], budget_s: float, repeats: int
         if complete == 0 or (done and complete < shared):
             break
         shared = complete
-        rows.append([statistics.median(s) for s in samples[:complete]])
+        rows.append([min(s) for s in samples[:complete]])
         done.append(context)
     return CostCurve.from_points(done, SIZES[:shared], [row[:shared] for row in rows])

@@ -234,3 +234,18 @@ def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
     prompt = [4, 4, 2]
     assert run(task, prompt, 60) == plain(prompt, Greedy(), 60)
     assert max(widths) == 4
+
+
+def test_cells_that_nobody_committed_are_dropped_by_the_next_request() -> None:
+    """As an interrupt between a decode and its bookkeeping leaves them."""
+    backend = FakeBackend()
+    task = generation(backend, SHAPES["tree"], Greedy())
+    prompt = [1, 2, 3, 4, 5, 6]
+    run(task, prompt, 5)
+    n_past = task.slot.n_past
+    backend.batch.fill([9, 9], [n_past, n_past + 1], 0, backend.n_branches, 0)
+    assert backend.decode() == 0
+    longer = [*task.slot.tokens, 7, 8]
+    again = generation(backend, SHAPES["tree"], Greedy(), slot=task.slot)
+    assert run(again, longer, 20) == plain(longer, Greedy(), 20)
+    assert again.statistics.cached_tokens == n_past

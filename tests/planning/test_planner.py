@@ -152,3 +152,13 @@ def test_a_curve_survives_json_and_refuses_what_is_not_one() -> None:
     for text in ("{}", '{"contexts": [1], "ms": [[1, 2]]}', '{"contexts": [1], "ms": [[0' + ", 0" * 63 + "]]}", "[]"):
         with pytest.raises(ValueError, match=r"."):
             CostCurve.from_json(text)
+
+
+def test_a_faster_machine_makes_every_size_cheaper() -> None:
+    """Measured while something else ran: plain steps alone must not make drafts look ever dearer."""
+    curve = CostCurve.from_points([64], [1, 64], [[2.0, 20.0]])
+    before = curve.at(64)[15] / curve.at(64)[0]
+    for _ in range(300):
+        curve.observe(1, 64, 0.5)
+    assert curve.at(64)[0] == pytest.approx(0.5, rel=0.05)
+    assert curve.at(64)[15] / curve.at(64)[0] == pytest.approx(before)
