@@ -133,6 +133,7 @@ def replay(recorded: Sequence[Recorded], make_sources: Callable[[], Sources], pl
 
 def _replay_by_planner(answer: Recorded, sources: Sources, planner: Planner, tally: Tally) -> None:
     sources.restart([*answer.prompt, answer.answer[0]])
+    planner.begin(len(answer.prompt))
     at = 1
     while at < len(answer.answer):
         n_ctx = len(answer.prompt) + at

@@ -111,6 +111,7 @@ class Generation:
         kept = self.slot.keep_prefix(prompt[:-1])
         self._prefill(prompt[kept:-1])
         self.sources.restart(prompt)
+        self.planner.begin(len(prompt))
         self.statistics.prompt_tokens, self.statistics.cached_tokens = len(prompt), kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
 

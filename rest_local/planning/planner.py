@@ -27,7 +27,7 @@ Policy = Literal["off", "auto"]
 POLICIES: tuple[Policy, ...] = ("off", "auto")
 
 ALLOWANCE = 0.015  # share of plain decoding time that may be lost on lookups and failed drafts
-START_STEPS = 3.0  # credit at the start, in plain steps: 1.5% of 200 tokens
+START_STEPS = 2.0  # least credit at the start of a request, in plain steps: 1% of 200 tokens
 OVERDRAFT_STEPS = 3.0  # how far a long repeat may overdraw it
 MOST_STEPS = 24.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -105,20 +105,22 @@ class Planner:
         self.longest = longest
         self.acceptance = Acceptance()
         self.driver = Driver()
-        self._credit: float | None = None
+        self._credit = 0.0
         self._refresh_in = 0
         self._costs_at: tuple[int, list[float], list[float]] | None = None
 
     def plain_ms(self, n_ctx: int) -> float:
         return self._costs(n_ctx)[0][0]
 
+    def begin(self, n_ctx: int) -> None:
+        """A new request: what the last ones lost is forgotten, or a bad text would forbid the next one its drafts."""
+        self._credit = max(self._credit, START_STEPS * self.plain_ms(n_ctx))
+
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         """Whether this step can afford a lookup; `repeats` is asked where it cannot: is this a long repeat?"""
         if self.policy == "off":
             return False
         plain = self.plain_ms(n_ctx)
-        if self._credit is None:
-            self._credit = START_STEPS * plain
         self._credit = min(self._credit + ALLOWANCE * plain, MOST_STEPS * plain)
         if self._credit > self.driver.lookup:
             return True
@@ -136,8 +138,6 @@ class Planner:
         self.curve.observe(1 + done.n_nodes, n_ctx, done.decode_ms)
         self.driver.learn_step(done.n_nodes, done.driver_ms)
         self._refresh_in -= 1
-        if self._credit is None:
-            return
         if done.lookup_ms is not None:
             self.driver.learn_lookup(done.lookup_ms)
             self._credit -= done.lookup_ms

@@ -75,10 +75,20 @@ def test_losses_stay_within_the_allowance() -> None:
 def test_a_long_repeat_may_overdraw_the_account() -> None:
     planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
     planner.driver.lookup = 50.0
+    planner.begin(512)
     assert not planner.looks_up(512, lambda: False)
     assert planner.looks_up(512, lambda: True)
     planner.learn(512, StepCost(0, 0, 1.0, 0.0, 50.0))
     assert not planner.looks_up(512, lambda: True)
+
+
+def test_a_new_request_starts_with_credit() -> None:
+    planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
+    planner.begin(512)
+    planner.learn(512, StepCost(8, 0, 60.0, 0.0, 0.2))
+    assert not planner.looks_up(512, lambda: True)
+    planner.begin(512)
+    assert planner.looks_up(512, lambda: False)
 
 
 def test_off_never_looks_up() -> None:
