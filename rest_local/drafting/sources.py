@@ -23,6 +23,7 @@ log = logging.getLogger("rest_local.drafting")
 CONTEXT_TOKENS = 32  # how much of the newest text a lookup compares
 DEPTH = 16  # tokens of continuation a row brings
 DATASTORE_ROWS = 64
+HISTORY_ROWS = 48
 CONTEXT_ROWS = 24
 LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 95% behind 25 (planning.acceptance)
 
@@ -30,8 +31,9 @@ LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 
 class Sources:
     """The stores to ask for one sequence. `extend` follows the sequence; `rows` asks every source about its end."""
 
-    def __init__(self, datastores: Sequence[Datastore], n_vocab: int) -> None:
+    def __init__(self, datastores: Sequence[Datastore], n_vocab: int, history: GrowingText | None = None) -> None:
         self._datastores = list(datastores)
+        self._history = history  # earlier answers, owned by the caller
         self._n_vocab = n_vocab
         self._tokens: list[int] = []
         self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
@@ -77,6 +79,10 @@ class Sources:
             rows = self._ask(store, context)
             if len(rows.match):
                 found.append(SourceRows(SOURCE_NUMBER["datastore"], rows))
+        if self._history is not None:
+            earlier = self._history.rows(context, HISTORY_ROWS, DEPTH)
+            if len(earlier.match):
+                found.append(SourceRows(SOURCE_NUMBER["history"], earlier))
         own = self._growing.rows(context, CONTEXT_ROWS, DEPTH)
         if len(own.match):
             found.append(SourceRows(SOURCE_NUMBER["context"], own))
