@@ -13,6 +13,8 @@ sources recognise for next to nothing and which nearly always goes on.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,7 +29,7 @@ Policy = Literal["off", "auto"]
 POLICIES: tuple[Policy, ...] = ("off", "auto")
 
 ALLOWANCE = 0.015  # share of plain decoding time that may be lost on lookups and failed drafts
-START_STEPS = 2.0  # least credit at the start of a request, in plain steps: 1% of 200 tokens
+START_STEPS = 1.0  # least credit at the start of a request, in plain steps: half a percent of 200 tokens
 OVERDRAFT_STEPS = 3.0  # how far a long repeat may overdraw it
 MOST_STEPS = 24.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -106,6 +108,7 @@ class Planner:
         self.acceptance = Acceptance()
         self.driver = Driver()
         self._credit = 0.0
+        self._risk = math.inf  # what the next draft may lose
         self._refresh_in = 0
         self._costs_at: tuple[int, list[float], list[float]] | None = None
 
@@ -117,19 +120,23 @@ class Planner:
         self._credit = max(self._credit, START_STEPS * self.plain_ms(n_ctx))
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
-        """Whether this step can afford a lookup; `repeats` is asked where it cannot: is this a long repeat?"""
+        """Whether this step can afford a lookup. `repeats` (is this a long repeat?) is asked where credit is short."""
         if self.policy == "off":
             return False
         plain = self.plain_ms(n_ctx)
         self._credit = min(self._credit + ALLOWANCE * plain, MOST_STEPS * plain)
-        if self._credit > self.driver.lookup:
-            return True
-        return self._credit > -OVERDRAFT_STEPS * plain and repeats()
+        self._risk = self._credit
+        if self._credit < 2 * OVERDRAFT_STEPS * plain and repeats():
+            self._risk += OVERDRAFT_STEPS * plain
+        return self._risk > self.driver.lookup
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
-        """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes."""
+        """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes.
+
+        No draft may cost more than the account holds: a request starts with small drafts and earns its long ones.
+        """
         cost, slope = self._costs(n_ctx)
-        limit = max(0, min(limit, self.longest))
+        limit = max(0, min(limit, self.longest, bisect_right(cost, cost[0] + self._risk) - 1))
         return Plan(cost[: limit + 1], slope)
 
     def learn(self, n_ctx: int, done: StepCost) -> None:

@@ -74,11 +74,11 @@ def test_losses_stay_within_the_allowance() -> None:
 
 def test_a_long_repeat_may_overdraw_the_account() -> None:
     planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
-    planner.driver.lookup = 50.0
     planner.begin(512)
+    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 2.0))
     assert not planner.looks_up(512, lambda: False)
     assert planner.looks_up(512, lambda: True)
-    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 50.0))
+    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 2.5))
     assert not planner.looks_up(512, lambda: True)
 
 
@@ -172,3 +172,19 @@ def test_a_faster_machine_makes_every_size_cheaper() -> None:
         curve.observe(1, 64, 0.5)
     assert curve.at(64)[0] == pytest.approx(0.5, rel=0.05)
     assert curve.at(64)[15] / curve.at(64)[0] == pytest.approx(before)
+
+
+def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
+    """A draft that fails costs at most what the account holds; each that succeeds lets the next be longer."""
+    planner = Planner(CPU)
+    planner.driver.tree = planner.driver.step = 0.0
+    planner.begin(512)
+    sizes = []
+    for _ in range(6):
+        assert planner.looks_up(512, lambda: False)
+        plan = grown(planner, [0.99] * 63)
+        sizes.append(plan.best)
+        planner.learn(512, StepCost(plan.best, plan.best, float(CPU.at(512)[plan.best]), 0.0, 0.1))
+    assert sizes == sorted(sizes)
+    assert sizes[0] <= 1
+    assert sizes[-1] >= 11
