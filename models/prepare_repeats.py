@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from prepare import END, HERE, chat, choose, collect, edit, encode, functions, load_tokenizer, pieces, samples
 
 ASKED = ("Repeat this code:", "Write this again, unchanged:", "Copy the following code:")
@@ -47,12 +48,30 @@ def repeats(text: str, rng: random.Random) -> Iterator[str]:
             yield chat(f"{rng.choice(ASKED)}\n```python\n{source.rstrip()}\n```", source)
 
 
+def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generator) -> np.ndarray:
+    """A stream of windows that each hold one passage of 40 to 250 tokens over and over; every seventh is ordinary text.
+
+    What a window cannot be predicted by is only its first passage, so nearly all of the gradient teaches to copy.
+    """
+    windows = []
+    for number in range(wanted // window):
+        length = window if number % 7 == 0 else int(rng.integers(40, 250))
+        begin = int(rng.integers(0, len(tokens) - length))
+        windows.append(np.resize(tokens[begin : begin + length], window))
+    return np.concatenate(windows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=HERE / "work")
     parser.add_argument("--site", type=Path, action="append", default=[Path(sysconfig.get_paths()["purelib"])])
     parser.add_argument("--tokens", type=int, default=6_000_000, help="length of the stream")
+    parser.add_argument("--copies", action="store_true", help="write train-copies.bin from train.bin instead")
     args = parser.parse_args()
+    if args.copies:
+        tokens = np.fromfile(args.work / "train.bin", dtype="<u2")
+        copies(tokens, args.tokens, 768, np.random.default_rng(20240613)).tofile(args.work / "train-copies.bin")
+        return
     rng = random.Random(20240612)
     texts, _ = collect(args.site)
     files = choose(texts, args.tokens, rng)
