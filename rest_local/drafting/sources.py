@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from struct import pack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,17 +39,20 @@ class Sources:
         self._tokens: list[int] = []
         self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
         self._growing = GrowingText()
+        self._indexed = 0  # tokens of the sequence that `_growing` has
         self._whole = True  # False while an update is under way: an interrupt there means starting anew
 
     def restart(self, tokens: Sequence[int]) -> None:
         """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
         if not self._whole:
-            self._tokens, self._bytes, self._growing = [], bytearray(), GrowingText()
+            self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
+            self._whole = True
         limit = min(len(tokens), len(self._tokens))
         same = next((i for i in range(limit) if tokens[i] != self._tokens[i]), limit)
         if same < len(self._tokens):
             self._whole = False
-            self._growing.truncate(same)
+            self._indexed = min(self._indexed, same)
+            self._growing.truncate(self._indexed)
             del self._tokens[same:]
             del self._bytes[4 * same :]
             self._whole = True
@@ -58,10 +62,8 @@ class Sources:
         """Tokens that were confirmed."""
         if len(tokens):
             self._whole = False
-            added = np.asarray(tokens, np.int32)
             self._tokens.extend(tokens)
-            self._bytes += added.tobytes()
-            self._growing.extend(added)
+            self._bytes += pack(f"<{len(tokens)}i", *tokens)
             self._whole = True
 
     def repeats(self) -> bool:
@@ -73,6 +75,11 @@ class Sources:
 
     def rows(self) -> list[SourceRows]:
         """Rows that continue the end of the sequence, by source; sources without a match are left out."""
+        if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
+            self._whole = False
+            self._growing.extend(np.array(self._tokens[self._indexed :], np.int32))
+            self._indexed = len(self._tokens)
+            self._whole = True
         context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
         found = []
         for store in list(self._datastores):

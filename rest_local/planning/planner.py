@@ -29,9 +29,9 @@ Policy = Literal["off", "auto"]
 POLICIES: tuple[Policy, ...] = ("off", "auto")
 
 ALLOWANCE = 0.015  # share of plain decoding time that may be lost on lookups and failed drafts
-START_STEPS = 1.0  # least credit at the start of a request, in plain steps: half a percent of 200 tokens
-OVERDRAFT_STEPS = 3.0  # how far a long repeat may overdraw it
-MOST_STEPS = 24.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
+START_STEPS = 1.0  # credit at the start of a request, in plain steps: half a percent of 200 tokens
+OVERDRAFT_STEPS = 2.0  # how far a long repeat may overdraw it
+MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 
@@ -116,8 +116,8 @@ class Planner:
         return self._costs(n_ctx)[0][0]
 
     def begin(self, n_ctx: int) -> None:
-        """A new request: what the last ones lost is forgotten, or a bad text would forbid the next one its drafts."""
-        self._credit = max(self._credit, START_STEPS * self.plain_ms(n_ctx))
+        """A new request: it neither pays for what the last ones lost nor may lose what they gained."""
+        self._credit = START_STEPS * self.plain_ms(n_ctx)
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         """Whether this step can afford a lookup. `repeats` (is this a long repeat?) is asked where credit is short."""

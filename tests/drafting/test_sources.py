@@ -53,8 +53,9 @@ def test_an_interrupt_during_an_update_starts_anew(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GrowingText, "extend", interrupted)
+    sources.extend(TEXT[:10])
     with pytest.raises(KeyboardInterrupt):
-        sources.extend(TEXT[:10])
+        sources.rows()
     monkeypatch.setattr(GrowingText, "extend", extend)
     sources.restart([*TEXT, *TEXT[:6]])
     assert sources.rows()[0].match[0] == 6

@@ -75,10 +75,10 @@ def test_losses_stay_within_the_allowance() -> None:
 def test_a_long_repeat_may_overdraw_the_account() -> None:
     planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
     planner.begin(512)
-    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 2.0))
+    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 1.5))
     assert not planner.looks_up(512, lambda: False)
     assert planner.looks_up(512, lambda: True)
-    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 2.5))
+    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 1.5))
     assert not planner.looks_up(512, lambda: True)
 
 
