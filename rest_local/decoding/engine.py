@@ -176,13 +176,7 @@ class Engine:
         except BaseException:
             sampler.close()
             raise
-
-        def release() -> None:
-            sampler.close()
-            for store in self._datastores:
-                store.trim()
-
-        self._running = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), release)
+        self._running = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), sampler.close)
         return self._running
 
     def tokenize(self, text: str) -> list[int]:

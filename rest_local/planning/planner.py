@@ -28,7 +28,7 @@ REFRESH_STEPS = 16  # how often the cost table follows what was learned
 Policy = Literal["off", "auto"]
 POLICIES: tuple[Policy, ...] = ("off", "auto")
 
-ALLOWANCE = 0.015  # share of plain decoding time that may be lost on lookups and failed drafts
+ALLOWANCE = 0.006  # share of plain decoding time that may be lost on lookups and failed drafts
 START_STEPS = 1.0  # credit at the start of a request, in plain steps: half a percent of 200 tokens
 OVERDRAFT_STEPS = 2.0  # how far a long repeat may overdraw it
 MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses

@@ -26,6 +26,12 @@ MAX_MANIFEST = 64 << 20
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
 
+SMALL = 32 << 20
+"""Bytes up to which a datastore is read into memory: pages of a map that the system takes back between two lookups cost
+1 to 6 ms each when touched again (measured), more than many a small model's step."""
+
+BYTES_A_TOKEN = 7  # tokens.bin and order.bin, at most
+
 
 class Datastore:
     """An open datastore. Use `Datastore.open`, in a `with` statement or with `close`.
@@ -54,12 +60,13 @@ class Datastore:
         *,
         vocabulary_hash: str | None = None,
         vocabulary_name: str = "",
-        mmap: bool = True,
+        mmap: bool | None = None,
     ) -> Datastore:
         """Opens the newest commit at `path`, after comparing every file's size with the manifest.
 
         vocabulary_hash: refuse a datastore for another one; vocabulary_name: what the refusal calls it.
-        mmap: False reads everything into memory, for network drives, where a map can break off.
+        mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; False reads any (for network
+        drives, where a map can break off), True maps any.
 
         Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. O(1) in the size of the
         datastore when mapped. Contents are not checked here: `check` does that.
@@ -71,8 +78,9 @@ class Datastore:
             if vocabulary_hash is not None and found.hash != vocabulary_hash:
                 name, wanted = f"{found.name or '?'} ({found.hash[:12]})", f"{vocabulary_name} ({vocabulary_hash[:12]})"
                 raise DatastoreVocabulary(directory, name, wanted, rebuild_command(directory, manifest))
+            size = BYTES_A_TOKEN * sum(entry.tokens for entry in manifest.segments)
             try:
-                return cls(directory, manifest, mmap)
+                return cls(directory, manifest, size > SMALL if mmap is None else mmap)
             except FileNotFoundError as error:
                 # A build may have committed between our two reads and deleted what the old manifest names.
                 if attempt + 1 == _ATTEMPTS or read_manifest(directory) == manifest:

@@ -286,7 +286,7 @@ def test_a_reader_keeps_its_snapshot_while_it_is_replaced(store):
 
 
 def test_reading_into_memory_gives_the_same_rows(store):
-    with Datastore.open(store) as mapped, Datastore.open(store, mmap=False) as read:
+    with Datastore.open(store, mmap=True) as mapped, Datastore.open(store, mmap=False) as read:
         shutil.rmtree(store)
         np.testing.assert_array_equal(mapped.rows(CONTEXT).continuations, read.rows(CONTEXT).continuations)
         np.testing.assert_array_equal(mapped.rows(CONTEXT).positions, read.rows(CONTEXT).positions)
@@ -302,7 +302,7 @@ def test_rows_outlive_the_datastore_and_close_may_be_repeated(store):
 
 
 def test_trimmed_pages_come_back(store):
-    with Datastore.open(store) as opened, Datastore.open(store, mmap=False) as read:
+    with Datastore.open(store, mmap=True) as opened, Datastore.open(store, mmap=False) as read:
         before = opened.rows(CONTEXT).continuations
         opened.trim()
         read.trim()
@@ -333,3 +333,12 @@ def test_a_wide_vocabulary_takes_three_bytes(tmp_path):
     with Datastore.open(tmp_path / "store") as store:
         assert store.rows(array(ids[:1]), 1, 3).continuations.tolist() == [[65_536, 151_000, -1]]
         assert store.segments[0].width == 3
+
+
+def test_small_datastores_are_read_and_large_ones_mapped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Datastore.open(store) as small:
+        assert small._maps == []
+    monkeypatch.setattr("rest_local.retrieval.datastore.SMALL", 0)
+    with Datastore.open(store) as large, Datastore.open(store, mmap=False) as read:
+        assert large._maps
+        assert read._maps == []
