@@ -65,8 +65,8 @@ class Datastore:
         """Opens the newest commit at `path`, after comparing every file's size with the manifest.
 
         vocabulary_hash: refuse a datastore for another one; vocabulary_name: what the refusal calls it.
-        mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; False reads any (for network
-        drives, where a map can break off), True maps any.
+        mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; False reads any (for
+        network drives, where a map can break off), True maps any.
 
         Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. O(1) in the size of the
         datastore when mapped. Contents are not checked here: `check` does that.
