@@ -71,6 +71,7 @@ def run(model: str | None, tokens: int, repeats: int, modes: list[str]) -> dict[
     for mode in modes:
         with Engine.load(path, datastores=[store] if store else [], n_ctx=2048, exact=mode == "exact") as engine:
             rows = [compare(engine, p, mode, max_tokens=tokens, repeats=repeats) for p in prompts()]
+        rows = [row for row in rows if row.plain.result.tokens]  # the model may end at once: nothing to time
         result[mode] = {kind: _summary([r for r in rows if r.prompt.kind == kind]) for kind in KINDS}
     return result
 
