@@ -99,7 +99,7 @@ def run(steps: int = 400, nodes: int = 16, context_tokens: int = 1000) -> dict[s
     return {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "drafted": drafted, "plain": plain}
 
 
-def _measure(model: Model, context: Context, planner: Planner, steps: int, length: int) -> dict[str, float]:
+def _measure(model: Model, context: Context, planner: FixedBudget, steps: int, length: int) -> dict[str, float]:
     rng = np.random.default_rng(5)
     prompt = rng.choice(40, length, p=_zipf(40)).tolist()
     backend = _TimedDecode(context)
