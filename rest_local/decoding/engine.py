@@ -15,7 +15,7 @@ mode a token only at a near-tie (DESIGN.md section 4).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -205,10 +205,6 @@ class Engine:
     def forget(self) -> None:
         """Drop the kept prefix: the next prompt is evaluated whole."""
         self._slot.clear()
-
-    def pieces(self, tokens: Sequence[int]) -> Iterator[bytes]:
-        """The bytes of each token."""
-        return (self.model.vocabulary.piece(t) for t in tokens)
 
     def close(self) -> None:
         """Free cells, weights and datastores now; again does nothing."""

@@ -45,7 +45,7 @@ SELF_TEST_DEPTH = 700  # tokens before the text in the second part of the exact 
 
 @dataclass
 class Tuning:
-    """What was chosen and measured. `exact`: the self-test found no bit of difference; None where it was not asked."""
+    """What was chosen and measured. `exact`: the self-test found no bit of difference."""
 
     settings: ContextSettings
     curve: CostCurve

@@ -32,7 +32,6 @@ class CostCurve:
 
     contexts: list[int]
     ms: NDArray[np.float64]
-    measured: bool = True
 
     @classmethod
     def from_points(cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> CostCurve:
