@@ -27,8 +27,8 @@ _CHUNK = 1 << 20
 _ATTEMPTS = 5
 
 SMALL = 32 << 20
-"""Bytes up to which a datastore is read into memory. Mapped, single lookups in 3.5 M tokens took 0.5 to 6 ms now and then;
-read into memory, none of those timed took over 0.4 ms. Why was not found out."""
+"""Bytes up to which a datastore is read into memory. Mapped, single lookups in 3.5 M tokens took 0.5 to 6 ms now and
+then; read into memory, none of those timed took over 0.4 ms. Why was not found out."""
 
 BYTES_A_TOKEN = 7  # tokens.bin and order.bin, at most
 
@@ -188,8 +188,8 @@ class Datastore:
     def trim(self) -> None:
         """Takes the mapped pages that lookups have touched out of this process, for an owner that has to be small.
 
-        They stay in the system's cache and are mapped again by the next lookups. Nothing calls it by itself. Without it the resident set
-        grows up to the size of the files, all of it memory that the system may take back at any time.
+        They stay in the system's cache and are mapped again by the next lookups. Nothing calls it by itself. Without it
+        the resident set grows up to the size of the files, all of it memory that the system may take back at any time.
         """
         for mapped in self._maps:
             mapped.madvise(memory.MADV_DONTNEED)
