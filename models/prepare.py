@@ -119,16 +119,26 @@ def collect(sites: list[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
     return texts, held_out
 
 
-def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE of VOCABULARY entries; the special tokens take the last ids, in the order of SPECIAL."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+def byte_level_bpe(vocabulary: dict[str, int] | None = None, merges: list[tuple[str, str]] | None = None) -> Tokenizer:
+    """Byte-level BPE with the split above, empty or of a given vocabulary; SPECIAL take the ids after it."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(SPLIT), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     tokenizer.decoder = decoders.ByteLevel()
+    if vocabulary:
+        tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    return tokenizer
+
+
+def train_tokenizer(texts: list[str]) -> Tokenizer:
+    """Byte-level BPE of VOCABULARY entries; the special tokens take the last ids, in the order of SPECIAL."""
+    from tokenizers import AddedToken, pre_tokenizers, trainers
+
+    tokenizer = byte_level_bpe()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -51,14 +51,26 @@ def repeats(text: str, rng: random.Random) -> Iterator[str]:
 def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generator) -> np.ndarray:
     """A stream of windows that each hold one passage of 40 to 250 tokens over and over; every seventh is ordinary text.
 
-    What a window cannot be predicted by is only its first passage, so nearly all of the gradient teaches to copy.
+    What a window cannot be predicted by is only its first passage, so nearly all of the gradient teaches to copy. The
+    tokens of every third passage are shuffled: there nothing but the context says what comes next.
     """
     windows = []
     for number in range(wanted // window):
         length = window if number % 7 == 0 else int(rng.integers(40, 250))
         begin = int(rng.integers(0, len(tokens) - length))
-        windows.append(np.resize(tokens[begin : begin + length], window))
+        passage = tokens[begin : begin + length]
+        windows.append(np.resize(rng.permutation(passage) if number % 3 == 1 else passage, window))
     return np.concatenate(windows)
+
+
+def mix(streams: list[np.ndarray], shares: list[float], window: int, rng: np.random.Generator) -> np.ndarray:
+    """One stream of shuffled windows of several streams, by shares, each from its beginning; ends with the first."""
+    counts = [len(stream) // window / share for stream, share in zip(streams, shares, strict=True)]
+    windows = [
+        stream[: int(min(counts) * share) * window].reshape(-1, window)
+        for stream, share in zip(streams, shares, strict=True)
+    ]
+    return np.asarray(rng.permutation(np.concatenate(windows)).reshape(-1))
 
 
 def main() -> None:
@@ -67,10 +79,18 @@ def main() -> None:
     parser.add_argument("--site", type=Path, action="append", default=[Path(sysconfig.get_paths()["purelib"])])
     parser.add_argument("--tokens", type=int, default=6_000_000, help="length of the stream")
     parser.add_argument("--copies", action="store_true", help="write train-copies.bin from train.bin instead")
+    parser.add_argument(
+        "--mix", action="store_true", help="write train-mix.bin instead: 55% train, 30% train-2, 15% train-copies"
+    )
     args = parser.parse_args()
     if args.copies:
         tokens = np.fromfile(args.work / "train.bin", dtype="<u2")
         copies(tokens, args.tokens, 768, np.random.default_rng(20240613)).tofile(args.work / "train-copies.bin")
+        return
+    if args.mix:
+        streams = [np.fromfile(args.work / f"{name}.bin", dtype="<u2") for name in ("train", "train-2", "train-copies")]
+        mixed = mix(streams, [0.55, 0.30, 0.15], 768, np.random.default_rng(20240614))
+        mixed.tofile(args.work / "train-mix.bin")
         return
     rng = random.Random(20240612)
     texts, _ = collect(args.site)

@@ -1,7 +1,8 @@
 """Train the demo network on the stream that `prepare.py` wrote. Torch on CPU or GPU; stops by the clock.
 
 Muon for the matrices, AdamW for embeddings and norms. The learning rate is constant, then falls linearly over the last
-45% of the time: the schedule follows the clock, not the step count, so that a slow machine still finishes its decay.
+45% of the time (`--decay`): the schedule follows the clock, not the step count, so that a slow machine still finishes
+its decay.
 Writes `checkpoint.pt` every few minutes and at the end, and one JSON line of loss a report to standard output.
 
     python models/train.py --work models/work --minutes 80
@@ -88,6 +89,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--long-length", type=int, default=1024, help="window length over the last fifth of the time")
     parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW takes 0.15 of it")
+    parser.add_argument(
+        "--decay", type=float, default=0.45, help="last share of the time in which the rate falls to zero"
+    )
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--width", type=int, default=Shape.width)
@@ -114,7 +118,7 @@ def main() -> None:
     long = batches(train, max(1, args.batch * args.length // args.long_length), args.long_length, seed=100)
     seen, step, running, saved = 0, 0, 0.0, begun
     while (part := (time.monotonic() - begun) / (60 * args.minutes)) < 1:
-        scale = min(1.0, (step + 1) / 60) * min(1.0, max(0.0, 1 - part) / 0.45)
+        scale = min(1.0, (step + 1) / 60) * (min(1.0, (1 - part) / args.decay) if args.decay else 1.0)
         for group in muon.param_groups:
             group["lr"] = args.lr * scale
         for group in adam.param_groups:

@@ -30,8 +30,10 @@ from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.planner import Plan, Planner, StepCost
+from rest_local.planning.off import Off
+from rest_local.planning.policy import Policy, StepCost
 
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, feed=128, vocab=151_936, tied=True)
 
@@ -43,7 +45,7 @@ class Hopeful(Acceptance):
         return 0.8 + 0.2 * super().estimate(cell)
 
 
-class FixedBudget(Planner):
+class FixedBudget(Auto):
     """Always drafts `nodes` nodes, whatever they promise; learns as usual."""
 
     def __init__(self, nodes: int) -> None:
@@ -56,8 +58,8 @@ class FixedBudget(Planner):
         super().looks_up(n_ctx, repeats)
         return True
 
-    def learn(self, n_ctx: int, done: StepCost) -> None:
-        super().learn(n_ctx, done)
+    def book(self, done: StepCost) -> None:
+        super().book(done)
         self.verifying_ms.append(done.driver_ms)
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
@@ -93,23 +95,21 @@ def run(steps: int = 400, nodes: int = 16, context_tokens: int = 1000) -> dict[s
         path = synthetic(SHAPE, "Q8_0", Path(directory) / "wide.gguf")
         with Model.open(path) as model, Context(model, ContextSettings(n_ctx=4096)) as context:
             drafted = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
-            plain_planner = FixedBudget(0)
-            plain_planner.policy = "off"
-            plain = _measure(model, context, plain_planner, steps, context_tokens)
+            plain = _measure(model, context, Off(), steps, context_tokens)
     return {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "drafted": drafted, "plain": plain}
 
 
-def _measure(model: Model, context: Context, planner: FixedBudget, steps: int, length: int) -> dict[str, float]:
+def _measure(model: Model, context: Context, policy: Policy, steps: int, length: int) -> dict[str, float]:
     rng = np.random.default_rng(5)
     prompt = rng.choice(40, length, p=_zipf(40)).tolist()
     backend = _TimedDecode(context)
     context.clear()
-    capability = Capability("none" if planner.policy == "off" else "tree", "bench")
+    capability = Capability("none" if policy.name == "off" else "tree", "bench")
     with Sampler(model.vocabulary, Sampling()) as sampler:
         generation = Generation(
             backend,
             Slot(backend),
-            planner,
+            policy,
             Sources([], model.n_vocab),
             sampler,
             capability,
@@ -128,7 +128,7 @@ def _measure(model: Model, context: Context, planner: FixedBudget, steps: int, l
         "median_ms": round(median(times), 4),
         "mean_ms": round(float(np.mean(times)), 4),
         "p99_ms": round(float(np.percentile(times, 99)), 4),
-        "verifying_median_ms": round(median(planner.verifying_ms), 4),
+        "verifying_median_ms": round(median(policy.verifying_ms), 4) if isinstance(policy, FixedBudget) else 0.0,
         "nodes_per_step": round(statistics.drafted / steps, 2),
         "accepted_per_step": round(statistics.accepted / steps, 3),
         "lookup_us": round(float(np.median(statistics.lookup_us or [0.0])), 1),

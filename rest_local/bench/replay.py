@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 
 from rest_local.bench.recorded import Recorded
-from rest_local.decoding.generation import shadow
 from rest_local.decoding.verify import verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, draft
-from rest_local.drafting.sources import Sources
+from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.planner import Planner, StepCost
+from rest_local.planning.cost import LARGEST, CostCurve
+from rest_local.planning.policy import Policy, Situation, StepCost
 
 SHORTEST_ANSWER = 3
 LEAVES = 64  # what a draft could be, not what one context's sequence ids allow
+FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # where cost plays no part
 
 
 @dataclass
@@ -77,17 +78,30 @@ class Tally:
 
 
 class Threshold:
-    """Draws up every node whose joint probability reaches `least`; learns as it goes. For MAT against nodes a step."""
+    """The policy that draws up every node whose joint probability reaches `least`: for MAT against nodes a step."""
 
-    def __init__(self, least: float, limit: int = 64) -> None:
-        self.least, self.limit = least, limit
+    name = "threshold"
+    watches_entropy = False
+
+    def __init__(self, least: float) -> None:
+        self.least = least
         self.acceptance = Acceptance()
 
-    def draft(self, sources: Sources) -> Draft:
-        return draft(sources.rows(), self.acceptance.estimate, lambda p: p >= self.least, self.limit, LEAVES)
+    def begin(self, n_ctx: int) -> None:
+        """Nothing to prepare."""
 
-    def learn(self, drafted: Draft, tokens: Sequence[int]) -> None:
-        self.acceptance.learn(shadow(drafted, tokens))
+    def draft(self, sources: Lookup, at: Situation) -> Draft:
+        """As large as the threshold lets it become."""
+        begun = time.perf_counter()
+        rows = sources.rows()
+        lookup_us = 1e6 * (time.perf_counter() - begun)
+        result = draft(rows, self.acceptance.estimate, lambda p: p >= self.least, at.limit, at.leaves)
+        result.lookup_us = lookup_us
+        return result
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """As `auto` does."""
+        self.acceptance.learn(drafted.outcomes(tokens))
 
 
 def sweep(
@@ -96,61 +110,44 @@ def sweep(
     """One row {"threshold", "nodes_per_step", "mat", "draft_ms"} for each threshold, each from a cold start."""
     rows = []
     for least in thresholds:
-        tally, rule = Tally(), Threshold(least)
-        sources = make_sources()
-        for answer in _long_enough(recorded):
-            _replay_by_threshold(answer, sources, rule, tally)
-        result = tally.to_dict()
+        result = replay(recorded, make_sources, Threshold(least), FREE).to_dict()
         rows.append({"threshold": least, **{k: result[k] for k in ("nodes_per_step", "mat", "draft_ms")}})
     return rows
 
 
-def _replay_by_threshold(answer: Recorded, sources: Sources, rule: Threshold, tally: Tally) -> None:
-    tally.answers += 1
-    sources.restart([*answer.prompt, answer.answer[0]])
-    at = 1
-    while at < len(answer.answer):
-        begun = time.perf_counter()
-        drafted = rule.draft(sources)
-        tally.lookup_ms.append(1e3 * (time.perf_counter() - begun))
-        tokens = _follow(drafted.tree, answer.answer, at, tally)
-        rule.learn(drafted, tokens)
-        sources.extend(tokens)
-        at += len(tokens)
-
-
-def replay(recorded: Sequence[Recorded], make_sources: Callable[[], Sources], planner: Planner) -> Tally:
-    """Let a planner decide at every step; its costs are those of its curve, its own time is counted apart."""
+def replay(
+    recorded: Sequence[Recorded], make_sources: Callable[[], Sources], policy: Policy, curve: CostCurve
+) -> Tally:
+    """Let a policy decide at every step. A step costs what `curve` says; the policy's own time is counted apart."""
     tally = Tally()
     sources = make_sources()
-    for answer in _long_enough(recorded):
+    for answer in recorded:
+        if len(answer.answer) < SHORTEST_ANSWER:
+            continue
         tally.answers += 1
         plain, drafted = tally.plain_ms, tally.drafted_ms
-        _replay_by_planner(answer, sources, planner, tally)
+        _replay_answer(answer, sources, policy, curve, tally)
         tally.ratios.append((tally.plain_ms - plain) / (tally.drafted_ms - drafted))
     return tally
 
 
-def _replay_by_planner(answer: Recorded, sources: Sources, planner: Planner, tally: Tally) -> None:
+def _replay_answer(answer: Recorded, sources: Sources, policy: Policy, curve: CostCurve, tally: Tally) -> None:
     sources.restart([*answer.prompt, answer.answer[0]])
-    planner.begin(len(answer.prompt))
+    policy.begin(len(answer.prompt))
     at = 1
     while at < len(answer.answer):
         n_ctx = len(answer.prompt) + at
-        drafted, lookup_ms = Draft(DraftTree()), None
         begun = time.perf_counter()
-        if planner.looks_up(n_ctx, sources.repeats):
-            plan = planner.plan(n_ctx, len(answer.answer) - at - 1)
-            drafted = draft(sources.rows(), planner.acceptance.estimate, plan.worth, len(plan.cost) - 1, LEAVES)
-            drafted.tree = drafted.tree.cut(plan.best)
-            lookup_ms = 1e3 * (time.perf_counter() - begun)
-            tally.lookup_ms.append(lookup_ms)
+        drafted = policy.draft(sources, Situation(n_ctx, LARGEST - 1, LEAVES))
+        draft_ms = 1e3 * (time.perf_counter() - begun)
+        lookup_ms = None if drafted.lookup_us is None else draft_ms
+        tally.lookup_ms.append(draft_ms)
         accepted = tally.accepted
         tokens = _follow(drafted.tree, answer.answer, at, tally)
-        planner.acceptance.learn(shadow(drafted, tokens))
-        costs = planner.curve.at(n_ctx)
+        costs = curve.at(n_ctx)
         cost = float(costs[len(drafted.tree)])
-        planner.learn(n_ctx, StepCost(len(drafted.tree), tally.accepted - accepted, cost, 0.0, lookup_ms))
+        done = StepCost(n_ctx, len(drafted.tree), tally.accepted - accepted, cost, 0.0, lookup_ms)
+        policy.learn(drafted, tokens, done)
         tally.plain_ms += float(costs[0]) * len(tokens)
         tally.drafted_ms += cost
         sources.extend(tokens)
@@ -171,7 +168,3 @@ def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> li
     verdict = verify(tree, choose, lambda _: taken >= last)
     tally.add(tree, verdict.path, len(verdict.tokens))
     return verdict.tokens
-
-
-def _long_enough(recorded: Sequence[Recorded]) -> list[Recorded]:
-    return [answer for answer in recorded if len(answer.answer) >= SHORTEST_ANSWER]

@@ -57,7 +57,7 @@ def replay(
     """
     from rest_local.bench import replay as replays
     from rest_local.llama.model import Model
-    from rest_local.planning.planner import Planner
+    from rest_local.planning.policies import make_policy
 
     with Model.open(vocab, vocab_only=True) as model:
         recorded = _load(files, model.vocabulary)
@@ -69,7 +69,7 @@ def replay(
             report["sweep"] = replays.sweep(tested, make_sources, THRESHOLDS)
         names = curves or (() if sweep else shipped())
         report["curves"] = {
-            name: replays.replay(tested, make_sources, Planner(_curve(name), policy)).to_dict()  # type: ignore[arg-type]
+            name: replays.replay(tested, make_sources, make_policy(policy, _curve(name)), _curve(name)).to_dict()
             for name in names
         }
     finally:

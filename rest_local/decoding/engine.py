@@ -38,7 +38,7 @@ from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
 from rest_local.paths import demo_model
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.planner import POLICIES, Planner, Policy
+from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 
@@ -58,7 +58,7 @@ class Engine:
         context: Context,
         tuning: Tuning,
         datastores: Sequence[Datastore],
-        policy: Policy,
+        policy: str,
         exact: bool,
     ) -> None:
         self.model = model
@@ -75,7 +75,7 @@ class Engine:
         self.exact = exact
         self._context = context
         self._datastores = list(datastores)
-        self._planner = Planner(tuning.curve, policy)
+        self._policies = {name: make_policy(name, tuning.curve) for name in POLICIES}
         self._slot = Slot(context)
         self._sources = Sources(self._datastores, model.n_vocab)
         self._running: Stream | None = None
@@ -86,7 +86,7 @@ class Engine:
         model: str | Path | None = None,
         *,
         datastores: Sequence[str | Path] = (),
-        policy: Policy = "auto",
+        policy: str = "auto",
         n_ctx: int | None = None,
         threads: int | None = None,
         n_gpu_layers: int | None = None,
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def cost_curve(self) -> CostCurve:
-        return self._planner.curve
+        return self.tuning.curve
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Engine:
         max_tokens: int = 256,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-        policy: Policy | None = None,
+        policy: str | None = None,
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
 
@@ -165,10 +165,15 @@ class Engine:
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         if any(not 0 <= t < self.model.n_vocab for t in tokens):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
-        self._planner.policy = policy or self.policy
         sampler = Sampler(vocabulary, sampling or Sampling())
         generation = Generation(
-            self._context, self._slot, self._planner, self._sources, sampler, self.capability, vocabulary.is_end
+            self._context,
+            self._slot,
+            self._policies[policy or self.policy],
+            self._sources,
+            sampler,
+            self.capability,
+            vocabulary.is_end,
         )
         try:
             generation.start(tokens)

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from rest_local.decoding.backend import Backend, Capability
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.verify import Verdict, verify
-from rest_local.drafting.candidates import SOURCES, SourceRows
-from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
-from rest_local.planning.planner import Planner, StepCost
+from rest_local.planning.policy import Policy, Situation, StepCost
 
 TARGET = "model"  # the source of a token that the model chose and nobody drafted
 
@@ -32,15 +33,6 @@ class Chooser(Protocol):
 
     def sample(self, logits: NDArray[np.float32]) -> int: ...
     def accept(self, token: int) -> None: ...
-
-
-class Lookup(Protocol):
-    """The sources of drafts: `rest_local.drafting.sources.Sources`, or a fake."""
-
-    def restart(self, tokens: Sequence[int]) -> None: ...
-    def extend(self, tokens: Sequence[int]) -> None: ...
-    def rows(self) -> list[SourceRows]: ...
-    def repeats(self) -> bool: ...
 
 
 @dataclass
@@ -89,13 +81,14 @@ class Generation:
 
     backend: Backend
     slot: Slot
-    planner: Planner
+    policy: Policy
     sources: Lookup
     chooser: Chooser
     capability: Capability
     ends: Callable[[int], bool]
     statistics: Statistics = field(default_factory=Statistics)
     _root: int = -1
+    _entropies: tuple[float, ...] = ()
 
     def start(self, prompt: Sequence[int]) -> None:
         """Evaluate the prompt but for its last token, which becomes the root; keep what the cells already hold.
@@ -111,7 +104,7 @@ class Generation:
         kept = self.slot.keep_prefix(prompt[:-1])
         self._prefill(prompt[kept:-1])
         self.sources.restart(prompt)
-        self.planner.begin(len(prompt))
+        self.policy.begin(len(prompt))
         self.statistics.prompt_tokens, self.statistics.cached_tokens = len(prompt), kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
 
@@ -127,7 +120,8 @@ class Generation:
         """
         begun = time.perf_counter()
         n_past = self.slot.n_past
-        drafted, lookup_ms = self._draft(min(wanted, self.room) - 1)
+        drafted = self._draft(min(wanted, self.room) - 1)
+        draft_ms = 1e3 * (time.perf_counter() - begun)
         committed = False
         try:
             tree, layout, rows, decode_ms = self._decode(drafted.tree)
@@ -140,31 +134,25 @@ class Generation:
                 self.slot.rewind(n_past)
         self._root = verdict.tokens[-1]
         self.sources.extend(verdict.tokens)
-        self.planner.acceptance.learn(shadow(drafted, verdict.tokens))
         self.statistics.count_draft(tree, verdict.path)
         step_ms = 1e3 * (time.perf_counter() - begun)
+        lookup_ms = None if drafted.lookup_us is None else draft_ms
         driver_ms = step_ms - decode_ms - (lookup_ms or 0.0)
-        self.planner.learn(n_past, StepCost(len(tree), len(verdict.path), decode_ms, driver_ms, lookup_ms))
+        done = StepCost(n_past, len(tree), len(verdict.path), decode_ms, driver_ms, lookup_ms)
+        self.policy.learn(drafted, verdict.tokens, done)
         self._count(len(verdict.tokens), decode_ms, step_ms)
         sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
         return list(zip(verdict.tokens, sources, strict=True))
 
-    def _draft(self, limit: int) -> tuple[Draft, float | None]:
-        """When, what and how much: the draft to submit, and the milliseconds it took; None where nothing was looked
-        up.
-        """
-        n_past = self.slot.n_past
+    def _draft(self, limit: int) -> Draft:
+        """When, what and how much: the draft to submit."""
         limit = min(limit, self.backend.max_outputs - 1, self.backend.n_batch - 1, self.capability.longest)
-        if self.capability.kind == "none" or limit < 1 or not self.planner.looks_up(n_past, self.sources.repeats):
-            return Draft(DraftTree()), None
-        begun = time.perf_counter()
-        found = self.sources.rows()
-        self.statistics.lookup_us.append(1e6 * (time.perf_counter() - begun))
-        plan = self.planner.plan(n_past, limit)
         leaves = self.slot.n_branches if self.capability.kind == "tree" else 1
-        result = draft(found, self.planner.acceptance.estimate, plan.worth, limit, leaves)
-        result.tree = result.tree.cut(plan.best)
-        return result, 1e3 * (time.perf_counter() - begun)
+        limit = 0 if self.capability.kind == "none" else max(0, limit)
+        result = self.policy.draft(self.sources, Situation(self.slot.n_past, limit, leaves, self._entropies))
+        if result.lookup_us is not None:
+            self.statistics.lookup_us.append(result.lookup_us)
+        return result
 
     def _decode(self, tree: DraftTree) -> tuple[DraftTree, Layout | None, NDArray[np.float32], float]:
         """Evaluate root and tree; where there is no room, a smaller tree, then none.
@@ -234,21 +222,3 @@ class Generation:
         self.statistics.generated += tokens
         self.statistics.decode_ms += decode_ms
         self.statistics.step_ms += step_ms
-
-
-def shadow(drafted: Draft, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-    """(evidence cell, was it right) for every proposal along the tokens the model gave, submitted or not."""
-    outcomes: list[tuple[int, bool]] = []
-    tree = drafted.tree
-    node = ROOT
-    for token in tokens:
-        proposal = drafted.proposals.get(node)
-        if proposal is None:
-            break
-        for _, candidates in proposal.by_source:
-            outcomes.extend((candidate.cell, candidate.token == token) for candidate in candidates)
-        child = next((c for c in tree.children_of(node) if tree.token[c] == token), None)
-        if child is None:
-            break
-        node = child
-    return outcomes

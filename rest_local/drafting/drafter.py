@@ -28,10 +28,30 @@ class Proposal:
 
 @dataclass
 class Draft:
-    """A tree and the proposals at its expanded nodes (`ROOT` always among them)."""
+    """A tree and the proposals at its expanded nodes (`ROOT` always among them).
+
+    `lookup_us`: microseconds that asking the sources took, None where nobody was asked.
+    """
 
     tree: DraftTree
     proposals: dict[int, Proposal] = field(default_factory=dict)
+    lookup_us: float | None = None
+
+    def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+        """(evidence cell, was it right) for every proposal along the tokens the model gave, submitted or not."""
+        outcomes: list[tuple[int, bool]] = []
+        node = ROOT
+        for token in tokens:
+            proposal = self.proposals.get(node)
+            if proposal is None:
+                break
+            for _, candidates in proposal.by_source:
+                outcomes.extend((candidate.cell, candidate.token == token) for candidate in candidates)
+            child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
+            if child is None:
+                break
+            node = child
+        return outcomes
 
 
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted, given its parent was

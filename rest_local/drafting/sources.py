@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from struct import pack
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,15 @@ DATASTORE_ROWS = 64
 HISTORY_ROWS = 48
 CONTEXT_ROWS = 24
 LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 95% behind 25 (planning.acceptance)
+
+
+class Lookup(Protocol):
+    """What drafts are made from: `Sources`, or a fake."""
+
+    def restart(self, tokens: Sequence[int]) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def rows(self) -> list[SourceRows]: ...
+    def repeats(self) -> bool: ...
 
 
 class Sources:

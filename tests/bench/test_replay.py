@@ -15,8 +15,9 @@ from rest_local.bench.replay import replay, sweep
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError
 from rest_local.llama.model import Model
+from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.planner import Planner
+from rest_local.planning.off import Off
 
 TEXT = list(range(50))
 COPY = Recorded("copy", TEXT, TEXT)
@@ -32,7 +33,7 @@ def flat() -> CostCurve:
 
 
 def test_without_drafting_every_token_is_a_step() -> None:
-    result = replay([COPY, NEW], sources, Planner(flat(), "off")).to_dict()
+    result = replay([COPY, NEW], sources, Off(), flat()).to_dict()
     assert result["mat"] == 1.0
     assert result["speedup"] == 1.0
     assert result["steps"] == len(COPY.answer) + len(NEW.answer) - 2
@@ -40,8 +41,7 @@ def test_without_drafting_every_token_is_a_step() -> None:
 
 
 def test_a_copy_is_drafted_in_long_runs() -> None:
-    planner = Planner(flat())
-    result = replay([COPY] * 5, sources, planner).to_dict()
+    result = replay([COPY] * 5, sources, Auto(flat()), flat()).to_dict()
     assert result["mat"] > 5
     assert result["speedup"] == pytest.approx(result["mat"], rel=0.06)
     assert result["by_source"]["context"]["accepted"] == sum(result["accepted_by_depth"].values())
@@ -56,7 +56,7 @@ def test_lower_thresholds_draft_more() -> None:
 
 
 def test_answers_of_two_tokens_are_left_out() -> None:
-    assert replay([Recorded("short", [1], [2, 3])], sources, Planner(flat())).answers == 0
+    assert replay([Recorded("short", [1], [2, 3])], sources, Off(), flat()).answers == 0
 
 
 def test_recorded_files_are_told_by_their_fields(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

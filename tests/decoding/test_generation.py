@@ -14,21 +14,22 @@ from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
+from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.planner import Planner, StepCost
+from rest_local.planning.policy import StepCost
 from rest_local.retrieval.rows import Rows
 
 TREE = Capability("tree", "fake")
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 
-class Keen(Planner):
+class Keen(Auto):
     """Always looks up and always drafts: the planner that makes most mistakes."""
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         return True
 
-    def learn(self, n_ctx: int, done: StepCost) -> None:
+    def book(self, done: StepCost) -> None:
         return
 
 

@@ -17,8 +17,7 @@ from rest_local.decoding.stream import StopFinder, Stream
 from rest_local.drafting.candidates import SourceRows
 from rest_local.errors import DecodeFailed
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.planning.cost import CostCurve
-from rest_local.planning.planner import Planner
+from rest_local.planning.off import Off
 
 
 def parts_of(text: str, cuts: list[int]) -> list[str]:
@@ -75,9 +74,8 @@ def test_a_plain_step_without_room_ends_the_text_and_other_failures_are_raised(c
             return False
 
     backend = FakeBackend()
-    planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 2.0]]), "off")
     capability = Capability("tree", "fake")
-    task = Generation(backend, Slot(backend), planner, Silent(), Greedy(), capability, lambda token: False)
+    task = Generation(backend, Slot(backend), Off(), Silent(), Greedy(), capability, lambda token: False)
     task.start([1, 2, 3])
     closed: list[bool] = []
     stream = Stream(task, Detokenizer(lambda token: b"x"), 50, (), lambda: closed.append(True))

@@ -1,8 +1,8 @@
-"""When to draft and how much: expected gain over measured cost, never a fixed habit.
+"""The policy `auto`: when to draft and how much by expected gain over measured cost, never by a fixed habit.
 
 Contract: before a step, `looks_up` says whether a lookup can be afforded and `plan` gives a rule for growing the tree
-and then the number of nodes worth submitting; after the step, `learn` takes what happened. The rule (DESIGN.md
-section 6): stop at the n that maximises (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding.
+and then the number of nodes worth submitting; `draft` does both; after the step, `learn` takes what happened. The rule
+(DESIGN.md section 6): stop at the n that maximises (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding.
 
 That drafting is never slower than plain decoding is kept by an account: every step earns a small share of a plain
 step's time, lookups and drafts pay what they really cost, and accepted tokens pay back what they saved. Who is out of
@@ -14,19 +14,21 @@ sources recognise for next to nothing and which nearly always goes on.
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
+from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.cost import LARGEST, CostCurve
+from rest_local.planning.policy import Situation, StepCost
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
-Policy = Literal["off", "auto"]
-POLICIES: tuple[Policy, ...] = ("off", "auto")
 
 ALLOWANCE = 0.006  # share of plain decoding time that may be lost on lookups and failed drafts
 START_STEPS = 1.0  # credit at the start of a request, in plain steps: half a percent of 200 tokens
@@ -59,17 +61,6 @@ def _follow(now: float, ms: float) -> float:
     return now + 0.05 * (min(ms, 4 * now) - now)
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """What one step did and took. `lookup_ms` is None where nothing was looked up; `driver_ms` leaves both out."""
-
-    n_nodes: int
-    n_accepted: int
-    decode_ms: float
-    driver_ms: float
-    lookup_ms: float | None = None
-
-
 @dataclass
 class Plan:
     """A rule for one step. `worth` is asked by the drafter before each node; `best` is the number of nodes to
@@ -98,13 +89,14 @@ class Plan:
         return True
 
 
-class Planner:
-    """One per engine: owns the cost curve, the acceptance estimates and the account. Not thread safe."""
+class Auto:
+    """One per engine: owns the acceptance estimates and the account, and refines the cost curve. Not thread safe."""
 
-    def __init__(self, curve: CostCurve, policy: Policy = "auto", longest: int = LARGEST - 1) -> None:
+    name = "auto"
+    watches_entropy = False
+
+    def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
-        self.policy = policy
-        self.longest = longest
         self.acceptance = Acceptance()
         self.driver = Driver()
         self._credit = 0.0
@@ -119,10 +111,21 @@ class Planner:
         """A new request: it neither pays for what the last ones lost nor may lose what they gained."""
         self._credit = START_STEPS * self.plain_ms(n_ctx)
 
+    def draft(self, sources: Lookup, at: Situation) -> Draft:
+        """The tree of the best expected rate, often empty."""
+        if at.limit < 1 or not self.looks_up(at.n_ctx, sources.repeats):
+            return Draft(DraftTree())
+        begun = time.perf_counter()
+        found = sources.rows()
+        lookup_us = 1e6 * (time.perf_counter() - begun)
+        plan = self.plan(at.n_ctx, at.limit)
+        result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
+        result.tree = result.tree.cut(plan.best)
+        result.lookup_us = lookup_us
+        return result
+
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         """Whether this step can afford a lookup. `repeats` (is this a long repeat?) is asked where credit is short."""
-        if self.policy == "off":
-            return False
         plain = self.plain_ms(n_ctx)
         self._credit = min(self._credit + ALLOWANCE * plain, MOST_STEPS * plain)
         self._risk = self._credit
@@ -136,11 +139,17 @@ class Planner:
         No draft may cost more than the account holds: a request starts with small drafts and earns its long ones.
         """
         cost, slope = self._costs(n_ctx)
-        limit = max(0, min(limit, self.longest, bisect_right(cost, cost[0] + self._risk) - 1))
+        limit = max(0, min(limit, LARGEST - 1, bisect_right(cost, cost[0] + self._risk) - 1))
         return Plan(cost[: limit + 1], slope)
 
-    def learn(self, n_ctx: int, done: StepCost) -> None:
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """Count every proposal that `tokens` decided, and book the step."""
+        self.acceptance.learn(drafted.outcomes(tokens))
+        self.book(done)
+
+    def book(self, done: StepCost) -> None:
         """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""
+        n_ctx = done.n_ctx
         plain = self.plain_ms(n_ctx)
         self.curve.observe(1 + done.n_nodes, n_ctx, done.decode_ms)
         self.driver.learn_step(done.n_nodes, done.driver_ms)

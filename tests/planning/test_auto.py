@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
 from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.cost import LARGEST, SIZES, CostCurve, measure
-from rest_local.planning.planner import Plan, Planner, StepCost
+from rest_local.planning.policy import StepCost
 
 CPU = CostCurve.from_points(
     [512], SIZES, [[20 * r for r in (1, 1.86, 2.50, 2.41, 3.96, 3.80, 5.36, 4.91, 8.22, 8.95, 13.9, 18.1)]]
@@ -18,7 +19,7 @@ CPU = CostCurve.from_points(
 GPU = CostCurve.from_points([512], [1, 8, 16, 32, 64], [[10, 11.5, 14.5, 21, 36]])
 
 
-def grown(planner: Planner, probabilities: list[float]) -> Plan:
+def grown(planner: Auto, probabilities: list[float]) -> Plan:
     plan = planner.plan(512, 63)
     for p in probabilities:
         if not plan.worth(p):
@@ -27,25 +28,25 @@ def grown(planner: Planner, probabilities: list[float]) -> Plan:
 
 
 def test_unlikely_drafts_are_not_submitted() -> None:
-    assert grown(Planner(CPU), [0.3, 0.1, 0.05]).best == 0
-    assert grown(Planner(GPU), [0.01]).best == 0
+    assert grown(Auto(CPU), [0.3, 0.1, 0.05]).best == 0
+    assert grown(Auto(GPU), [0.01]).best == 0
 
 
 def test_certain_drafts_fill_the_cheapest_rate() -> None:
-    assert grown(Planner(CPU), [0.99] * 63).best >= 15
-    assert grown(Planner(GPU), [0.99] * 63).best == 63
+    assert grown(Auto(CPU), [0.99] * 63).best >= 15
+    assert grown(Auto(GPU), [0.99] * 63).best == 63
 
 
 def test_growth_looks_past_a_dear_size() -> None:
     """3 tokens cost more than 4 on the reference curve: a draft that stops there would pay for nothing."""
-    assert grown(Planner(CPU), [0.9] * 3).best == 3
-    assert grown(Planner(CPU), [0.75, 0.7, 0.7, 0.65]).best != 2
+    assert grown(Auto(CPU), [0.9] * 3).best == 3
+    assert grown(Auto(CPU), [0.75, 0.7, 0.7, 0.65]).best != 2
 
 
 @given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=63), st.sampled_from([CPU, GPU]))
 def test_the_plan_maximises_tokens_per_time(raw: list[float], curve: CostCurve) -> None:
     probabilities = sorted(raw, reverse=True)
-    planner = Planner(curve)
+    planner = Auto(curve)
     cost = planner.plan(512, 63).cost
     rates = [(1 + sum(probabilities[:n])) / cost[n] for n in range(len(probabilities) + 1)]
     best = grown(planner, probabilities).best
@@ -59,40 +60,36 @@ def test_the_plan_maximises_tokens_per_time(raw: list[float], curve: CostCurve) 
 def test_losses_stay_within_the_allowance() -> None:
     """A store that always misleads and a slow lookup: the account closes."""
     for plain_ms, lookup_ms in ((0.5, 0.2), (20.0, 0.2), (20.0, 30.0)):
-        planner = Planner(CostCurve.from_points([0], [1, 64], [[plain_ms, 18 * plain_ms]]))
+        planner = Auto(CostCurve.from_points([0], [1, 64], [[plain_ms, 18 * plain_ms]]))
         planner.driver.step = 0.0
         spent = 0.0
         steps = 4000
         for _ in range(steps):
             if planner.looks_up(512, lambda: True):
                 spent += lookup_ms + plain_ms  # a draft of one node that fails doubles the step
-                planner.learn(512, StepCost(1, 0, 2 * plain_ms, 0.0, lookup_ms))
+                planner.book(StepCost(512, 1, 0, 2 * plain_ms, 0.0, lookup_ms))
             else:
-                planner.learn(512, StepCost(0, 0, plain_ms, 0.0))
+                planner.book(StepCost(512, 0, 0, plain_ms, 0.0))
         assert spent / (steps * plain_ms) < 0.03
 
 
 def test_a_long_repeat_may_overdraw_the_account() -> None:
-    planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
+    planner = Auto(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
     planner.begin(512)
-    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 1.5))
+    planner.book(StepCost(512, 0, 0, 1.0, 0.0, 1.5))
     assert not planner.looks_up(512, lambda: False)
     assert planner.looks_up(512, lambda: True)
-    planner.learn(512, StepCost(0, 0, 1.0, 0.0, 1.5))
+    planner.book(StepCost(512, 0, 0, 1.0, 0.0, 1.5))
     assert not planner.looks_up(512, lambda: True)
 
 
 def test_a_new_request_starts_with_credit() -> None:
-    planner = Planner(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
+    planner = Auto(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
     planner.begin(512)
-    planner.learn(512, StepCost(8, 0, 60.0, 0.0, 0.2))
+    planner.book(StepCost(512, 8, 0, 60.0, 0.0, 0.2))
     assert not planner.looks_up(512, lambda: True)
     planner.begin(512)
     assert planner.looks_up(512, lambda: False)
-
-
-def test_off_never_looks_up() -> None:
-    assert not Planner(CPU, "off").looks_up(100, lambda: True)
 
 
 def test_cells_are_distinct_and_in_range() -> None:
@@ -176,7 +173,7 @@ def test_a_faster_machine_makes_every_size_cheaper() -> None:
 
 def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
     """A draft that fails costs at most what the account holds; each that succeeds lets the next be longer."""
-    planner = Planner(CPU)
+    planner = Auto(CPU)
     planner.driver.tree = planner.driver.step = 0.0
     planner.begin(512)
     sizes = []
@@ -184,7 +181,7 @@ def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
         assert planner.looks_up(512, lambda: False)
         plan = grown(planner, [0.99] * 63)
         sizes.append(plan.best)
-        planner.learn(512, StepCost(plan.best, plan.best, float(CPU.at(512)[plan.best]), 0.0, 0.1))
+        planner.book(StepCost(512, plan.best, plan.best, float(CPU.at(512)[plan.best]), 0.0, 0.1))
     assert sizes == sorted(sizes)
     assert sizes[0] <= 1
     assert sizes[-1] >= 11
