@@ -17,6 +17,9 @@ MAX_MATCH = 32
 MAX_DEPTH = 64
 """Longest continuation that can be asked for: no draft of more tokens pays on any cost curve measured so far."""
 
+Context = Sequence[int] | npt.NDArray[np.integer]
+"""Token ids, newest last."""
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
