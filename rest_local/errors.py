@@ -17,6 +17,7 @@
         ├── DatastoreVocabulary        built for another vocabulary
         ├── DatastoreLocked            another process is building
         ├── DatastoreUnwritable        disk full, permission, failed fsync: the old commit is intact
+        ├── HistoryNotFound            no history of that name
         ├── CorpusEmpty
         └── CorpusTooLarge
 
@@ -123,6 +124,7 @@ class DatastoreVersion(DatastoreError):
             f"datastore {path}: format {found}, this version reads {supported}; "
             "update rest-local, or build it again with `rest-local index build`"
         )
+        self.found = found
 
 
 class DatastoreVocabulary(DatastoreError):
@@ -130,6 +132,7 @@ class DatastoreVocabulary(DatastoreError):
 
     def __init__(self, path: str | PathLike[str], found: str, wanted: str, rebuild: str) -> None:
         super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; rebuild: {rebuild}")
+        self.found = found
 
 
 class DatastoreLocked(DatastoreError):
@@ -137,6 +140,7 @@ class DatastoreLocked(DatastoreError):
 
     def __init__(self, path: str | PathLike[str], owner: str) -> None:
         super().__init__(f"datastore {path}: locked by {owner}; wait for it to finish or stop it")
+        self.owner = owner
 
 
 class DatastoreUnwritable(DatastoreError):
@@ -144,6 +148,14 @@ class DatastoreUnwritable(DatastoreError):
 
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"datastore {path}: cannot be written: {cause}; what was there before is intact")
+        self.cause = cause
+
+
+class HistoryNotFound(DatastoreError):
+    """No history of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"history {name!r}: not found; `rest-local history list` shows what there is")
 
 
 class CorpusEmpty(DatastoreError):

@@ -73,11 +73,37 @@ def build(
     directory, files = Path(path), files or Files()
     with unwritable(directory):
         files.make_directory(directory)
-    with locked(directory), unwritable(directory):
-        _check_ours(directory)
-        return _Builder(directory, files, vocabulary, progress or (lambda what, tokens: None)).commit(
-            _groups(documents, vocabulary.size, segment_tokens), recipe or {}
+    with locked(directory):
+        return commit(
+            directory,
+            documents,
+            vocabulary=vocabulary,
+            recipe=recipe,
+            progress=progress,
+            segment_tokens=segment_tokens,
+            files=files,
         )
+
+
+def commit(
+    directory: Path,
+    documents: Iterable[tuple[str, npt.NDArray[np.integer]]],
+    *,
+    vocabulary: VocabularyId,
+    recipe: Mapping[str, Any] | None = None,
+    keep: tuple[SegmentEntry, ...] = (),
+    progress: Progress | None = None,
+    segment_tokens: int = SEGMENT_TOKENS,
+    files: Files | None = None,
+) -> Manifest:
+    """Steps 2 to 4, for whoever holds the lock: segments of `documents` behind those to `keep` of the present commit.
+
+    Arguments and errors as `build`, DatastoreLocked aside.
+    """
+    with unwritable(directory):
+        _check_ours(directory)
+        builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
+        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep)
 
 
 class _Builder:
@@ -86,13 +112,18 @@ class _Builder:
     def __init__(self, directory: Path, files: Files, vocabulary: VocabularyId, progress: Progress) -> None:
         self._directory, self._files, self._vocabulary, self._progress = directory, files, vocabulary, progress
 
-    def commit(self, groups: Iterator[list[tuple[str, Int32Array]]], recipe: Mapping[str, Any]) -> Manifest:
+    def commit(
+        self,
+        groups: Iterator[list[tuple[str, Int32Array]]],
+        recipe: Mapping[str, Any],
+        kept: tuple[SegmentEntry, ...],
+    ) -> Manifest:
         """Steps 2 to 4."""
         before = set(os.listdir(self._directory))
         old = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
         renamed = False
         try:
-            segments = tuple(self._segment(group) for group in groups)
+            segments = (*kept, *(self._segment(group) for group in groups))
             if not segments:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
             self._files.sync_directory(self._directory)

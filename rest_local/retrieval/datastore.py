@@ -10,6 +10,7 @@ import hashlib
 import mmap as memory
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -167,13 +168,27 @@ class Datastore:
             "recipe": dict(manifest.recipe),
         }
 
-    def check(self) -> int:
-        """Reads every file that the manifest names and compares checksums; returns the bytes read.
+    def documents(self, index: int) -> list[tuple[str, Int32Array]]:
+        """Name and tokens of every document of a segment. DatastoreCorrupt where one is not what a build writes."""
+        table, segment = self._documents[index], self._segments[index]
+        found = []
+        for number in range(len(table)):
+            start, end = table.start(number), table.start(number + 1) - 1
+            if not 0 <= start < end < len(segment):
+                raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
+            tokens = segment.slice(start, end)
+            if int(tokens.max()) >= segment.vocab_size:
+                raise DatastoreCorrupt(self.path, f"document {number} of segment {index} holds ids of no vocabulary")
+            found.append((table.name(number), tokens))
+        return found
+
+    def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
+        """Reads every file of these segments (default: all) and compares checksums; returns the bytes read.
 
         Reads the files the snapshot names: DatastoreCorrupt also if a newer commit has deleted them meanwhile.
         """
         total = 0
-        for entry in self.manifest.segments:
+        for entry in self.manifest.segments if segments is None else segments:
             for kind in KINDS:
                 path = self.path / file_name(entry.name, kind)
                 try:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
 _OWNER_LIMIT = 200
+_POLL_S = 0.01  # between two tries of a lock that is waited for
 
 
 class Files:
@@ -68,12 +70,30 @@ class Files:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Holds the writers' lock of a datastore. Readers need none.
 
     `flock` belongs to the open file, so it ends with its owner, however that ends (`lockf` would be lost as soon as any
-    descriptor of the file is closed). Raises DatastoreLocked at once, naming the owner, if it is held.
+    descriptor of the file is closed). Raises DatastoreLocked, naming the owner, if it is held and still is after
+    `wait_s` seconds.
     """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            descriptor = _take_lock(directory)
+            break
+        except DatastoreLocked:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(directory: Path) -> int:
+    """The descriptor that holds the lock. Raises DatastoreLocked at once if another does."""
     path = directory / LOCK
     with unwritable(directory):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -94,9 +114,10 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextlib.contextmanager

@@ -45,16 +45,16 @@ def list_datastores() -> list[str]:
         return []
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, wait_s: float = 0.0) -> None:
     """Removes a datastore: renamed away under its lock, then unlinked. Open readers keep what they mapped.
 
-    Only files that a build wrote are deleted; a directory that holds others is left with those. Raises
-    DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
+    Only files that a build wrote are deleted; a directory that holds others is left with those. `wait_s`: how long to
+    wait for the lock. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
     """
     if not (path / MANIFEST).exists():
         raise DatastoreNotFound(path)
     files = Files()
-    with locked(path), unwritable(path):
+    with locked(path, wait_s), unwritable(path):
         strangers = [name for name in os.listdir(path) if name not in (LOCK, MANIFEST) and not owns(name)]
         if strangers:
             raise DatastoreUnwritable(path, f"it also holds {strangers[0]!r}, which no build wrote; move that away")
