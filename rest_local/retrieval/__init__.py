@@ -5,6 +5,8 @@ from rest_local.retrieval.corpus import Skipped, walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.histories import forget_history, list_histories
+from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path, datastores_home, list_datastores, remove
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
@@ -15,6 +17,7 @@ __all__ = [
     "MAX_MATCH",
     "Datastore",
     "GrowingText",
+    "History",
     "Rows",
     "Segment",
     "Skipped",
@@ -22,7 +25,10 @@ __all__ = [
     "build",
     "datastore_path",
     "datastores_home",
+    "forget_history",
+    "history_home",
     "list_datastores",
+    "list_histories",
     "remove",
     "tokenize_documents",
     "walk",

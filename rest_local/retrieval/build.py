@@ -71,9 +71,7 @@ def build(
     if not 1 <= segment_tokens < MAX_SEGMENT:
         raise ValueError(f"segment_tokens {segment_tokens} must be from 1 to {MAX_SEGMENT - 1}")
     directory, files = Path(path), files or Files()
-    with unwritable(directory):
-        files.make_directory(directory)
-    with locked(directory):
+    with locked(directory, make=files):
         return commit(
             directory,
             documents,

@@ -70,16 +70,19 @@ class Files:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, wait_s: float = 0.0) -> Iterator[None]:
+def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> Iterator[None]:
     """Holds the writers' lock of a datastore. Readers need none.
 
     `flock` belongs to the open file, so it ends with its owner, however that ends (`lockf` would be lost as soon as any
-    descriptor of the file is closed). Raises DatastoreLocked, naming the owner, if it is held and still is after
-    `wait_s` seconds.
+    descriptor of the file is closed). `make`: makes the directory where there is none. Raises DatastoreLocked, naming
+    the owner, if it is held and still is after `wait_s` seconds; DatastoreUnwritable.
     """
     deadline = time.monotonic() + wait_s
     while True:
         try:
+            if make:  # at every try: a remove may have taken the directory away since the last
+                with unwritable(directory):
+                    make.make_directory(directory)
             descriptor = _take_lock(directory)
             break
         except DatastoreLocked:
@@ -96,7 +99,10 @@ def _take_lock(directory: Path) -> int:
     """The descriptor that holds the lock. Raises DatastoreLocked at once if another does."""
     path = directory / LOCK
     with unwritable(directory):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError as error:
+            raise DatastoreLocked(directory, "a process that removes it") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,7 +51,7 @@ def remove(path: Path, wait_s: float = 0.0) -> None:
     Only files that a build wrote are deleted; a directory that holds others is left with those. `wait_s`: how long to
     wait for the lock. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
     """
-    if not (path / MANIFEST).exists():
+    if not holds_files(path):
         raise DatastoreNotFound(path)
     files = Files()
     with locked(path, wait_s), unwritable(path):
@@ -66,6 +66,14 @@ def remove(path: Path, wait_s: float = 0.0) -> None:
     for leftover in path.parent.glob(f"{_REMOVED}*"):
         with contextlib.suppress(OSError):
             _delete(leftover, files)
+
+
+def holds_files(path: Path) -> bool:
+    """Whether a build wrote anything there: a commit, a damaged one, or what a killed build left behind."""
+    try:
+        return any(name == MANIFEST or owns(name) for name in os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _delete(directory: Path, files: Files) -> None:

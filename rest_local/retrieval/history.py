@@ -1,0 +1,303 @@
+"""Earlier answers of a model, kept across runs and searched like a datastore.
+
+    history = History.open(history_home() / "qwen2-0f3a", vocabulary)
+    history.rows(context, 48, 16)     what was committed, by any process, and what this one has added since
+    history.add(answer)               kept in memory; committed once COMMIT_TOKENS have come together
+    history.close()                   commits the rest
+
+On disk a history is a datastore (docs/FORMAT.md) whose documents are answers, named by a digest of their tokens so that
+the same answer is kept once. A commit adds a segment: read, add and write under the datastore's lock, so processes may
+write at once. Small segments are merged into the new one, and beyond `cap` tokens the oldest answers go.
+
+Nothing here is ever fatal: a history can only make an answer faster. What is damaged, of another version or not a
+history is renamed aside (`NAME.damaged-1`) with one warning; what cannot be locked or written stays for the next
+commit, with one warning. Knows nothing about models: an answer is token ids. Not thread safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.errors import (
+    DatastoreCorrupt,
+    DatastoreError,
+    DatastoreLocked,
+    DatastoreNotFound,
+    DatastoreUnwritable,
+    DatastoreVersion,
+    DatastoreVocabulary,
+)
+from rest_local.paths import data_dir
+from rest_local.retrieval.build import commit as commit_datastore
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.files import Files, locked, unwritable
+from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
+from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.rows import Int32Array, Rows
+
+log = logging.getLogger("rest_local.history")
+
+KIND = "history"
+CAP = 4_000_000
+"""Tokens that are kept: 24 to 28 MB. Beyond, the oldest answers go until KEPT of it is left."""
+
+KEPT = 0.75
+COMMIT_TOKENS = 4096
+"""New tokens after which a commit is made: what a kill can lose. It takes about a thousandth of generating them."""
+
+SMALL = 1 << 15
+"""A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
+
+MERGE = 8
+"""A larger segment is merged once this many times the size of what is newer: at most 4 segments below CAP, each a
+search of its own, and a token is written about 10 times."""
+
+WAIT_S = 2.0
+"""How long a commit waits for another process's, which takes milliseconds, a second where CAP is reached."""
+
+DAMAGE = (DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary)
+ASIDE = ".damaged-"
+_ATTEMPTS = 3
+
+Answers = list[tuple[str, Int32Array]]
+
+
+def history_home() -> Path:
+    """The directory of all histories, below the user's data directory. Raises OSError where that cannot be made."""
+    return data_dir() / "history"
+
+
+class History:
+    """The answers of one model. Use `History.open`, and `close` it.
+
+    path: its directory, made by the first commit; vocabulary: of the model, whose ids alone are ever returned.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        vocabulary: VocabularyId,
+        recipe: Mapping[str, Any] | None,
+        *,
+        cap: int,
+        wait_s: float,
+        files: Files | None,
+    ) -> None:
+        self.path, self.vocabulary, self.cap = path, vocabulary, cap
+        self._recipe = {**(recipe or {}), "kind": KIND}
+        self._wait_s, self._files = wait_s, files or Files()
+        self._longest = int(KEPT * cap) - 1  # tokens of an answer that a cut history has room for
+        if self._longest < 1:
+            raise ValueError(f"cap {cap} holds no answer")
+        self._store: Datastore | None = None
+        self._pending: dict[str, Int32Array] = {}  # by digest, oldest first: what is not committed yet
+        self._own = GrowingText(vocabulary.size)  # the same, to be searched
+        self._commit_at = COMMIT_TOKENS
+        self._warned: set[str] = set()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        vocabulary: VocabularyId,
+        recipe: Mapping[str, Any] | None = None,
+        *,
+        cap: int = CAP,
+        wait_s: float = WAIT_S,
+        files: Files | None = None,
+    ) -> History:
+        """Opens what is committed at `path`, if anything. Reads up to 32 MB; never raises for what is or is not there.
+
+        recipe: what the manifest tells people (`model`); cap: in tokens; wait_s: for the lock; files: as in `build`.
+        """
+        history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files)
+        history._reopen()
+        return history
+
+    def __len__(self) -> int:
+        """Tokens that can be searched, one separator an answer included."""
+        return len(self._own) + (len(self._store) if self._store else 0)
+
+    def rows(self, context: npt.NDArray[np.integer], limit: int = 64, depth: int = 16) -> Rows:
+        """As `Datastore.rows`, over stored and new answers; the new ones first among equal matches."""
+        own = self._own.rows(context, limit, depth)
+        if self._store is None:
+            return own
+        try:
+            stored = self._store.rows(context, limit, depth)
+        except (DatastoreError, OSError, ValueError) as error:
+            opened = self._store.manifest
+            self._close_store()
+            self._set_aside(error, opened)
+            return own
+        own = Rows(own.continuations, own.match, own.positions + len(self._store))
+        return Rows.merge([own, stored], limit, depth)
+
+    def add(self, answer: npt.ArrayLike) -> None:
+        """Keeps an answer; an empty one and one that waits already are not. Commits now and then (up to a second).
+
+        Of an answer longer than the cap allows, the end. ValueError for an id outside the vocabulary.
+        """
+        tokens = np.asarray(answer, np.int32).reshape(-1)[-self._longest :]
+        if not len(tokens):
+            return
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary.size:
+            raise ValueError(f"an answer's token ids must be from 0 to {self.vocabulary.size - 1}")
+        name = hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()[:16]
+        if name in self._pending:
+            return
+        self._pending[name] = tokens.copy()
+        self._own.extend([*tokens, -1])
+        if len(self._own) >= self._commit_at:
+            self.commit()
+
+    def commit(self) -> None:
+        """Writes what is new as a segment and opens the result, so that other processes' answers are seen as well.
+
+        What cannot be written waits for the next commit, up to a quarter of the cap.
+        """
+        if self._pending and self._commit():
+            self._pending, self._own = {}, GrowingText(self.vocabulary.size)
+            self._reopen()
+        elif len(self._own) > self.cap // 4:
+            self._pending, self._own = {}, GrowingText(self.vocabulary.size)
+        self._commit_at = len(self._own) + COMMIT_TOKENS
+
+    def close(self) -> None:
+        """Commits what is new and closes the files; again does nothing."""
+        if self._pending and self._commit():
+            self._pending, self._own = {}, GrowingText(self.vocabulary.size)
+        self._close_store()
+
+    def _commit(self) -> bool:
+        """Whether what is new is on the disk now."""
+        try:
+            for _ in range(_ATTEMPTS):
+                with locked(self.path, self._wait_s, make=self._files):
+                    try:
+                        self._append()
+                        return True
+                    except DAMAGE as error:
+                        self._rename_aside(error)
+        except DatastoreLocked as error:
+            self._warn("locked", f"locked by {error.owner}; new answers are kept in memory until it is free")
+        except DatastoreUnwritable as error:
+            self._warn("unwritable", f"cannot be written ({error.cause}); new answers are not kept beyond this process")
+        except DatastoreError as error:
+            self._warn("unwritable", f"{error}; new answers are not kept beyond this process")
+        return False
+
+    def _append(self) -> None:
+        """One commit, under the lock. Raises DAMAGE, DatastoreUnwritable."""
+        with contextlib.ExitStack() as stack:
+            store = self._snapshot(mmap=True)
+            if store:
+                stack.enter_context(store)
+            known = set(store.document_names()) if store else set()
+            fresh = [(name, tokens) for name, tokens in self._pending.items() if name not in known]
+            if not fresh:  # said before, word for word: used, not grown
+                with contextlib.suppress(OSError):
+                    os.utime(self.path / MANIFEST)
+                return
+            keep, answers = self._plan(store, fresh)
+        commit_datastore(
+            self.path, answers, vocabulary=self.vocabulary, recipe=self._recipe, keep=keep, files=self._files
+        )
+
+    def _plan(self, store: Datastore | None, fresh: Answers) -> tuple[tuple[SegmentEntry, ...], Answers]:
+        """Segments that stay as they are, and the answers of the new one, oldest first: merged ones, then `fresh`."""
+        entries = list(store.manifest.segments) if store else []
+        size = sum(len(tokens) + 1 for _, tokens in fresh)
+        full = size + sum(entry.tokens for entry in entries) > self.cap
+        answers = list(fresh)
+        while store and entries and (full or entries[-1].tokens <= max(MERGE * size, SMALL)):
+            entry = entries.pop()
+            store.check([entry])  # damage must not be written again under a new checksum
+            answers[:0] = store.documents(len(entries))
+            size += entry.tokens
+        if full:
+            sizes = np.cumsum([len(tokens) + 1 for _, tokens in reversed(answers)])
+            answers = answers[-int(np.searchsorted(sizes, KEPT * self.cap, side="right")) :]
+        return tuple(entries), answers
+
+    def _snapshot(self, mmap: bool | None = None) -> Datastore | None:
+        """What is committed, None if nothing is. Raises DAMAGE, or DatastoreError where it cannot be read."""
+        try:
+            store = Datastore.open(
+                self.path,
+                vocabulary_hash=self.vocabulary.hash,
+                vocabulary_name=self.vocabulary.name,
+                mmap=mmap,
+            )
+        except DatastoreNotFound:
+            return None
+        if store.manifest.recipe.get("kind") == KIND and store.manifest.vocabulary.size == self.vocabulary.size:
+            return store
+        store.close()
+        raise DatastoreVersion(self.path, "of a datastore that is not this model's history", KIND)
+
+    def _reopen(self) -> None:
+        self._close_store()
+        try:
+            self._store = self._snapshot()
+        except DAMAGE as error:
+            self._set_aside(error)
+        except DatastoreError as error:
+            self._warn("unreadable", f"{error}; going on without it")
+
+    def _set_aside(self, error: Exception, opened: Manifest | None = None) -> None:
+        """Renames the directory, unless it was put right since: a commit that opens and is not the one `opened`."""
+        try:
+            with locked(self.path, self._wait_s):
+                try:
+                    store = self._snapshot(mmap=True)
+                    bad = store is not None and store.manifest == opened
+                    if store:
+                        store.close()
+                except DAMAGE:
+                    bad = True
+                if bad:
+                    self._rename_aside(error)
+        except DatastoreError as also:
+            self._warn("damaged", f"{_what(error)}, and it cannot be set aside ({also}); going on without it")
+
+    def _rename_aside(self, error: Exception) -> None:
+        """Under the lock, which goes along with the directory: who waits for it finds that it guards nothing."""
+        for number in range(1, 1000):
+            aside = self.path.with_name(f"{self.path.name}{ASIDE}{number}")
+            if not aside.exists():
+                break
+        with unwritable(self.path):
+            self._files.rename(self.path, aside)
+            self._files.sync_directory(self.path.parent)
+        log.warning("history %s: %s; set aside as %s, starting anew", self.path, _what(error), aside.name)
+
+    def _close_store(self) -> None:
+        store, self._store = self._store, None
+        if store:
+            store.close()
+
+    def _warn(self, kind: str, message: str) -> None:
+        """One warning of a kind: what fails at every commit is said once."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("history %s: %s", self.path, message)
+
+
+def _what(error: Exception) -> str:
+    if isinstance(error, DatastoreCorrupt):
+        return f"damaged: {error.what}"
+    if isinstance(error, DatastoreVersion):
+        return f"format {error.found}"
+    if isinstance(error, DatastoreVocabulary):
+        return f"of the vocabulary {error.found}"
+    return f"cannot be read: {error}"
