@@ -1,6 +1,6 @@
-"""Where drafts come from: the datastores, and the text of the request so far.
+"""Where drafts come from: the datastores, earlier answers, and the text of the request so far.
 
-Contract: token ids in, rows by source out. A datastore that fails while it is read is set aside with one warning and
+Contract: token ids in, rows by source out. A store that fails while it is read is set aside with one warning and
 costs speed only: it can never change a token (RELIABILITY: every handled fault degrades to plain decoding).
 """
 
@@ -39,10 +39,16 @@ class Lookup(Protocol):
     def repeats(self) -> bool: ...
 
 
+class Searchable(Protocol):
+    """Text of others: a `Datastore`, a `History`, or a `GrowingText` of recorded answers."""
+
+    def rows(self, context: NDArray[np.integer], limit: int, depth: int) -> Rows: ...
+
+
 class Sources:
     """The stores to ask for one sequence. `extend` follows the sequence; `rows` asks every source about its end."""
 
-    def __init__(self, datastores: Sequence[Datastore], n_vocab: int, history: GrowingText | None = None) -> None:
+    def __init__(self, datastores: Sequence[Datastore], n_vocab: int, history: Searchable | None = None) -> None:
         self._datastores = list(datastores)
         self._history = history  # earlier answers, owned by the caller
         self._n_vocab = n_vocab
@@ -93,11 +99,11 @@ class Sources:
         context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
         found = []
         for store in list(self._datastores):
-            rows = self._ask(store, context)
+            rows = self._ask(store, context, DATASTORE_ROWS)
             if len(rows.match):
                 found.append(SourceRows(SOURCE_NUMBER["datastore"], rows))
         if self._history is not None:
-            earlier = self._history.rows(context, HISTORY_ROWS, DEPTH)
+            earlier = self._ask(self._history, context, HISTORY_ROWS)
             if len(earlier.match):
                 found.append(SourceRows(SOURCE_NUMBER["history"], earlier))
         own = self._growing.rows(context, CONTEXT_ROWS, DEPTH)
@@ -105,15 +111,21 @@ class Sources:
             found.append(SourceRows(SOURCE_NUMBER["context"], own))
         return found
 
-    def _ask(self, store: Datastore, context: NDArray[np.int32]) -> Rows:
+    def _ask(self, store: Searchable, context: NDArray[np.int32], limit: int) -> Rows:
         try:
-            rows = store.rows(context, DATASTORE_ROWS, DEPTH)
+            rows = store.rows(context, limit, DEPTH)
         except (DatastoreError, OSError, ValueError) as error:
-            log.warning("datastore %s cannot be read (%s); going on without it", store.path, error)
-            self._datastores.remove(store)
+            self._set_aside(store, f"cannot be read ({error})")
             return Rows.empty(DEPTH)
         if rows.continuations.size and int(rows.continuations.max()) >= self._n_vocab:
-            log.warning("datastore %s holds token ids the model does not have; going on without it", store.path)
-            self._datastores.remove(store)
+            self._set_aside(store, "holds token ids the model does not have")
             return Rows.empty(DEPTH)
         return rows
+
+    def _set_aside(self, store: Searchable, why: str) -> None:
+        if store is self._history:
+            self._history = None
+        else:
+            self._datastores = [other for other in self._datastores if other is not store]
+        name = f"datastore {store.path}" if isinstance(store, Datastore) else "history"
+        log.warning("%s %s; going on without it", name, why)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.sources import LONG_REPEAT, Sources
 from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.rows import Rows
 
 TEXT = list(range(100, 140))
 
@@ -59,3 +60,32 @@ def test_an_interrupt_during_an_update_starts_anew(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(GrowingText, "extend", extend)
     sources.restart([*TEXT, *TEXT[:6]])
     assert sources.rows()[0].match[0] == 6
+
+
+@pytest.mark.parametrize("foreign", [True, False], ids=["ids the model does not have", "unreadable"])
+def test_a_history_that_fails_is_left_out_with_one_warning(foreign: bool, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(GrowingText):
+        def rows(self, *arguments: object) -> Rows:
+            if foreign:
+                return super().rows(*arguments)  # type: ignore[arg-type]
+            raise OSError(5, "Input/output error")
+
+    earlier = Broken()
+    earlier.extend([*TEXT[:5], 1000, 7, -1])
+    sources = Sources([], 1000, earlier)
+    sources.restart(TEXT[:5])
+    for _ in range(2):
+        assert sources.rows() == []
+    (record,) = caplog.records
+    assert record.message.startswith("history ")
+    assert "going on without it" in record.message
+
+
+def test_earlier_answers_propose_what_followed() -> None:
+    earlier = GrowingText()
+    earlier.extend([*TEXT, -1])
+    sources = Sources([], 1000, earlier)
+    sources.restart(TEXT[:5])
+    (rows,) = sources.rows()
+    assert rows.source == SOURCE_NUMBER["history"]
+    assert rows.continuations[0][:5] == TEXT[5:10]
