@@ -189,11 +189,11 @@ class History:
                     except DAMAGE as error:
                         self._rename_aside(error)
         except DatastoreLocked as error:
-            self._warn("locked", f"locked by {error.owner}; new answers are kept in memory until it is free")
+            self._warn("locked", f"{_what(error)}; new answers are kept in memory until it is free")
         except DatastoreUnwritable as error:
-            self._warn("unwritable", f"cannot be written ({error.cause}); new answers are not kept beyond this process")
+            self._warn("refused", f"cannot be written: {_what(error)}; new answers are not kept beyond this process")
         except DatastoreError as error:
-            self._warn("unwritable", f"{error}; new answers are not kept beyond this process")
+            self._warn("refused", f"{_what(error)}; new answers are not kept beyond this process")
         return False
 
     def _append(self) -> None:
@@ -252,7 +252,7 @@ class History:
         except DAMAGE as error:
             self._set_aside(error)
         except DatastoreError as error:
-            self._warn("unreadable", f"{error}; going on without it")
+            self._warn("refused", f"{_what(error)}; going on without it")
 
     def _set_aside(self, error: Exception, opened: Manifest | None = None) -> None:
         """Renames the directory, unless it was put right since: a commit that opens and is not the one `opened`."""
@@ -268,7 +268,7 @@ class History:
                 if bad:
                     self._rename_aside(error)
         except DatastoreError as also:
-            self._warn("damaged", f"{_what(error)}, and it cannot be set aside ({also}); going on without it")
+            self._warn("refused", f"{_what(error)}, and cannot be set aside: {_what(also)}; going on without it")
 
     def _rename_aside(self, error: Exception) -> None:
         """Under the lock, which goes along with the directory: who waits for it finds that it guards nothing."""
@@ -294,10 +294,15 @@ class History:
 
 
 def _what(error: Exception) -> str:
+    """The cause, without the way out that a datastore would have."""
     if isinstance(error, DatastoreCorrupt):
         return f"damaged: {error.what}"
     if isinstance(error, DatastoreVersion):
         return f"format {error.found}"
     if isinstance(error, DatastoreVocabulary):
         return f"of the vocabulary {error.found}"
-    return f"cannot be read: {error}"
+    if isinstance(error, DatastoreLocked):
+        return f"locked by {error.owner}"
+    if isinstance(error, DatastoreUnwritable):
+        return error.cause
+    return str(error).partition(": ")[2] or str(error)

@@ -1,0 +1,330 @@
+"""Whatever happens to a history on its disk: the old or the new commit, one warning, and the next answer is kept."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stores import NEW, VOCABULARY, make
+from test_build import Counting
+from test_history import answers_in
+
+from rest_local.retrieval import Datastore, History, VocabularyId
+from rest_local.retrieval.datastore import read_manifest
+from rest_local.retrieval.files import locked
+from rest_local.retrieval.format import MANIFEST, file_name, owns, sealed
+
+BEFORE, SAID = [[1, 2, 3, 4], [9, 9, 2, 5]], [1, 2, 3, 7]
+BOTH = [*BEFORE, SAID]
+CONTEXT = np.array([1, 2, 3])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A history of BEFORE."""
+    return written(tmp_path / "toy")
+
+
+def written(path: Path) -> Path:
+    kept = History.open(path, VOCABULARY)
+    for answer in BEFORE:
+        kept.add(answer)
+    kept.close()
+    return path
+
+
+def say(path: Path, answer: list[int] = SAID, **options: object) -> None:
+    """One run: open, search, add, close."""
+    kept = History.open(path, VOCABULARY, **options)  # type: ignore[arg-type]
+    rows = kept.rows(CONTEXT, 8, 4)
+    assert rows.continuations.max(initial=-1) < VOCABULARY.size
+    kept.add(answer)
+    kept.close()
+
+
+def asides(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.parent.iterdir() if ".damaged-" in entry.name)
+
+
+def orphans(path: Path) -> set[str]:
+    named = {file_name(segment.name, "tokens")[:16] for segment in read_manifest(path).segments}
+    return {file.name for file in path.iterdir() if owns(file.name) and file.name[:16] not in named}
+
+
+KILLED = """
+import os, sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+from test_history_faults import Counting, say
+
+def die(step, name):
+    if step == killed_at:
+        os.kill(os.getpid(), 9)
+
+for killed_at in range(1, int(sys.argv[2]) + 1):
+    child = os.fork()
+    if child == 0:
+        say(Path(sys.argv[1]) / str(killed_at), files=Counting(die))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == 9, status
+"""
+
+
+def test_killed_at_every_step_of_a_commit(tmp_path: Path) -> None:
+    counting = Counting(lambda step, name: None)
+    say(written(tmp_path / "counted"), files=counting)
+    for step in range(1, counting.steps + 1):
+        written(tmp_path / str(step))
+    here = Path(__file__).parent
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), str(counting.steps), str(here), str(here.parent.parent)],
+        check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    seen = []
+    for step in range(1, counting.steps + 1):
+        path = tmp_path / str(step)
+        seen.append(answers_in(path))
+        assert seen[-1] in (BEFORE, BOTH)
+        say(path, [5, 5])  # the lock of the dead does not block
+        assert answers_in(path) == [*seen[-1], [5, 5]]
+        assert orphans(path) == set()
+    assert BEFORE in seen
+    assert BOTH in seen
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_every_step(
+    path: Path, tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting = Counting(lambda step, name: None)
+    say(written(tmp_path / "counted"), files=counting)
+    for failing in range(1, counting.steps + 1):
+        failed_in = []
+
+        def fail(step: int, name: str, failing: int = failing, failed_in: list[str] = failed_in) -> None:
+            if step == failing:
+                failed_in.append(name)
+                raise OSError(code, os.strerror(code))
+
+        caplog.clear()
+        say(path, files=Counting(fail))
+        if failed_in == ["unlink"]:  # no reason to complain of what is committed
+            assert caplog.records == []
+            assert answers_in(path) == BOTH
+            shutil.rmtree(path)
+            written(path)
+        else:
+            (record,) = caplog.records
+            assert os.strerror(code) in record.message
+            assert answers_in(path) == BEFORE
+    assert asides(path) == []
+
+
+def test_a_full_disk_is_said_once_and_the_answers_are_committed_once_it_is_not(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = History.open(path, VOCABULARY)
+    kept.add(SAID)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        for _ in range(3):
+            kept.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    (record,) = caplog.records
+    assert "EFBIG" in record.message
+    assert answers_in(path) == BEFORE
+    assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[7], [4]]
+    kept.close()
+    assert answers_in(path) == BOTH
+    assert orphans(path) == set()
+
+
+def test_what_can_never_be_written_does_not_fill_the_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    kept = History.open(tmp_path / "file" / "toy", VOCABULARY, cap=400, wait_s=0)
+    for number in range(100):
+        kept.add([number] * 20)
+        kept.commit()
+        assert len(kept) <= 120
+    assert len(caplog.records) == 1
+
+
+def test_who_waits_too_long_for_the_lock_keeps_the_answer(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = History.open(path, VOCABULARY, wait_s=0.02)
+    with locked(path):
+        for answer in (SAID, [5, 5]):
+            kept.add(answer)
+            kept.commit()
+        assert answers_in(path) == BEFORE  # readers need no lock
+        assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[7], [4]]
+    (record,) = caplog.records
+    assert f"locked by process {os.getpid()} on" in record.message
+    kept.close()
+    assert answers_in(path) == [*BOTH, [5, 5]]
+
+
+def test_an_interrupt_loses_nothing(path: Path) -> None:
+    def interrupt(step: int, name: str) -> None:
+        if name == "rename":
+            raise KeyboardInterrupt
+
+    kept = History.open(path, VOCABULARY, files=Counting(interrupt))
+    kept.add(SAID)
+    with pytest.raises(KeyboardInterrupt):
+        kept.commit()
+    assert answers_in(path) == BEFORE
+    assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[7], [4]]
+
+
+def first_segment(path: Path, kind: str) -> Path:
+    return path / file_name(read_manifest(path).segments[0].name, kind)
+
+
+def reseal(change: Callable[[dict], None]) -> Callable[[Path], None]:
+    def rewrite(path: Path) -> None:
+        fields = json.loads((path / MANIFEST).read_bytes())
+        del fields["sha256"]
+        change(fields)
+        (path / MANIFEST).write_bytes(sealed(fields))
+
+    return rewrite
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "manifest cut": lambda path: os.truncate(path / MANIFEST, 100),
+    "manifest empty": lambda path: (path / MANIFEST).write_bytes(b""),
+    "manifest foreign": lambda path: (path / MANIFEST).write_bytes(b"GGUF" * 100),
+    "newer format": reseal(lambda fields: fields.update(format=2)),
+    "another vocabulary": reseal(lambda fields: fields["vocabulary"].update(hash="cd" * 32)),
+    "another size": reseal(lambda fields: fields["vocabulary"].update(size=5000)),
+    "not a history": reseal(lambda fields: fields.update(recipe={})),
+    "tokens missing": lambda path: first_segment(path, "tokens").unlink(),
+    "tokens cut": lambda path: os.truncate(first_segment(path, "tokens"), 50),
+    "tokens changed": lambda path: first_segment(path, "tokens").write_bytes(
+        bytes(len(first_segment(path, "tokens").read_bytes()))
+    ),
+    "order out of range": lambda path: first_segment(path, "order").write_bytes(
+        b"\x7f" * len(first_segment(path, "order").read_bytes())
+    ),
+    "documents changed": lambda path: first_segment(path, "documents").write_bytes(
+        first_segment(path, "documents").read_bytes()[:-1] + b"?"
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
+    path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        caplog.clear()
+        DAMAGES[damage](path)
+        with caplog.at_level(logging.WARNING):
+            say(path, [*SAID, number])
+        (record,) = caplog.records
+        assert f"set aside as toy.damaged-{number}, starting anew" in record.message
+        assert str(path) in record.message
+        assert len(asides(path)) == number
+        assert answers_in(path) == [[*SAID, number]]
+    caplog.clear()
+    say(path, [5, 5])
+    assert caplog.records == []
+    assert answers_in(path) == [[*SAID, 2], [5, 5]]
+
+
+def test_every_flipped_bit_of_the_manifest_is_survived(tmp_path: Path) -> None:
+    path = written(tmp_path / "toy")
+    content = (path / MANIFEST).read_bytes()
+    for at in range(0, len(content), 29):
+        (path / MANIFEST).write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        kept = History.open(path, VOCABULARY)
+        assert len(kept) == 0
+        kept.close()
+        os.rename(path.with_name("toy.damaged-1"), path)
+        (path / MANIFEST).write_bytes(content)
+
+
+def test_damage_that_another_process_put_right_is_left_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = History.open(path, VOCABULARY)
+    order = first_segment(path, "order")
+    order.write_bytes(b"\x7f" * len(order.read_bytes()))
+    broken = History.open(path, VOCABULARY)
+    shutil.rmtree(path)
+    written(path)  # a newer commit
+    assert len(broken.rows(CONTEXT, 8, 4)) == 0
+    assert caplog.records == []
+    assert asides(path) == []
+    assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[4]]
+
+
+def test_a_directory_of_something_else_is_never_touched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stranger = tmp_path / "toy"
+    stranger.mkdir()
+    (stranger / "thesis.txt").write_text("x")
+    say(stranger)
+    assert [entry.name for entry in stranger.iterdir()] == ["thesis.txt"]
+    (record,) = caplog.records
+    assert "not a datastore" in record.message
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file" / "toy", Path("/proc/toy")):
+        caplog.clear()
+        say(path, wait_s=0)
+        (record,) = caplog.records
+        assert str(path) in record.message
+    caplog.clear()
+    say(tmp_path / "file", wait_s=0)
+    assert len(caplog.records) == 1
+    assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_directory_is_still_searched(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.chmod(0o500)
+    try:
+        kept = History.open(path, VOCABULARY)
+        assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[4]]
+        kept.add(SAID)
+        kept.close()
+    finally:
+        path.chmod(0o700)
+    (record,) = caplog.records
+    assert "Permission denied" in record.message
+    assert answers_in(path) == BEFORE
+
+
+def test_a_datastore_of_the_user_is_no_history(tmp_path: Path) -> None:
+    store = make(tmp_path / "store", NEW)
+    assert len(History.open(store, VOCABULARY)) == 0
+    assert asides(store) == ["store.damaged-1"]
+    with Datastore.open(tmp_path / "store.damaged-1") as aside:
+        aside.check()
+
+
+def test_another_model_keeps_a_history_of_its_own(path: Path) -> None:
+    other = VocabularyId("cd" * 32, 500, "other")
+    kept = History.open(path.with_name("other"), other)
+    kept.add([499])
+    kept.close()
+    assert answers_in(path) == BEFORE
+    assert read_manifest(path.with_name("other")).vocabulary == other
