@@ -2,13 +2,14 @@
 
 Contract: a file goes in, (prompt, answer) token ids come out. Formats are told by their fields: MT-Bench answers
 (their questions lie beside them), AlpacaEval outputs, HumanEval problems, and OpenAI batch lines that hold request and
-response. Knows nothing about drafting.
+response. A line that is none of these is an OptionError that names file, line and cause. Knows nothing about drafting.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
+MAX_TEXT = 256 * 2**20  # characters of one file, unpacked: a replay holds all of its tokens, at 36 bytes each
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,48 @@ class Recorded:
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
-    """Every answer of a file, in its order. Raises OptionError where a line is of no known kind, OSError."""
-    open_text = gzip.open if path.suffix == ".gz" else open
-    with open_text(path, "rt", encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file if line.strip()]
+    """Every answer of a file, in its order. Raises OptionError where there is none or a line is wrong, OSError."""
     found = []
-    for number, line in enumerate(lines, 1):
-        for name, prompt, answer in _texts(line, path, number):
+    for number, line in _lines(path):
+        try:
+            texts = list(_texts(line, path, number))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise OptionError(f"{path}: line {number} lacks a field of its format ({error!r})") from error
+        for name, prompt, answer in texts:
+            if not isinstance(prompt, str) or not isinstance(answer, str):
+                raise OptionError(f"{path}: line {number} holds a prompt or an answer that is not text")
             ids = [vocabulary.tokenize(text, special=False).tolist() for text in (prompt, answer)]
-            found.append(Recorded(name, ids[0], ids[1]))
+            found.append(Recorded(str(name), ids[0], ids[1]))
+    if not found:
+        raise OptionError(f"{path}: holds no recorded answer")
     return found
 
 
-def _texts(line: Any, path: Path, number: int) -> Iterator[tuple[str, str, str]]:
-    if not isinstance(line, dict):
-        raise OptionError(f"{path}: line {number} is not an object")
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of the file with their line numbers from 1; one line in memory at a time."""
+    open_text = gzip.open if path.suffix == ".gz" else open
+    read, number = 0, 0
+    try:
+        with open_text(path, "rt", encoding="utf-8") as file:
+            while text := file.readline(MAX_TEXT):
+                number, read = number + 1, read + len(text)
+                if read >= MAX_TEXT:
+                    raise OptionError(f"{path}: more than {MAX_TEXT >> 20} M characters; split the file")
+                if not text.strip():
+                    continue
+                line = json.loads(text)
+                if not isinstance(line, dict):
+                    raise OptionError(f"{path}: line {number} is not an object")
+                yield number, line
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}: not UTF-8 text behind line {number}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path}: line {number} is not JSON ({error})") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OptionError(f"{path}: not a whole gzip file ({error})") from error
+
+
+def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str]]:
     if "choices" in line and "question_id" in line:
         yield from _mt_bench(line, path)
     elif "instruction" in line and "output" in line:
@@ -57,7 +86,8 @@ def _texts(line: Any, path: Path, number: int) -> Iterator[tuple[str, str, str]]
     elif "body" in line and "response" in line:
         yield _batch(line, number)
     else:
-        raise OptionError(f"{path}: line {number} holds no recorded answer (fields {', '.join(map(str, line))})")
+        fields = ", ".join(map(str, line))
+        raise OptionError(f"{path}: line {number} holds no recorded answer (fields {fields[:80]})")
 
 
 def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str]]:
@@ -71,13 +101,20 @@ def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, s
 
 
 def _questions(path: Path) -> dict[int, Sequence[str]]:
-    with path.open(encoding="utf-8") as file:
-        return {line["question_id"]: line["turns"] for line in map(json.loads, file)}
+    return {line["question_id"]: line["turns"] for _, line in _lines(path)}
 
 
 def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
+    """A request and its response; roles stand as words, because the model's template is not known here."""
     body, answer = line["body"], line["response"]["body"]["choices"][0]
     if "messages" in body:
-        parts = [f"{message['role']}: {message['content']}\n" for message in body["messages"]]
-        return line.get("custom_id", str(number)), "".join(parts), answer["message"]["content"]
+        parts = [f"{message['role']}: {_plain(message['content'])}\n" for message in body["messages"]]
+        return line.get("custom_id", str(number)), "".join(parts), _plain(answer["message"]["content"])
     return line.get("custom_id", str(number)), body["prompt"], answer["text"]
+
+
+def _plain(content: Any) -> str:
+    """A message's text: a string, or parts of which the text ones count; a refusal or tool call has none."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    return content or ""

@@ -20,7 +20,7 @@ from rest_local.bench.recorded import Recorded
 from rest_local.decoding.verify import verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, draft
-from rest_local.drafting.sources import Lookup, Sources
+from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.cost import LARGEST, CostCurve
@@ -42,11 +42,13 @@ class Tally:
     accepted: int = 0
     by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
+    by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    changed: int = 0
     lookup_ms: list[float] = field(default_factory=list)
     plain_ms: float = 0.0
     drafted_ms: float = 0.0
-    ratios: list[float] = field(default_factory=list)
+    by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
 
     def add(self, tree: DraftTree, path: Sequence[int], tokens: int) -> None:
         self.steps += 1
@@ -55,12 +57,19 @@ class Tally:
         self.accepted += len(path)
         self.by_source.update(SOURCES[s] for s in tree.source)
         self.accepted_by_source.update(SOURCES[tree.source[node]] for node in path)
+        self.by_depth.update(tree.depth)
         self.accepted_by_depth.update(tree.depth[node] for node in path)
+
+    @property
+    def speedup(self) -> float:
+        """Plain over drafted time by the curve; 1 where nothing was replayed."""
+        return self.plain_ms / self.drafted_ms if self.drafted_ms else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         steps = max(self.steps, 1)
         times = np.array(self.lookup_ms or [0.0])
+        worst, name = min(self.by_answer, default=(1.0, ""))
         return {
             "answers": self.answers,
             "steps": self.steps,
@@ -70,32 +79,41 @@ class Tally:
                 name: {"drafted": count, "accepted": self.accepted_by_source[name]}
                 for name, count in self.by_source.items()
             },
-            "accepted_by_depth": dict(sorted(self.accepted_by_depth.items())),
+            "by_depth": {
+                depth: {"drafted": count, "accepted": self.accepted_by_depth[depth]}
+                for depth, count in sorted(self.by_depth.items())
+            },
+            "tokens_changed": self.changed,
             "draft_ms": {"mean": round(float(times.mean()), 4), "p99": round(float(np.percentile(times, 99)), 4)},
-            "speedup": round(self.plain_ms / self.drafted_ms, 4) if self.drafted_ms else None,
-            "worst_answer": round(min(self.ratios), 4) if self.ratios else None,
+            "speedup": round(self.speedup, 4),
+            "worst_answer": round(worst, 4),
+            "worst_name": name,
         }
 
 
 class Threshold:
-    """The policy that draws up every node whose joint probability reaches `least`: for MAT against nodes a step."""
+    """The policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest:
+    for MAT against nodes a step, and for fixed budgets.
+    """
 
     name = "threshold"
     watches_entropy = False
 
-    def __init__(self, least: float) -> None:
+    def __init__(self, least: float, nodes: int = LARGEST - 1) -> None:
         self.least = least
+        self.nodes = nodes
         self.acceptance = Acceptance()
 
     def begin(self, n_ctx: int) -> None:
         """Nothing to prepare."""
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
-        """As large as the threshold lets it become."""
+        """As large as the threshold and the budget let it become."""
+        limit = min(self.nodes, at.limit)
         begun = time.perf_counter()
         rows = sources.rows()
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        result = draft(rows, self.acceptance.estimate, lambda p: p >= self.least, at.limit, at.leaves)
+        result = draft(rows, self.acceptance.estimate, lambda p: p >= self.least, limit, at.leaves)
         result.lookup_us = lookup_us
         return result
 
@@ -105,7 +123,7 @@ class Threshold:
 
 
 def sweep(
-    recorded: Sequence[Recorded], make_sources: Callable[[], Sources], thresholds: Sequence[float]
+    recorded: Sequence[Recorded], make_sources: Callable[[], Lookup], thresholds: Sequence[float]
 ) -> list[dict[str, Any]]:
     """One row {"threshold", "nodes_per_step", "mat", "draft_ms"} for each threshold, each from a cold start."""
     rows = []
@@ -115,25 +133,28 @@ def sweep(
     return rows
 
 
-def replay(
-    recorded: Sequence[Recorded], make_sources: Callable[[], Sources], policy: Policy, curve: CostCurve
-) -> Tally:
+def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
+    """The answers that are long enough to count."""
+    return [answer for answer in recorded if len(answer.answer) >= SHORTEST_ANSWER]
+
+
+def replay(recorded: Sequence[Recorded], make_sources: Callable[[], Lookup], policy: Policy, curve: CostCurve) -> Tally:
     """Let a policy decide at every step. A step costs what `curve` says; the policy's own time is counted apart."""
     tally = Tally()
     sources = make_sources()
-    for answer in recorded:
-        if len(answer.answer) < SHORTEST_ANSWER:
-            continue
+    for answer in counted(recorded):
         tally.answers += 1
         plain, drafted = tally.plain_ms, tally.drafted_ms
         _replay_answer(answer, sources, policy, curve, tally)
-        tally.ratios.append((tally.plain_ms - plain) / (tally.drafted_ms - drafted))
+        speedup = (tally.plain_ms - plain) / (tally.drafted_ms - drafted)
+        tally.by_answer.append((speedup, answer.name))
     return tally
 
 
-def _replay_answer(answer: Recorded, sources: Sources, policy: Policy, curve: CostCurve, tally: Tally) -> None:
+def _replay_answer(answer: Recorded, sources: Lookup, policy: Policy, curve: CostCurve, tally: Tally) -> None:
     sources.restart([*answer.prompt, answer.answer[0]])
     policy.begin(len(answer.prompt))
+    given = answer.answer[:1]
     at = 1
     while at < len(answer.answer):
         n_ctx = len(answer.prompt) + at
@@ -151,7 +172,9 @@ def _replay_answer(answer: Recorded, sources: Sources, policy: Policy, curve: Co
         tally.plain_ms += float(costs[0]) * len(tokens)
         tally.drafted_ms += cost
         sources.extend(tokens)
+        given += tokens
         at += len(tokens)
+    tally.changed += sum(a != b for a, b in zip(given, answer.answer, strict=True))
 
 
 def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> list[int]:
@@ -167,4 +190,4 @@ def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> li
 
     verdict = verify(tree, choose, lambda _: taken >= last)
     tally.add(tree, verdict.path, len(verdict.tokens))
-    return verdict.tokens
+    return [*(tree.token[node] for node in verdict.path), verdict.tokens[-1]]

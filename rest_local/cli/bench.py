@@ -1,25 +1,57 @@
-"""`rest-local bench`: measure drafting. `replay` drives it with recorded answers, without a model."""
+"""`rest-local bench`: measure drafting. `replay` drives it with recorded answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local.cli.options import json_option
+from rest_local.cli.replay_table import print_report
 from rest_local.errors import OptionError
 
 if TYPE_CHECKING:
-    from rest_local.bench.recorded import Recorded
-    from rest_local.drafting.sources import Sources
-    from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.planning.cost import CostCurve
-    from rest_local.retrieval.datastore import Datastore
+    from rest_local.bench.compare import MakePolicy
+    from rest_local.bench.workload import Workload
 
-THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
+WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
+
+
+@dataclass(frozen=True)
+class ReplayChoice:
+    """The options of `bench replay`, by their names."""
+
+    files: tuple[Path, ...]
+    vocab: str | None
+    git: tuple[Path, ...]
+    edits: int
+    datastore: tuple[str, ...]
+    history: str | None
+    limit: int | None
+    policy: str
+    budget: int | None
+    curves: tuple[str, ...]
+    sweep: bool
+    peers: bool
+    model: str | None
+    save_curve: Path | None
+
+    def make_policy(self) -> MakePolicy:
+        """Raises OptionError for an unknown name."""
+        from functools import partial
+
+        from rest_local.bench.replay import Threshold
+        from rest_local.planning.policies import POLICIES, make_policy
+
+        if self.budget is not None:
+            nodes = self.budget
+            return lambda curve: Threshold(0.0, nodes)
+        if self.policy not in POLICIES:
+            raise OptionError(f"policy {self.policy}: choose one of {', '.join(POLICIES)}")
+        return partial(make_policy, self.policy)
 
 
 @click.group()
@@ -28,120 +60,118 @@ def bench() -> None:
 
 
 @bench.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--vocab", required=True, metavar="GGUF", help="A model or vocabulary file to tokenize with.")
+@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--vocab", metavar="GGUF", help="A model or vocabulary file to tokenize with. Default: the model of --model."
+)
+@click.option(
+    "--git",
+    multiple=True,
+    metavar="REPO",
+    type=click.Path(path_type=Path),
+    help="Replay the edits in the history of this local repository; repeatable.",
+)
+@click.option(
+    "--edits", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Edits of a repository."
+)
 @click.option("-d", "--datastore", multiple=True, metavar="NAME", help="Draft from this datastore, too; repeatable.")
 @click.option(
-    "--history", type=click.IntRange(min=1), metavar="N", help="Test the first N answers, draft from the rest."
+    "--history",
+    metavar="N|FILE",
+    help="Test the first N answers, draft from the rest; or draft from the answers of FILE.",
 )
-@click.option("--policy", type=click.Choice(["off", "auto"]), default="auto", show_default=True, help="With --curve.")
 @click.option(
-    "--curve", "curves", multiple=True, metavar="FILE", help="Cost curve to plan by, a file or a shipped name."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.",
+)
+@click.option("--policy", default="auto", show_default=True, metavar="NAME", help="Who decides what is drafted.")
+@click.option(
+    "--budget", type=click.IntRange(1, 63), metavar="N", help="Draft the N likeliest nodes at every step instead."
+)
+@click.option(
+    "--curve",
+    "curves",
+    multiple=True,
+    metavar="FILE",
+    help="Cost curve to plan by, a file or a shipped name; repeatable.",
 )
 @click.option("--sweep", is_flag=True, help="Draft above several thresholds; show MAT against nodes a step.")
+@click.option("--peers", is_flag=True, help="Run the rules of other runtimes over the same answers.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
+)
+@click.option(
+    "--save-curve",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --model: write the cost curve measured on it, for --curve.",
+)
 @json_option
-def replay(
-    files: tuple[Path, ...],
-    vocab: str,
-    datastore: tuple[str, ...],
-    history: int | None,
-    policy: str,
-    curves: tuple[str, ...],
-    sweep: bool,
-    as_json: bool,
-) -> None:
+def replay(as_json: bool, **options: Any) -> None:
     """Replay recorded answers as if the model had just chosen them, and count what drafting would have given.
 
     Formats: OpenAI batch lines with request and response, MT-Bench answers, AlpacaEval outputs, HumanEval problems.
-    Without --curve and --sweep the shipped curves are used. No model is run.
+    Without --curve, --sweep and --model the shipped curves are used. Only --model runs a model.
     """
-    from rest_local.bench import replay as replays
-    from rest_local.llama.model import Model
-    from rest_local.planning.policies import make_policy
-
-    with Model.open(vocab, vocab_only=True) as model:
-        recorded = _load(files, model.vocabulary)
-        make_sources, stores = _sources(recorded, datastore, history, model.vocabulary)
-    tested = recorded[:history]
-    report: dict[str, Any] = {"answers": len(tested), "tokens": sum(len(r.answer) for r in tested)}
-    try:
-        if sweep:
-            report["sweep"] = replays.sweep(tested, make_sources, THRESHOLDS)
-        names = curves or (() if sweep else shipped())
-        report["curves"] = {
-            name: replays.replay(tested, make_sources, make_policy(policy, _curve(name)), _curve(name)).to_dict()
-            for name in names
-        }
-    finally:
-        for store in stores:
-            store.close()
+    choice = ReplayChoice(**{field.name: options.pop(field.name) for field in fields(ReplayChoice)})
+    report = _report(choice)
     if not as_json:
-        _print(report)
+        print_report(report)
     click.echo(json.dumps(report))
 
 
-def _load(files: tuple[Path, ...], vocabulary: Vocabulary) -> list[Recorded]:
-    from rest_local.bench.recorded import load
+def _report(choice: ReplayChoice) -> dict[str, Any]:
+    """Check the options first, then measure: what is wrong should not be found after minutes."""
+    from rest_local.bench.compare import compare_curves, compare_peers, full_sweep
+    from rest_local.bench.curves import load_curve, shipped
 
-    try:
-        found = [answer for file in files for answer in load(file, vocabulary)]
-        if not found:
-            raise OptionError(f"{', '.join(map(str, files))}: holds no recorded answer")
-        return found
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
-        raise OptionError(f"{', '.join(map(str, files))}: not a file of recorded answers ({error})") from error
-
-
-def _sources(
-    recorded: list[Recorded], names: tuple[str, ...], tested: int | None, vocabulary: Vocabulary
-) -> tuple[Callable[[], Sources], list[Datastore]]:
-    """What makes the sources of one replay, and the datastores to close afterwards."""
-    from rest_local.drafting.sources import Sources
-    from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.growing import GrowingText
-    from rest_local.retrieval.home import datastore_path
-
-    identity, size = vocabulary.identity, vocabulary.size
-    stores = [
-        Datastore.open(datastore_path(name), vocabulary_hash=identity.hash, vocabulary_name=identity.name)
-        for name in names
-    ]
-    earlier: GrowingText | None = None
-    if tested is not None:
-        earlier = GrowingText()
-        for answer in recorded[tested:]:
-            earlier.extend([*answer.answer, -1])
-    return (lambda: Sources(stores, size, earlier)), stores
+    make_policy = choice.make_policy()
+    names = choice.curves or (() if choice.sweep or choice.model else shipped())
+    for name in names:
+        load_curve(name)
+    with _workload(choice) as workload:
+        report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens}
+        if choice.model:
+            report["wall_clock"] = _wall_clock(choice, choice.model, workload, make_policy)
+        if choice.sweep or choice.peers:
+            report["sweep"] = full_sweep(workload, sparse=choice.peers)
+        report["curves"] = compare_curves(workload, make_policy, names)
+        if choice.peers:
+            report["peers"], report["peers_left_out"] = compare_peers(workload, names, report["sweep"])
+    return report
 
 
-def shipped() -> tuple[str, ...]:
-    """Names of the curves that come with the package."""
-    return tuple(sorted(path.stem for path in _curves().glob("*.json")))
+def _workload(choice: ReplayChoice) -> Workload:
+    from rest_local.bench.workload import open_workload
+    from rest_local.llama.model import Model
 
-
-def _curves() -> Path:
-    return Path(__file__).resolve().parent.parent / "bench" / "curves"
-
-
-def _curve(name: str) -> CostCurve:
-    """Raises OptionError where neither a file nor a shipped curve of that name is one."""
-    from rest_local.planning.cost import CostCurve
-
-    path = Path(name) if Path(name).is_file() else _curves() / f"{name}.json"
-    try:
-        points = json.loads(path.read_text("utf-8"))
-        return CostCurve.from_points(points["contexts"], points["sizes"], points["ms"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        known = ", ".join(shipped())
-        raise OptionError(f"curve {name}: not a cost curve ({error}); shipped are {known}") from error
-
-
-def _print(report: dict[str, Any]) -> None:
-    click.echo(f"{report['answers']} answers, {report['tokens']:,} tokens")
-    for row in report.get("sweep", ()):
-        click.echo(f"  above {row['threshold']:<5} {row['nodes_per_step']:>6.2f} nodes a step   MAT {row['mat']:.3f}")
-    for name, row in report["curves"].items():
-        click.echo(
-            f"  {name}: {row['speedup']:.3f} times plain, worst answer {row['worst_answer']:.2f}, "
-            f"MAT {row['mat']:.3f} at {row['nodes_per_step']:.2f} nodes, {row['draft_ms']['mean']:.2f} ms to draft"
+    vocab = choice.vocab or choice.model
+    if vocab is None:
+        raise OptionError("--vocab GGUF or --model MODEL: one is needed to tokenize the answers")
+    if choice.save_curve and not choice.model:
+        raise OptionError("--save-curve needs --model: the curve is measured on it")
+    with Model.open(vocab, vocab_only=True) as model:
+        return open_workload(
+            model.vocabulary,
+            files=choice.files,
+            repositories=choice.git,
+            edits=choice.edits,
+            datastores=choice.datastore,
+            history=choice.history,
+            limit=choice.limit or (WALL_ANSWERS if choice.model else None),
         )
+
+
+def _wall_clock(choice: ReplayChoice, model: str, workload: Workload, make_policy: MakePolicy) -> dict[str, Any]:
+    from rest_local.bench.curves import curve_file
+    from rest_local.bench.wall import wall_clock
+
+    result = wall_clock(model, workload.tested, workload.sources, make_policy)
+    if choice.save_curve:
+        choice.save_curve.write_text(curve_file(result.curve, f"measured: {result.report['model']}"), "utf-8")
+    return result.report

@@ -1,0 +1,89 @@
+"""Everything that `rest-local bench replay` reports over one workload: policy, oracle, sweep and peers side by side.
+
+Contract: a `Workload` and names go in, plain dictionaries come out. All sides see the same answers, the same earlier
+answers and the same curve; only this project's own side can read the datastores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rest_local.bench import arctic
+from rest_local.bench.curves import load_curve
+from rest_local.bench.oracle import oracle, reaches
+from rest_local.bench.peers import PEERS, Peer
+from rest_local.bench.replay import FREE, replay, sweep
+from rest_local.bench.workload import Workload
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.policy import Policy
+
+THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
+SPARSE = (0.95, 0.85, 0.7, 0.5, 0.35)  # and these where peers are compared: some draft a node in 25 steps
+
+MakePolicy = Callable[[CostCurve], Policy]
+
+
+def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence[str]) -> dict[str, Any]:
+    """For each curve what the policy reaches, and the share of what an oracle reaches."""
+    loaded = {name: load_curve(name) for name in curves}
+    found = reaches(workload.tested, workload.sources) if loaded else []
+    report = {}
+    for name, curve in loaded.items():
+        row = replay(workload.tested, workload.sources, make_policy(load_curve(name)), curve).to_dict()
+        best = oracle(found, curve)
+        report[name] = {**row, "oracle": best, "share_of_oracle": round(row["speedup"] / best["speedup"], 4)}
+    return report
+
+
+def compare_peers(
+    workload: Workload, curves: Sequence[str], ours: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """By peer: MAT, nodes, speed-up by curve, and `ours`, the MAT of `ours` (a sweep) at as many nodes a step.
+
+    The second dictionary says of peers that were left out why.
+    """
+    earlier = workload.earlier or []
+    makers: list[Callable[[], Peer]] = [partial(kind, earlier) for kind in PEERS]
+    reason = arctic.available()
+    if reason is None:
+        makers += [partial(arctic.Arctic, earlier, **options) for options in arctic.VARIANTS]
+    report = {}
+    for make in makers:
+        name, row = _peer(workload, make, curves)
+        report[name] = {**row, "ours": at_nodes(ours, row["nodes_per_step"])}
+    return report, {} if reason is None else {"arctic": reason}
+
+
+def _peer(workload: Workload, make: Callable[[], Peer], curves: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Each curve from a cold start; what is drafted does not depend on the curve."""
+    name, row, speedups = "", dict[str, Any](), dict[str, float]()
+    for curve in curves or (None,):
+        peer = make()
+        tally = replay(workload.tested, partial(_itself, peer), peer, load_curve(curve) if curve else FREE)
+        name, row = peer.name, tally.to_dict()
+        if curve:
+            speedups[curve] = round(tally.speedup, 4)
+    kept = ("mat", "nodes_per_step", "draft_ms", "tokens_changed")
+    return name, {**{key: row[key] for key in kept}, "speedup": speedups}
+
+
+def _itself(peer: Peer) -> Peer:
+    return peer
+
+
+def at_nodes(rows: Sequence[dict[str, Any]], nodes: float) -> float | None:
+    """MAT of a sweep at `nodes` a step, between its points (no nodes: 1); None beyond its largest."""
+    points = sorted([(0.0, 1.0), *((row["nodes_per_step"], row["mat"]) for row in rows)])
+    if nodes > points[-1][0]:
+        return None
+    at, mat = [point[0] for point in points], [point[1] for point in points]
+    return round(float(np.interp(nodes, at, mat)), 4)
+
+
+def full_sweep(workload: Workload, *, sparse: bool) -> list[dict[str, Any]]:
+    """Rows by threshold; `sparse` adds those that draft almost nothing."""
+    return sweep(workload.tested, workload.sources, (*SPARSE, *THRESHOLDS) if sparse else THRESHOLDS)

@@ -1,0 +1,152 @@
+"""The edit workload: what a coding assistant writes when it changes a file, taken from the history of a git repository.
+
+Contract: a local repository goes in, recorded answers come out. For each change of a file, newest first, the prompt is
+the commit's message and the old file, the answer is the new file; only what follows the first changed token counts,
+because the unchanged beginning belongs to the prompt. Reads the repository through `git` and changes nothing in it;
+merges, new files, deletions, renames, binary and long files are left out. Raises OptionError where there is nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rest_local.bench.recorded import Recorded
+from rest_local.errors import OptionError
+from rest_local.llama.vocabulary import Vocabulary
+
+EDITS = 100  # of one repository
+PER_COMMIT = 3  # so that one sweeping commit is not the whole workload
+MAX_BYTES = 32 * 2**10  # of a file, about 10 000 tokens: old and new file together fit a context of 32 k
+MIN_BYTES = 200
+COMMITS = 5000  # looked through
+_RECORD, _FIELD = "\x1e", "\x1f"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One file of one commit: blob ids before and after."""
+
+    commit: str
+    message: str
+    path: str
+    old: str
+    new: str
+
+
+def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS) -> list[Recorded]:
+    """The newest `most` changes of files in the history of HEAD, tokenized. Raises OptionError."""
+    if not repository.is_dir():
+        raise OptionError(f"repository {repository}: no such directory")
+    found = []
+    with _Blobs(repository) as blobs:
+        for edit in _edits(repository):
+            old, new = blobs.text(edit.old), blobs.text(edit.new)
+            if old is None or new is None or old == new:
+                continue
+            found.append(_recorded(edit, old, new, vocabulary))
+            if len(found) == most:
+                break
+    if not found:
+        raise OptionError(
+            f"repository {repository}: no commit changes a text file of {MIN_BYTES} to {MAX_BYTES} bytes; "
+            "give one with a history of edits"
+        )
+    return found
+
+
+def _recorded(edit: Edit, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
+    head, before, after = (
+        vocabulary.tokenize(text, special=False).tolist()
+        for text in (f"{edit.message.strip()}\n\n{edit.path}:\n", old, new)
+    )
+    shorter = min(len(before), len(after))
+    same = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+    between = vocabulary.tokenize(f"\n{edit.path}, changed:\n", special=False).tolist()
+    return Recorded(f"{edit.commit[:10]}:{edit.path}", [*head, *before, *between, *after[:same]], after[same:])
+
+
+def _git(repository: Path, *arguments: str) -> list[str]:
+    """A command line that runs nothing a repository may have configured (a file system monitor)."""
+    return ["git", "-C", str(repository), "-c", "core.fsmonitor=false", *arguments]
+
+
+def _edits(repository: Path) -> Iterator[Edit]:
+    """Changes of regular files, newest commit first."""
+    command = _git(
+        repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
+        "--no-abbrev", "--no-color", f"--format={_RECORD}%H{_FIELD}%B{_FIELD}", "HEAD", "--",
+    )  # fmt: skip
+    try:
+        log = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    except FileNotFoundError as error:
+        raise OptionError("--git needs the program git; install it") from error
+    except subprocess.TimeoutExpired as error:
+        raise OptionError(f"repository {repository}: git log takes longer than {error.timeout:.0f} s") from error
+    if log.returncode:
+        lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
+        raise OptionError(f"repository {repository}: {lines[0]}")
+    for record in log.stdout.decode("utf-8", "replace").split(_RECORD)[1:]:
+        commit, *message, changes = record.split(_FIELD)
+        for change in _regular(changes.strip().splitlines())[:PER_COMMIT]:
+            yield Edit(commit, "".join(message), *change)
+
+
+def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(path, old blob, new blob) of lines `:100644 100644 OLD NEW M<tab>PATH`."""
+    found = []
+    for line in changes:
+        fields, _, path = line.partition("\t")
+        old_mode, new_mode, old, new, _ = fields.lstrip(":").split()
+        if old_mode.startswith("100") and new_mode.startswith("100"):
+            found.append((path, old, new))
+    return found
+
+
+class _Blobs:
+    """The contents of blobs, from one `git cat-file --batch`."""
+
+    def __init__(self, repository: Path) -> None:
+        try:
+            self._process = subprocess.Popen(
+                _git(repository, "cat-file", "--batch"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise OptionError("--git needs the program git; install it") from error
+
+    def text(self, blob: str) -> str | None:
+        """None where it is missing, not text, or of a size that is not taken."""
+        into, out = self._process.stdin, self._process.stdout
+        if into is None or out is None:
+            return None
+        into.write(f"{blob}\n".encode())
+        into.flush()
+        header = out.readline().split()
+        if len(header) != 3:
+            return None
+        data = _read(out, int(header[2]))
+        if not MIN_BYTES <= int(header[2]) <= MAX_BYTES or b"\0" in data:
+            return None
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
+    def __enter__(self) -> _Blobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+def _read(out: IO[bytes], size: int) -> bytes:
+    """A blob of `size` bytes and the newline behind it; of a long one only the beginning is kept."""
+    data = out.read(min(size, MAX_BYTES + 1))
+    rest = size - len(data) + 1
+    while rest > 0 and (part := out.read(min(rest, 2**20))):
+        rest -= len(part)
+    return data

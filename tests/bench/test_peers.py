@@ -1,0 +1,104 @@
+"""The peers' rules on texts small enough to follow by hand, and their published figures on recorded answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.bench import arctic
+from rest_local.bench.peers import NgramMod, NgramSimple, Peer, PromptLookup
+from rest_local.bench.recorded import Recorded, load
+from rest_local.bench.replay import FREE, replay
+from rest_local.llama.model import Model
+
+
+def proposed(peer: Peer, tokens: Sequence[int], limit: int = 63) -> list[int]:
+    peer.restart(tokens)
+    return peer.propose(limit).token
+
+
+def replayed(peer: Peer, recorded: Sequence[Recorded]) -> tuple[float, float]:
+    """MAT and nodes a step."""
+    result = replay(recorded, lambda: peer, peer, FREE).to_dict()
+    assert result["tokens_changed"] == 0
+    return result["mat"], result["nodes_per_step"]
+
+
+def test_prompt_lookup_takes_the_earliest_match_of_two_tokens_then_of_one() -> None:
+    text = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]
+    assert proposed(PromptLookup(), text) == [3, 4, 1, 2, 5, 6, 1, 2]
+    assert proposed(PromptLookup(), text, limit=3) == [3, 4, 1]
+    assert proposed(PromptLookup(), [7, 1, 8, 9, 1]) == [8, 9, 1]
+    assert proposed(PromptLookup(), [1, 2, 3]) == []
+    assert proposed(PromptLookup(), [1]) == []
+    assert proposed(PromptLookup(), [1, 1]) == [1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_prompt_lookup_is_the_rule_of_llama_cpp_python(seed: int) -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    original = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=10)
+    random = np.random.default_rng(seed)
+    for _ in range(200):
+        text = random.integers(0, 12, random.integers(1, 60)).astype(np.intc)
+        assert proposed(PromptLookup(), text.tolist()) == original(text).tolist()
+
+
+def test_ngram_simple_takes_the_latest_match_of_twelve() -> None:
+    gram, filler = list(range(1, 13)), list(range(500, 560))
+    text = [0, *gram, 101, *filler, *gram, *range(201, 215), *filler, *gram]
+    assert proposed(NgramSimple(), text)[:15] == [*range(201, 215), 500]
+    assert len(proposed(NgramSimple(), text)) == 48
+    assert len(proposed(NgramSimple(), text, limit=20)) == 20
+    assert proposed(NgramSimple(), [*gram, *filler, *gram]) == []  # position 0 stands for no match
+    assert proposed(NgramSimple(), [0, *gram, *filler, *gram[1:]]) == []  # only eleven
+    assert proposed(NgramSimple(), [0, *gram, *gram[:11], *gram]) == []  # too short a text
+
+
+def test_ngram_mod_remembers_other_requests_and_forgets_after_five_failures() -> None:
+    text = list(range(1000, 1200))
+    peer = NgramMod()
+    assert proposed(peer, text) == []
+    assert proposed(peer, [1, *text[:50]]) == text[50:113]  # from the request before
+    assert proposed(peer, [1, *text[:155]]) == []  # fewer than 48 of the next tokens are known
+    assert replayed(peer, [Recorded("right", text[:50], text[50:120])])[0] > 10
+    for failure in range(NgramMod.FAILURES):
+        assert proposed(peer, text[60:120]) == text[120:183]
+        other = [text[50], *range(100 * failure, 100 * failure + 80)]  # never what followed before
+        replayed(peer, [Recorded("wrong", text[:50], other)])  # one wrong draft; plain steps are no failures
+    assert proposed(peer, text[60:120]) == []
+
+
+def test_ngram_mod_drafts_from_earlier_answers() -> None:
+    text = list(range(1000, 1200))
+    assert proposed(NgramMod([text]), [1, *text[:50]]) == text[50:113]
+    assert proposed(NgramMod(), [1, *text[:50]]) == []
+
+
+def test_arctic_is_its_own_package_or_says_why_not() -> None:
+    reason = arctic.available()
+    if reason is not None:
+        assert "arctic-inference" in reason
+        pytest.skip(reason)
+    text = list(range(50))
+    mat, _ = replayed(arctic.Arctic(tree=True), [Recorded("copy", text, text)] * 2)
+    assert mat > 3
+    other = Recorded("other", [900], text)
+    assert replayed(arctic.Arctic(), [other] * 2)[0] == 1.0  # answers under test are no history
+    assert replayed(arctic.Arctic([text]), [other])[0] > 3
+
+
+def test_published_figures_of_the_peers_are_met(shared_data: Callable[[str], Path]) -> None:
+    """MT-Bench, context only: 1.622 at 6.05 nodes a step, 1.130 at 0.48 and 1.075 at 0.20, for prompts whose template
+    differs a little."""
+    with Model.open(shared_data("ggml-vocab-llama-spm.gguf"), vocab_only=True) as model:
+        recorded = load(shared_data("mt_bench_answers_vicuna-7b-v1.5.jsonl"), model.vocabulary)
+    figures = {peer: replayed(peer(), recorded) for peer in (PromptLookup, NgramSimple, NgramMod)}
+    mats = {kind: mat for kind, (mat, _) in figures.items()}
+    assert mats == pytest.approx({PromptLookup: 1.622, NgramSimple: 1.130, NgramMod: 1.075}, rel=0.01)
+    nodes = {kind: nodes for kind, (_, nodes) in figures.items()}
+    assert nodes == pytest.approx({PromptLookup: 6.05, NgramSimple: 0.48, NgramMod: 0.20}, rel=0.1)
