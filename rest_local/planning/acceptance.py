@@ -8,7 +8,7 @@ the estimate follows the text. Knows nothing about models or text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rest_local.drafting.candidates import N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
 
@@ -39,14 +39,19 @@ def _prior(marginal: int) -> float:
     return prior * _STORED if SOURCES[source] in ("datastore", "history") else prior
 
 
+Counts = Mapping[int, tuple[float, float]]  # by cell: how often the model said it, how often it was proposed
+
+
 class Acceptance:
-    """Beta counts per cell with decay. Not thread safe. 2 lists of a few thousand floats."""
+    """Beta counts per cell with decay. Not thread safe. 4 lists of a few thousand floats."""
 
     def __init__(self) -> None:
         self._marginal = [_marginal_of(cell) for cell in range(N_CELLS)]
         self._prior = [_prior(marginal) for marginal in range(_N_MARGINALS)]
         self._hits = [0.0] * N_CELLS
         self._seen = [0.0] * N_CELLS
+        self._new_hits = [0.0] * N_CELLS  # since the last `drain`, without decay
+        self._new_seen = [0.0] * N_CELLS
         self._marginal_hits = [0.0] * _N_MARGINALS
         self._marginal_seen = [0.0] * _N_MARGINALS
 
@@ -64,8 +69,10 @@ class Acceptance:
             marginal = self._marginal[cell]
             self._seen[cell] += 1.0
             self._marginal_seen[marginal] += 1.0
+            self._new_seen[cell] += 1.0
             if hit:
                 self._hits[cell] += 1.0
+                self._new_hits[cell] += 1.0
                 self._marginal_hits[marginal] += 1.0
             if self._seen[cell] >= MEMORY:
                 self._seen[cell] /= 2
@@ -73,6 +80,20 @@ class Acceptance:
             if self._marginal_seen[marginal] >= 4 * MEMORY:
                 self._marginal_seen[marginal] /= 2
                 self._marginal_hits[marginal] /= 2
+
+    def drain(self) -> Counts:
+        """What was learned since the last call (or the beginning), to be kept for another run."""
+        new = {cell: (self._new_hits[cell], seen) for cell, seen in enumerate(self._new_seen) if seen}
+        self._new_hits, self._new_seen = [0.0] * N_CELLS, [0.0] * N_CELLS
+        return new
+
+    def add(self, counts: Counts) -> None:
+        """Counts of earlier runs: they weigh and fade as if learned here, and are not drained again."""
+        for cell, (hits, seen) in counts.items():
+            self._hits[cell] += hits
+            self._seen[cell] += seen
+            self._marginal_hits[self._marginal[cell]] += hits
+            self._marginal_seen[self._marginal[cell]] += seen
 
     def seen(self, cell: int) -> float:
         """Observations that the estimate of a cell rests on."""
