@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from rest_local.retrieval.rows import Rows
@@ -26,15 +27,26 @@ CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
 MOST_CANDIDATES = 8  # per source and node: later ones have never paid for their place in a batch
 
-_length_bucket = [next((i for i, top in enumerate(LENGTHS) if n <= top), N_LENGTHS - 1) for n in range(256)]
-_rows_bucket = [next((i for i, top in enumerate(ROWS) if n <= top), N_ROWS - 1) for n in range(256)]
+_MANY = 256  # rows and lengths beyond are in the last bucket
+
+_length_cell = [
+    next((i for i, top in enumerate(LENGTHS) if n <= top), N_LENGTHS - 1) * N_ROWS * N_SHARES for n in range(_MANY)
+]
+_rows_cell = [next((i for i, top in enumerate(ROWS) if n <= top), N_ROWS - 1) * N_SHARES for n in range(_MANY)]
 
 
 def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
     """Number of the evidence cell: source x match length x rows x share of them that agree."""
+    return source * CELLS_PER_SOURCE + _length_cell[min(length, _MANY - 1)] + _cell_of_rows(rows, agreeing)
+
+
+def _cell_of_rows(rows: int, agreeing: int) -> int:
     share = N_SHARES - 1 if agreeing == rows else bisect_left(SHARES, agreeing / rows)
-    place = (source * N_LENGTHS + _length_bucket[min(length, 255)]) * N_ROWS + _rows_bucket[min(rows, 255)]
-    return place * N_SHARES + share
+    return share + (_rows_cell[rows] if rows < _MANY else _rows_cell[-1])
+
+
+_ALONE = _cell_of_rows(1, 1)
+_CELLS = [[source * CELLS_PER_SOURCE + cell for cell in _length_cell] for source in range(len(SOURCES))]
 
 
 class Candidate(NamedTuple):
@@ -46,41 +58,65 @@ class Candidate(NamedTuple):
 
 
 class SourceRows:
-    """The rows of one source, as plain lists: walking a few dozen rows is faster in Python than in numpy."""
+    """The rows of one source, longest match first: `match` by row, and the tokens, by depth as growth gets there.
+
+    Plain lists: walking a few dozen rows is faster in Python than in numpy.
+    """
 
     def __init__(self, source: int, rows: Rows) -> None:
         self.source = source
-        self.continuations: list[list[int]] = rows.continuations.tolist()
         self.match: list[int] = rows.match.tolist()
         self.depth = rows.continuations.shape[1]
+        self._falling = [-length for length in self.match]
+        self._tokens = rows.continuations
+        self._columns: list[list[int]] = []
+        self._cells = _CELLS[source]
 
     def __len__(self) -> int:
         return len(self.match)
 
-    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
-        """Distinct tokens at `depth` (0: directly below the root) among the rows `members`, longest match first.
+    @cached_property
+    def continuations(self) -> list[list[int]]:
+        """All tokens by row and depth, -1 from the document's end on."""
+        rows: list[list[int]] = self._tokens.tolist()
+        return rows
 
-        O(len(members)); about 10 us for 64 rows.
+    def column(self, depth: int) -> list[int]:
+        """The token of every row at `depth` (0: directly below the root), -1 where its document has ended."""
+        columns = self._columns
+        while len(columns) <= depth:
+            columns.append(self._tokens[:, len(columns)].tolist())
+        return columns[depth]
+
+    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
+        """Distinct tokens at `depth` among the rows `members` (ascending), longest match first.
+
+        O(len(members)); 10 us for 64 rows, 1 us for one.
         """
         if depth >= self.depth:
             return []
+        column, cells = self.column(depth), self._cells
         if len(members) == 1:  # most nodes below the first: one text goes on
-            token, length = self.continuations[members[0]][depth], self.match[members[0]]
-            return [Candidate(token, cell_of(self.source, length + depth, 1, 1), members)] if token >= 0 else []
+            row = members[0]
+            token = column[row]
+            return [Candidate(token, cells[self.match[row] + depth] + _ALONE, members)] if token >= 0 else []
         groups: dict[int, list[int]] = {}
-        alive: list[int] = []  # matches of the rows that go on, longest first
         for row in members:
-            token = self.continuations[row][depth]
-            if token < 0:
-                continue
-            alive.append(-self.match[row])
-            groups.setdefault(token, []).append(row)
-        found = []
+            token = column[row]
+            if token in groups:
+                groups[token].append(row)
+            else:
+                groups[token] = [row]
+        ended = groups.pop(-1, ())
+        found: list[Candidate] = []
+        length = beyond = -1
         for token, rows in groups.items():
-            length = self.match[rows[0]]
-            reaching = bisect_right(alive, -length)  # rows that match at least as long
-            agreeing = bisect_right(rows, -length, key=lambda r: -self.match[r]) if len(rows) > 1 else 1
-            found.append(Candidate(token, cell_of(self.source, length + depth, reaching, agreeing), rows))
+            if self.match[rows[0]] != length:
+                length = self.match[rows[0]]
+                beyond = bisect_right(self._falling, -length)  # the first row with a shorter match
+                reaching = bisect_left(members, beyond) - bisect_left(ended, beyond)
+            agreeing = bisect_left(rows, beyond) if len(rows) > 1 else 1
+            found.append(Candidate(token, cells[length + depth] + _cell_of_rows(reaching, agreeing), rows))
             if len(found) == MOST_CANDIDATES:
                 break
         return found

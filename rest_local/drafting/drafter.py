@@ -8,9 +8,9 @@ then said, also where nothing was submitted (shadow feedback, DESIGN.md section 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from rest_local.drafting.candidates import Candidate, SourceRows
 from rest_local.drafting.tree import ROOT, DraftTree
@@ -18,12 +18,17 @@ from rest_local.drafting.tree import ROOT, DraftTree
 LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measured curve
 
 
+Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the path so far, by source
+
+
 @dataclass
 class Proposal:
-    """What was proposed below one node: by source the candidates, and the merged (token -> probability, source)."""
+    """What was proposed below one node: by source the candidates, and merged by token: probability, source, and the
+    rows of every source that go on through it.
+    """
 
     by_source: list[tuple[SourceRows, list[Candidate]]]
-    merged: dict[int, tuple[float, int]]
+    merged: dict[int, tuple[float, int, Members]]
 
 
 @dataclass
@@ -58,54 +63,52 @@ Estimate = Callable[[int], float]  # evidence cell -> probability that the candi
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
 
 
-def propose(members: Sequence[tuple[SourceRows, Sequence[int]]], depth: int, estimate: Estimate) -> Proposal:
+def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
     """Candidates of all sources below one node; a token that several propose takes the most confident estimate."""
     by_source = []
-    merged: dict[int, tuple[float, int]] = {}
+    merged: dict[int, tuple[float, int, Members]] = {}
     for rows, numbers in members:
         candidates = rows.candidates(numbers, depth)
         if not candidates:
             continue
         by_source.append((rows, candidates))
-        for candidate in candidates:
-            probability = estimate(candidate.cell)
-            if candidate.token not in merged or probability > merged[candidate.token][0]:
-                merged[candidate.token] = (probability, rows.source)
+        for token, cell, through in candidates:
+            probability = estimate(cell)
+            known = merged.get(token)
+            if known is None:
+                merged[token] = (probability, rows.source, [(rows, through)])
+                continue
+            known[2].append((rows, through))
+            if probability > known[0]:
+                merged[token] = (probability, rows.source, known[2])
     return Proposal(by_source, merged)
 
 
 def draft(sources: Sequence[SourceRows], estimate: Estimate, worth: Worth, limit: int, leaves: int) -> Draft:
-    """Grow a tree of at most `limit` nodes and `leaves` leaves. About 40 us, and 8 us a node.
+    """Grow a tree of at most `limit` nodes and `leaves` leaves. About 25 us, and 5 us a node.
 
     `worth` is asked before each addition with the joint probability of the best open candidate; candidates come in
     falling order, so the first no ends the growth.
     """
     result = Draft(DraftTree(leaves))
-    tree = result.tree
-    heap: list[tuple[float, int, int, int, int]] = []  # (-joint, order of arrival, parent, token, source)
+    tree, proposals = result.tree, result.proposals
+    heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, rows)
     arrivals = 0
-
-    def expand(node: int, joint: float, members: Sequence[tuple[SourceRows, Sequence[int]]], depth: int) -> None:
-        nonlocal arrivals
-        proposal = result.proposals[node] = propose(members, depth, estimate)
-        for token, (probability, source) in proposal.merged.items():
+    node, joint, depth = ROOT, 1.0, 0
+    members: Members = [(rows, range(len(rows))) for rows in sources]
+    while True:
+        proposal = proposals[node] = propose(members, depth, estimate)
+        for token, (probability, source, below) in proposal.merged.items():
             if joint * probability >= LEAST_PROBABILITY:
                 arrivals += 1
-                heapq.heappush(heap, (-joint * probability, arrivals, node, token, source))
-
-    expand(ROOT, 1.0, [(rows, range(len(rows))) for rows in sources], 0)
-    while heap and len(tree) < limit:
-        minus_joint, _, parent, token, source = heapq.heappop(heap)
-        if not tree.can_add(parent):
-            continue
-        if not worth(-minus_joint):
-            break
-        node = tree.add(token, parent, -minus_joint, source)
-        members = [
-            (rows, candidate.rows)
-            for rows, candidates in result.proposals[parent].by_source
-            for candidate in candidates
-            if candidate.token == token
-        ]
-        expand(node, -minus_joint, members, tree.depth[node])
-    return result
+                heappush(heap, (-joint * probability, arrivals, node, token, source, below))
+        if len(tree) >= limit:
+            return result
+        while heap and not tree.can_add(heap[0][2]):
+            heappop(heap)
+        if not heap or not worth(-heap[0][0]):
+            return result
+        minus_joint, _, parent, token, source, members = heappop(heap)
+        joint = -minus_joint
+        node = tree.add(token, parent, joint, source)
+        depth = tree.depth[node]

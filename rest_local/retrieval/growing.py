@@ -10,12 +10,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.packing import MAX_VOCABULARY, width_of
-from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int32Array, Int64Array, Rows, check_shape
+from rest_local.retrieval.packing import MAX_VOCABULARY, newest_of, packed, width_of
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Int64Array, Rows, check_shape
 from rest_local.retrieval.segment import Segment
 
 TAIL = 2048
 """Tokens searched by brute force: comparing them with the newest token takes about a microsecond."""
+
+_MANY = 8  # times as many places of the newest token as rows are wanted are compared at once, without sieving
 
 _END = -1  # no text here (yet), or the end of a document
 _FRONT = MAX_MATCH  # cells before the text, so that looking back from the first token needs no test
@@ -29,7 +31,7 @@ class GrowingText:
     """
 
     def __init__(self, vocab_size: int = MAX_VOCABULARY, tail: int = TAIL) -> None:
-        width_of(vocab_size)
+        self._width = width_of(vocab_size)
         self._vocab_size = vocab_size
         self._tail = max(tail, 1)
         self._length = 0
@@ -68,30 +70,19 @@ class GrowingText:
         self._length = length
         self._fold()
 
-    def rows(self, context: npt.NDArray[np.integer], limit: int = 64, depth: int = 16) -> Rows:
+    def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
         """As `Segment.rows`, over all text so far; the newer text first among equal matches.
 
         The end of the text has no continuation and gives no row, so the text can be searched with its own end.
         """
         check_shape(limit, depth)
-        newest = np.asarray(context)[: -MAX_MATCH - 1 : -1].astype(np.int32)
-        if len(newest) and (newest.min() < 0 or newest.max() >= self._vocab_size):
-            newest = newest[: int(((newest < 0) | (newest >= self._vocab_size)).argmax())]
-        if not len(newest) or not self._length:
+        newest = newest_of(context, self._vocab_size)
+        if not newest or not self._length:
             return Rows.empty(depth)
         positions, match = self._tail_rows(newest, limit)
-        if not self._segments:
-            return Rows(self._continuations(positions, depth), match, positions)
-        for end, segment in self._segments:
-            # One more than asked for: the end of the text may be among them, and is dropped below.
-            found, agree = segment.around(segment.key(newest[::-1]), limit + 1)
-            positions = np.concatenate([positions, end - found.astype(np.int64)])
-            match = np.concatenate([match, agree])
-        inside = positions < self._length
-        positions, match = positions[inside], match[inside]
-        best = np.lexsort((-positions, -match))[:limit]
-        positions = positions[best]
-        return Rows(self._continuations(positions, depth), match[best], positions)
+        if self._segments:
+            positions, match = self._with_segments(positions, match, packed(newest, self._width), limit)
+        return Rows(self._continuations(positions, depth), match, positions)
 
     @property
     def _folded(self) -> int:
@@ -111,32 +102,51 @@ class GrowingText:
         text = self._cells[_FRONT + start - overlap : _FRONT + self._length]
         self._segments.append((self._length, Segment.of_text(text, self._vocab_size, overlap)))
 
-    def _tail_rows(self, newest: Int32Array, limit: int) -> tuple[Int64Array, Int32Array]:
-        """The best matches in the tail. newest: the context, newest first, int32 [1..MAX_MATCH]."""
-        cells = self._cells
-        tail = cells[_FRONT + self._folded : _FRONT + max(self._length - 1, 0)]
-        at = np.flatnonzero(tail == newest[0]) + (_FRONT + self._folded)
-        for back, token in enumerate(newest.tolist()[1:], 1):
-            if len(at) <= limit:
+    def _tail_rows(self, newest: list[int], limit: int) -> tuple[Int64Array, Int32Array]:
+        """The best matches in the tail. newest: the context, newest first, 1..MAX_MATCH tokens."""
+        cells, begin = self._cells, _FRONT + self._folded
+        at = (cells[begin : _FRONT + self._length - 1] == newest[0]).nonzero()[0][::-1] + begin  # newer text first
+        for back in range(1, len(newest)):
+            if len(at) <= _MANY * limit:
                 break
-            closer = at[cells[at - back] == token]
+            closer = at[cells[at - back] == newest[back]]
             if len(closer) < limit:  # the others are needed to fill up
                 break
             at = closer
-        if len(at) == 0:
+        if not len(at):
             return np.empty(0, np.int64), np.empty(0, np.int32)
-        window = np.ndarray(len(cells) - MAX_MATCH, f"V{4 * MAX_MATCH}", cells, 0, (4,))  # cells i .. i + MAX_MATCH - 1
-        before = window[at - (MAX_MATCH - 1)].view(np.int32).reshape(-1, MAX_MATCH)[:, ::-1]
+        size = 4 * len(newest)
+        windows = np.ndarray(len(cells) - len(newest) + 1, f"V{size}", cells, 0, (4,))[at - (len(newest) - 1)]
+        before = np.ndarray((len(at), len(newest)), np.int32, windows, size - 4, (size, -4))
         same = np.zeros((len(at), len(newest) + 1), np.bool_)
-        np.equal(before[:, : len(newest)], newest, out=same[:, : len(newest)])
-        match = same.argmin(axis=1).astype(np.int32)
-        best = np.argsort(-match[::-1], kind="stable")[:limit]  # from the back: newer text first among equals
-        return (at[::-1][best] - _FRONT + 1).astype(np.int64), match[::-1][best]
+        np.equal(before, newest, out=same[:, :-1])
+        match = same.argmin(axis=1)
+        best = (-match).argsort(kind="stable")[:limit]
+        return at[best] - (_FRONT - 1), match[best].astype(np.int32)
+
+    def _with_segments(
+        self, positions: Int64Array, match: Int32Array, key: bytes, limit: int
+    ) -> tuple[Int64Array, Int32Array]:
+        """The best of these rows of the tail and of all segments. Newer text comes first, so that an older segment is
+        left after one search unless it holds a longer match than the last row so far."""
+        for end, segment in reversed(self._segments):
+            least = int(match[limit - 1]) if len(match) >= limit else 0
+            last = end == self._length  # the end of the text may be among its rows, and is dropped
+            found, agree = segment.around(key, limit + last, above=least)
+            if not len(found):
+                continue
+            following = np.subtract(end, found, dtype=np.int64)
+            if last:
+                inside = following < end
+                following, agree = following[inside], agree[inside]
+            positions, match = np.concatenate([positions, following]), np.concatenate([match, agree])
+            best = np.lexsort((-positions, -match))[:limit]
+            positions, match = positions[best], match[best]
+        return positions, match
 
     def _continuations(self, positions: Int64Array, depth: int) -> Int32Array:
         window = np.ndarray(len(self._cells) - _FRONT - depth + 1, f"V{4 * depth}", self._cells, 4 * _FRONT, (4,))
-        tokens: Int32Array = window[positions].view(np.int32).reshape(-1, depth)
-        end = tokens < 0
-        if end.any():
-            tokens[np.logical_or.accumulate(end, axis=1)] = _END
+        tokens: Int32Array = np.ndarray((len(positions), depth), np.int32, window[positions])
+        if len(tokens) and tokens.min() < 0:
+            tokens[np.logical_or.accumulate(tokens < 0, axis=1)] = _END
         return tokens

@@ -12,7 +12,7 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.packing import decode_backwards, from_big_endian, key_of, order_of, pack, width_of
+from rest_local.retrieval.packing import decode_backwards, from_big_endian, newest_of, order_of, pack, packed, width_of
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Rows, check_shape
 
 _Entries = npt.NDArray[np.uint32]
@@ -87,10 +87,10 @@ class Segment:
 
     def key(self, context: Context) -> bytes:
         """The newest MAX_MATCH tokens of the context, newest first, as stored; cut at an id not in the vocabulary."""
-        return key_of(context, self.vocab_size, self.width)
+        return packed(newest_of(context, self.vocab_size), self.width)
 
-    def around(self, key: bytes, limit: int) -> tuple[_Entries, Int32Array]:
-        """The best `limit` entries of the order for a key: positions in the reversed text, and their match >= 1.
+    def around(self, key: bytes, limit: int, above: int = 0) -> tuple[_Entries, Int32Array]:
+        """The best `limit` entries of the order for a key: positions in the reversed text, and their match > `above`.
 
         Matches shrink walking away from the insertion point on either side, so `limit` entries on each side hold the
         best `limit` of all.
@@ -100,7 +100,7 @@ class Segment:
         low = max(at - limit, 0)
         entries = self._entries[low : at + limit]
         whole = len(key) // self.width
-        if not whole or not len(entries):
+        if whole <= above or not self._reaches(at, key[: (above + 1) * self.width]):
             return entries[:0], np.empty(0, np.int32)
         match = self._match(entries, key)
         if at - low < len(match) and match[at - low] == whole:
@@ -110,8 +110,8 @@ class Segment:
                 return self._entries[middle : middle + limit], np.full(limit, whole, np.int32)
         best = (-match).argsort(kind="stable")[:limit]
         longest: Int32Array = match[best].astype(np.int32)
-        if longest[-1] == 0:
-            longest = longest[: np.count_nonzero(longest)]
+        if longest[-1] <= above:
+            longest = longest[: np.count_nonzero(longest > above)]
         return entries[best[: len(longest)]], longest
 
     def continuations(self, found: _Entries, depth: int) -> Int32Array:
@@ -133,6 +133,12 @@ class Segment:
         self._entries = np.empty(0, np.uint32)
         self._order.release()
         self._tokens = b""
+
+    def _reaches(self, at: int, least: bytes) -> bool:
+        """Whether an entry next to `at`, where the longest matches of a key stand, begins with `least` of it."""
+        text = self._text(len(least))
+        order = self._order[max(at - 1, 0) : at + 1]
+        return any(text(position) == least for position in order)
 
     def _match(self, entries: _Entries, key: bytes) -> npt.NDArray[np.int8]:
         """Tokens that agree with the key, per entry: up to the first byte that differs."""
