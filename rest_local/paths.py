@@ -25,15 +25,18 @@ def data_dir() -> Path:
     return _made(os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False))
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Replaces `path` as a whole: a reader sees the old content or the new, never a part. Raises OSError.
 
-    Not synced to disk: after a power cut the file may be gone or empty, which a cache can bear."""
+    Unless `durable`, not synced to disk: after a power cut the file may be gone or empty, which a cache can bear."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from stores import NEW, VOCABULARY, make
 from test_build import Counting
 from test_history import answers_in
 
+from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval import Datastore, History, VocabularyId
 from rest_local.retrieval.datastore import read_manifest
 from rest_local.retrieval.files import locked
@@ -262,17 +263,35 @@ def test_every_flipped_bit_of_the_manifest_is_survived(tmp_path: Path) -> None:
         (path / MANIFEST).write_bytes(content)
 
 
-def test_damage_that_another_process_put_right_is_left_alone(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def broken(self: Datastore, *arguments: object) -> None:
+    raise DatastoreCorrupt(self.path, "segment 0 points outside its text")
+
+
+def test_damage_that_a_lookup_finds_is_set_aside(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = History.open(path, VOCABULARY)
-    order = first_segment(path, "order")
-    order.write_bytes(b"\x7f" * len(order.read_bytes()))
-    broken = History.open(path, VOCABULARY)
-    shutil.rmtree(path)
-    written(path)  # a newer commit
-    assert len(broken.rows(CONTEXT, 8, 4)) == 0
+    kept.add(SAID)
+    with monkeypatch.context() as patch:
+        patch.setattr(Datastore, "rows", broken)
+        for _ in range(2):
+            assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[7]]
+    (record,) = caplog.records
+    assert "points outside its text; set aside as toy.damaged-1" in record.message
+    kept.close()
+    assert answers_in(path) == [SAID]
+
+
+def test_damage_that_another_process_put_right_is_left_alone(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = History.open(path, VOCABULARY)
+    say(path)  # a newer commit
+    monkeypatch.setattr(Datastore, "rows", broken)
+    assert len(kept.rows(CONTEXT, 8, 1)) == 0
     assert caplog.records == []
     assert asides(path) == []
-    assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[4]]
+    assert answers_in(path) == BOTH
 
 
 def test_a_directory_of_something_else_is_never_touched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
