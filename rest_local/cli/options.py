@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # rest_local.planning.policies, whose import would cost --help
+
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine: the fields are the options of the same names."""
+    """Which engine: the fields are the options of the same names. `history`: only commands that have the option."""
 
     model: str | None = None
     datastore: tuple[str, ...] = ()
@@ -36,6 +38,7 @@ class EngineChoice:
     gpu_layers: int | None = None
     policy: str = "auto"
     exact: bool = False
+    history: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,10 @@ _ENGINE_OPTIONS = (
     click.option("--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU."),
     click.option(
         "--policy",
-        type=click.Choice(["auto", "off"]),
+        type=click.Choice(POLICY_NAMES),
         default="auto",
         show_default=True,
-        help="When to draft: where it pays, or never.",
+        help="When to draft: where it pays, never, or as a paper does.",
     ),
     click.option("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
 )
@@ -154,6 +157,11 @@ _SAMPLING_OPTIONS = (
     ),
 )
 
+history_option = click.option(
+    "--history/--no-history",
+    default=True,
+    help="Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
+)
 stop_option = click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
 
@@ -167,7 +175,7 @@ def _gather(
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def gathered(**values: Any) -> Any:
-            values[argument] = kind(**{name: values.pop(name) for name in names})
+            values[argument] = kind(**{name: values.pop(name) for name in names if name in values})
             return command(**values)
 
         command_with_options: Command = gathered
@@ -254,11 +262,12 @@ def _load(choice: EngineChoice) -> Engine:
     return Engine.load(
         model_path(choice.model),
         datastores=[datastore_path(name) for name in choice.datastore],
-        policy="off" if choice.policy == "off" else "auto",
+        policy=choice.policy,
         n_ctx=choice.ctx,
         threads=choice.threads,
         n_gpu_layers=choice.gpu_layers,
         exact=choice.exact,
+        history=choice.history,
     )
 
 

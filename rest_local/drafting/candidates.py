@@ -66,6 +66,7 @@ class SourceRows:
     def __init__(self, source: int, rows: Rows) -> None:
         self.source = source
         self.match: list[int] = rows.match.tolist()
+        self.positions = rows.positions  # where in the source's text each row begins
         self.depth = rows.continuations.shape[1]
         self._falling = [-length for length in self.match]
         self._tokens = rows.continuations

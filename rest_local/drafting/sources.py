@@ -7,14 +7,14 @@ costs speed only: it can never change a token (RELIABILITY: every handled fault 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from struct import pack
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -35,7 +35,9 @@ class Lookup(Protocol):
 
     def restart(self, tokens: Sequence[int]) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
-    def rows(self) -> list[SourceRows]: ...
+    def rows(
+        self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
+    ) -> list[SourceRows]: ...
     def repeats(self) -> bool: ...
 
 
@@ -89,37 +91,41 @@ class Sources:
         found = self._bytes.rfind(newest, 0, end - 4)
         return end >= 8 * LONG_REPEAT and found >= 0 and found % 4 == 0
 
-    def rows(self) -> list[SourceRows]:
-        """Rows that continue the end of the sequence, by source; sources without a match are left out."""
+    def rows(self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES) -> list[SourceRows]:
+        """Rows that continue the end of the sequence, by source; sources without a match are left out.
+
+        `limit`: most rows of a store, None for what suits its source; `depth`: tokens of a row, at most 64; `only`: the
+        sources to ask.
+        """
+        context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
+        found: list[tuple[str, Rows]] = []
+        if "datastore" in only:
+            for store in list(self._datastores):
+                found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth)))
+        if "history" in only and self._history is not None:
+            found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth)))
+        if "context" in only:
+            self._index()
+            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth)))
+        return [SourceRows(SOURCE_NUMBER[source], rows) for source, rows in found if len(rows)]
+
+    def _index(self) -> None:
+        """Bring the searchable text up to date."""
         if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
             self._whole = False
             self._growing.extend(np.array(self._tokens[self._indexed :], np.int32))
             self._indexed = len(self._tokens)
             self._whole = True
-        context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
-        found = []
-        for store in list(self._datastores):
-            rows = self._ask(store, context, DATASTORE_ROWS)
-            if len(rows.match):
-                found.append(SourceRows(SOURCE_NUMBER["datastore"], rows))
-        if self._history is not None:
-            earlier = self._ask(self._history, context, HISTORY_ROWS)
-            if len(earlier.match):
-                found.append(SourceRows(SOURCE_NUMBER["history"], earlier))
-        own = self._growing.rows(context, CONTEXT_ROWS, DEPTH)
-        if len(own.match):
-            found.append(SourceRows(SOURCE_NUMBER["context"], own))
-        return found
 
-    def _ask(self, store: Searchable, context: NDArray[np.int32], limit: int) -> Rows:
+    def _ask(self, store: Searchable, context: NDArray[np.int32], limit: int, depth: int) -> Rows:
         try:
-            rows = store.rows(context, limit, DEPTH)
+            rows = store.rows(context, limit, depth)
         except (DatastoreError, OSError, ValueError) as error:
             self._set_aside(store, f"cannot be read ({error})")
-            return Rows.empty(DEPTH)
+            return Rows.empty(depth)
         if rows.continuations.size and int(rows.continuations.max()) >= self._n_vocab:
             self._set_aside(store, "holds token ids the model does not have")
-            return Rows.empty(DEPTH)
+            return Rows.empty(depth)
         return rows
 
     def _set_aside(self, store: Searchable, why: str) -> None:
