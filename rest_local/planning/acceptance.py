@@ -2,18 +2,20 @@
 
 Contract: a cell (see `rest_local.drafting.candidates`) goes in, a probability comes out. Raw shares are over-confident
 where a context was seen once (3% of such drafts were accepted, DESIGN.md section 5), so hits are counted per cell, and
-a thin cell backs off to the cells of the same source, length and share, and those to a prior. Counts fade so that
-the estimate follows the text. Knows nothing about models or text.
+a thin cell backs off to the cells of the same source, length and share, and those to the shipped prior. Counts fade so
+that the estimate follows the text. Knows nothing about models or text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rest_local.drafting.candidates import N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
+from rest_local.planning.priors import shipped_rates
 
 CELL_STRENGTH = 8.0  # observations the coarser estimate is worth
 MARGINAL_STRENGTH = 12.0  # observations the prior is worth
+MOST = 0.99  # what an estimate can be before anything was counted
 MEMORY = 400.0  # a cell that has seen this many halves its counts
 
 _N_MARGINALS = len(SOURCES) * N_LENGTHS * N_SHARES
@@ -24,19 +26,12 @@ def _marginal_of(cell: int) -> int:
     return (rest // N_ROWS) * N_SHARES + share
 
 
-# Hits over proposals from the context of 655 recorded answers of Llama-3-8B-Instruct, about 390 000 proposals: by
-# length bucket where all rows agree, by share bucket where they do not (there the length hardly matters).
-_ALL_AGREE = (0.34, 0.50, 0.58, 0.61, 0.67, 0.73, 0.78, 0.84, 0.88, 0.95)
-_SOME_AGREE = (0.02, 0.05, 0.13, 0.37, 0.64)
-_STORED = 0.6  # text of others predicts less than the request's own, until it has shown otherwise
-
-
-def _prior(marginal: int) -> float:
-    """Before anything is counted here."""
-    rest, share = divmod(marginal, N_SHARES)
-    source, length = divmod(rest, N_LENGTHS)
-    prior = _ALL_AGREE[length] if share == N_SHARES - 1 else _SOME_AGREE[share]
-    return prior * _STORED if SOURCES[source] in ("datastore", "history") else prior
+def _marginal_priors(rates: Sequence[float]) -> list[float]:
+    """The mean rate of the cells of one marginal."""
+    sums = [0.0] * _N_MARGINALS
+    for cell, rate in enumerate(rates):
+        sums[_marginal_of(cell)] += rate / N_ROWS
+    return sums
 
 
 Counts = Mapping[int, tuple[float, float]]  # by cell: how often the model said it, how often it was proposed
@@ -47,7 +42,9 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._marginal = [_marginal_of(cell) for cell in range(N_CELLS)]
-        self._prior = [_prior(marginal) for marginal in range(_N_MARGINALS)]
+        rates = shipped_rates()
+        self._prior = _marginal_priors(rates)
+        self._lift = [rate / self._prior[m] for rate, m in zip(rates, self._marginal, strict=True)]
         self._hits = [0.0] * N_CELLS
         self._seen = [0.0] * N_CELLS
         self._new_hits = [0.0] * N_CELLS  # since the last `drain`, without decay
@@ -61,6 +58,7 @@ class Acceptance:
         coarse = (self._marginal_hits[marginal] + MARGINAL_STRENGTH * self._prior[marginal]) / (
             self._marginal_seen[marginal] + MARGINAL_STRENGTH
         )
+        coarse = min(coarse * self._lift[cell], MOST)
         return (self._hits[cell] + CELL_STRENGTH * coarse) / (self._seen[cell] + CELL_STRENGTH)
 
     def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:

@@ -4,16 +4,12 @@ Contract: before a step, `looks_up` says whether a lookup can be afforded and `p
 and then the number of nodes worth submitting; `draft` does both; after the step, `learn` takes what happened. The rule
 (DESIGN.md section 6): stop at the n that maximises (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding.
 
-That drafting is never slower than plain decoding is kept by an account: every step earns a small share of a plain
-step's time, lookups and drafts pay what they really cost, and accepted tokens pay back what they saved. Who is out of
-credit decodes plainly until the account has recovered. So a model so fast that a lookup costs a tenth of its step,
-or a datastore that always misleads, costs `ALLOWANCE` and no more. One thing may overdraw it: a long repeat, which the
-sources recognise for next to nothing and which nearly always goes on.
+That drafting is never slower than plain decoding is kept by an account (`rest_local.planning.account`): no draft may
+cost more than it holds.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -25,15 +21,12 @@ from rest_local.drafting.drafter import Draft, draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.account import Account
 from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import Situation, StepCost
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
-ALLOWANCE = 0.006  # share of plain decoding time that may be lost on lookups and failed drafts
-START_STEPS = 1.0  # credit at the start of a request, in plain steps: half a percent of 200 tokens
-OVERDRAFT_STEPS = 2.0  # how far a long repeat may overdraw it
-MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 
@@ -99,8 +92,7 @@ class Auto:
         self.curve = curve
         self.acceptance = Acceptance()
         self.driver = Driver()
-        self._credit = 0.0
-        self._risk = math.inf  # what the next draft may lose
+        self.account = Account()
         self._refresh_in = 0
         self._costs_at: tuple[int, list[float], list[float]] | None = None
 
@@ -108,8 +100,8 @@ class Auto:
         return self._costs(n_ctx)[0][0]
 
     def begin(self, n_ctx: int) -> None:
-        """A new request: it neither pays for what the last ones lost nor may lose what they gained."""
-        self._credit = START_STEPS * self.plain_ms(n_ctx)
+        """A new request."""
+        self.account.begin(self.plain_ms(n_ctx))
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
         """The tree of the best expected rate, often empty."""
@@ -125,13 +117,9 @@ class Auto:
         return result
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
-        """Whether this step can afford a lookup. `repeats` (is this a long repeat?) is asked where credit is short."""
-        plain = self.plain_ms(n_ctx)
-        self._credit = min(self._credit + ALLOWANCE * plain, MOST_STEPS * plain)
-        self._risk = self._credit
-        if self._credit < 2 * OVERDRAFT_STEPS * plain and repeats():
-            self._risk += OVERDRAFT_STEPS * plain
-        return self._risk > self.driver.lookup
+        """Whether this step can afford a lookup; `repeats` says whether a long repeat ends here."""
+        self.account.earn(self.plain_ms(n_ctx))
+        return self.account.affords_lookup(self.driver.lookup, repeats)
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
         """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes.
@@ -139,7 +127,7 @@ class Auto:
         No draft may cost more than the account holds: a request starts with small drafts and earns its long ones.
         """
         cost, slope = self._costs(n_ctx)
-        limit = max(0, min(limit, LARGEST - 1, bisect_right(cost, cost[0] + self._risk) - 1))
+        limit = max(0, min(limit, LARGEST - 1, bisect_right(cost, cost[0] + self.account.risk) - 1))
         return Plan(cost[: limit + 1], slope)
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
@@ -156,9 +144,9 @@ class Auto:
         self._refresh_in -= 1
         if done.lookup_ms is not None:
             self.driver.learn_lookup(done.lookup_ms)
-            self._credit -= done.lookup_ms
+            self.account.pay_lookup(done.lookup_ms)
         if done.n_nodes:
-            self._credit += (1 + done.n_accepted) * plain - (done.decode_ms + done.driver_ms)
+            self.account.settle((1 + done.n_accepted) * plain - (done.decode_ms + done.driver_ms))
 
     def _costs(self, n_ctx: int) -> tuple[list[float], list[float]]:
         """Cost by drafted nodes and least slope from there, recomputed every few steps: 60 us, spread over 16 steps."""

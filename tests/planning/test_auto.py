@@ -57,41 +57,6 @@ def test_the_plan_maximises_tokens_per_time(raw: list[float], curve: CostCurve) 
         assert rates[best] >= rates[0] * (1 - 1e-9)
 
 
-def test_losses_stay_within_the_allowance() -> None:
-    """A store that always misleads and a slow lookup: the account closes."""
-    for plain_ms, lookup_ms in ((0.5, 0.2), (20.0, 0.2), (20.0, 30.0)):
-        planner = Auto(CostCurve.from_points([0], [1, 64], [[plain_ms, 18 * plain_ms]]))
-        planner.driver.step = 0.0
-        spent = 0.0
-        steps = 4000
-        for _ in range(steps):
-            if planner.looks_up(512, lambda: True):
-                spent += lookup_ms + plain_ms  # a draft of one node that fails doubles the step
-                planner.book(StepCost(512, 1, 0, 2 * plain_ms, 0.0, lookup_ms))
-            else:
-                planner.book(StepCost(512, 0, 0, plain_ms, 0.0))
-        assert spent / (steps * plain_ms) < 0.03
-
-
-def test_a_long_repeat_may_overdraw_the_account() -> None:
-    planner = Auto(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
-    planner.begin(512)
-    planner.book(StepCost(512, 0, 0, 1.0, 0.0, 1.5))
-    assert not planner.looks_up(512, lambda: False)
-    assert planner.looks_up(512, lambda: True)
-    planner.book(StepCost(512, 0, 0, 1.0, 0.0, 1.5))
-    assert not planner.looks_up(512, lambda: True)
-
-
-def test_a_new_request_starts_with_credit() -> None:
-    planner = Auto(CostCurve.from_points([0], [1, 64], [[1.0, 18.0]]))
-    planner.begin(512)
-    planner.book(StepCost(512, 8, 0, 60.0, 0.0, 0.2))
-    assert not planner.looks_up(512, lambda: True)
-    planner.begin(512)
-    assert planner.looks_up(512, lambda: False)
-
-
 def test_cells_are_distinct_and_in_range() -> None:
     cells = {
         cell_of(source, length, rows, agreeing)
@@ -178,7 +143,7 @@ def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
     planner.begin(512)
     sizes = []
     for _ in range(6):
-        assert planner.looks_up(512, lambda: False)
+        assert planner.looks_up(512, lambda: True)
         plan = grown(planner, [0.99] * 63)
         sizes.append(plan.best)
         planner.book(StepCost(512, plan.best, plan.best, float(CPU.at(512)[plan.best]), 0.0, 0.1))

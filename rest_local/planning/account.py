@@ -1,0 +1,71 @@
+"""The account that keeps drafting from being slower than plain decoding, whatever the text.
+
+Contract: milliseconds in, yes or no out. Every step earns a small share of a plain step's time; lookups and drafts pay
+what they really cost beyond it, accepted tokens pay back what they saved, and who is out of credit decodes plainly. So
+at any point of a request at most `ALLOWANCE` of its plain time is lost (and once `OVERDRAFT_STEPS`, behind a long
+repeat, which the sources recognise for next to nothing and which nearly always goes on).
+
+Lookups have a purse of their own inside that: a model so fast that a lookup is a good part of its step would else spend
+the whole allowance on looking where nothing is to be found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+ALLOWANCE = 0.03  # share of plain decoding time that lookups and failed drafts may lose together
+LOOKUP_ALLOWANCE = 0.006  # and lookups alone
+LOOKUPS_START = 0.5  # plain steps in the purse of a new request
+OVERDRAFT_STEPS = 1.0  # how far a long repeat may overdraw the credit
+MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
+RECORD_STEPS = 400.0  # the track record looks back about this many steps
+
+
+class Account:
+    """One per engine; `begin` with each request, `earn` before each step. Milliseconds throughout."""
+
+    def __init__(self) -> None:
+        self._credit = 0.0
+        self._purse = 0.0
+        self._plain = 1.0
+        self._record = 0.0  # what drafting gained a step, in plain steps, over the last requests
+        self.risk = math.inf  # what the next draft may lose; no limit before the first request
+
+    def begin(self, plain: float) -> None:
+        """A new request. Its credit is what drafting gained a step of late: nothing on text that does not repeat."""
+        self._plain = plain
+        self._credit = max(0.0, min(self._record, 1.0)) * plain
+        self._purse = LOOKUPS_START * plain
+
+    def earn(self, plain: float) -> None:
+        """A step begins; a plain one would take `plain`."""
+        self._plain = plain
+        most = MOST_STEPS * plain
+        self._credit = min(self._credit + ALLOWANCE * plain, most)
+        self._purse = min(self._purse + LOOKUP_ALLOWANCE * plain, most)
+        self.risk = self._credit
+        self._record *= 1.0 - 1.0 / RECORD_STEPS
+
+    def affords_lookup(self, lookup: float, repeats: Callable[[], bool]) -> bool:
+        """Whether a lookup can be paid. `repeats` (is this a long repeat?) is asked where it matters."""
+        overdraft = OVERDRAFT_STEPS * self._plain
+        if self._credit < 4 * overdraft and repeats():
+            self.risk += overdraft
+            return self.risk > lookup
+        return self._purse > lookup and self._credit > lookup
+
+    def pay_lookup(self, ms: float) -> None:
+        """What asking the sources and growing the tree took."""
+        self._credit -= ms
+        self._purse -= ms
+        self._note(-ms)
+
+    def settle(self, saved: float) -> None:
+        """What a draft saved against plain steps; negative where it failed."""
+        self._credit += saved
+        self._purse += max(0.0, saved)
+        self._note(saved)
+
+    def _note(self, gained: float) -> None:
+        self._record += gained / self._plain / RECORD_STEPS

@@ -1,0 +1,99 @@
+"""Losses are bounded at every point of a request, and gains let drafting grow."""
+
+import pytest
+
+from rest_local.planning.account import (
+    ALLOWANCE,
+    LOOKUP_ALLOWANCE,
+    LOOKUPS_START,
+    MOST_STEPS,
+    OVERDRAFT_STEPS,
+    Account,
+)
+
+
+def never() -> bool:
+    return False
+
+
+def always() -> bool:
+    return True
+
+
+@pytest.mark.parametrize(("plain", "lookup"), [(0.5, 0.2), (20.0, 0.2), (20.0, 30.0)])
+def test_drafts_that_always_fail_lose_no_more_than_the_allowance_at_any_point(plain: float, lookup: float) -> None:
+    """Each draft stakes all that it may, behind what always looks like a long repeat."""
+    account = Account()
+    account.begin(plain)
+    lost = 0.0
+    for step in range(1, 2000):
+        account.earn(plain)
+        if account.affords_lookup(lookup, always):
+            account.pay_lookup(lookup)
+            stake = max(0.0, account.risk - lookup)
+            account.settle(-stake)
+            lost += lookup + stake
+        assert lost <= (ALLOWANCE * step + OVERDRAFT_STEPS) * plain + 1e-9
+    assert lost > 0
+
+
+def test_lookups_that_find_nothing_cost_little() -> None:
+    plain, lookup, spent = 0.6, 0.3, 0.0
+    account = Account()
+    account.begin(plain)
+    for _ in range(2000):
+        account.earn(plain)
+        if account.affords_lookup(lookup, never):
+            account.pay_lookup(lookup)
+            spent += lookup
+    assert 0 < spent <= (2000 * LOOKUP_ALLOWANCE + LOOKUPS_START) * plain
+    assert LOOKUP_ALLOWANCE < ALLOWANCE
+
+
+def test_a_cheap_lookup_is_always_affordable() -> None:
+    account = Account()
+    account.begin(20.0)
+    for _ in range(1000):
+        account.earn(20.0)
+        assert account.affords_lookup(0.1, never)
+        account.pay_lookup(0.1)
+
+
+def test_a_long_repeat_may_overdraw_once() -> None:
+    account = Account()
+    account.begin(1.0)
+    account.earn(1.0)
+    account.pay_lookup(0.8)
+    assert not account.affords_lookup(0.15, never)
+    assert account.affords_lookup(0.15, always)
+    account.pay_lookup(0.5)
+    account.earn(1.0)
+    assert not account.affords_lookup(0.15, always)
+
+
+def test_gains_pay_for_more_up_to_a_limit() -> None:
+    account = Account()
+    account.begin(1.0)
+    for _ in range(10):
+        account.settle(5.0)
+    account.earn(1.0)
+    assert account.risk == MOST_STEPS
+
+
+def test_a_request_starts_with_what_the_last_ones_gained_and_no_debt() -> None:
+    account = Account()
+    account.begin(1.0)
+    account.earn(1.0)
+    assert account.risk == pytest.approx(ALLOWANCE)
+    for _ in range(300):
+        account.earn(1.0)
+        account.settle(0.5)
+    account.begin(1.0)
+    account.earn(1.0)
+    assert 0.2 < account.risk - ALLOWANCE < 0.5
+    for _ in range(3000):
+        account.earn(1.0)
+        account.settle(-0.5)
+    account.begin(1.0)
+    account.earn(1.0)
+    assert account.risk == pytest.approx(ALLOWANCE)
