@@ -23,7 +23,6 @@ PER_COMMIT = 3  # so that one sweeping commit is not the whole workload
 MAX_BYTES = 32 * 2**10  # of a file, about 10 000 tokens: old and new file together fit a context of 32 k
 MIN_BYTES = 200
 COMMITS = 5000  # looked through
-_RECORD, _FIELD = "\x1e", "\x1f"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _edits(repository: Path) -> Iterator[Edit]:
     """Changes of regular files, newest commit first."""
     command = _git(
         repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
-        "--no-abbrev", "--no-color", f"--format={_RECORD}%H{_FIELD}%B{_FIELD}", "HEAD", "--",
+        "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
     )  # fmt: skip
     try:
         log = subprocess.run(command, capture_output=True, check=False, timeout=300)
@@ -89,10 +88,10 @@ def _edits(repository: Path) -> Iterator[Edit]:
     if log.returncode:
         lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
         raise OptionError(f"repository {repository}: {lines[0]}")
-    for record in log.stdout.decode("utf-8", "replace").split(_RECORD)[1:]:
-        commit, *message, changes = record.split(_FIELD)
+    parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message holds a NUL
+    for commit, message, changes in zip(parts, parts, parts, strict=True):
         for change in _regular(changes.strip().splitlines())[:PER_COMMIT]:
-            yield Edit(commit, "".join(message), *change)
+            yield Edit(commit, message, *change)
 
 
 def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:

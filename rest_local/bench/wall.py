@@ -133,6 +133,17 @@ def _copy(curve: CostCurve) -> CostCurve:
     return CostCurve(list(curve.contexts), curve.ms.copy())
 
 
+@dataclass
+class _Round:
+    """One pass over all answers: milliseconds by side and answer, and what the drafted side did."""
+
+    plain_ms: list[float]
+    drafted_ms: list[float]
+    steps: int = 0
+    tokens: int = 0
+    nodes: int = 0
+
+
 def _round(
     bench: _Bench,
     answers: Sequence[Recorded],
@@ -140,39 +151,36 @@ def _round(
     make_policy: MakePolicy,
     curve: CostCurve,
     number: int,
-) -> dict[str, Any]:
-    """One pass over all answers with a fresh policy, as `replay` makes it; plain and drafted in turns."""
-    sides = {"plain": (make_sources(), Off()), "drafted": (make_sources(), make_policy(curve))}
-    ms = dict.fromkeys(sides, 0.0)
-    steps = generated = drafted = 0
+) -> _Round:
+    """With a fresh policy, as in `replay`; plain and drafted in turns."""
+    result = _Round([], [])
+    plain, drafted = (make_sources(), Off()), (make_sources(), make_policy(curve))
     for index, answer in enumerate(answers):
-        order = list(sides) if (index + number) % 2 else list(sides)[::-1]
-        for side in order:
-            took, statistics = bench.run(answer, *sides[side])
-            ms[side] += took
-            if side == "drafted":
-                steps += statistics.steps
-                generated += statistics.generated
-                drafted += statistics.drafted
-    return {**ms, "steps": steps, "generated": generated, "drafted": drafted}
+        for drafts in (False, True) if (index + number) % 2 else (True, False):
+            ms, done = bench.run(answer, *(drafted if drafts else plain))
+            (result.drafted_ms if drafts else result.plain_ms).append(ms)
+            if drafts:
+                result.steps += done.steps
+                result.tokens += done.generated
+                result.nodes += done.drafted
+    return result
 
 
-def _report(
-    name: str, settings: ContextSettings, rounds: Sequence[dict[str, Any]], implied: dict[str, Any]
-) -> dict[str, Any]:
-    speedups = [row["plain"] / row["drafted"] for row in rounds]
-    wall = median(speedups)
-    first = rounds[0]
+def _report(name: str, settings: ContextSettings, rounds: Sequence[_Round], implied: dict[str, Any]) -> dict[str, Any]:
+    """Each answer counts with the median of its rounds."""
+    plain = sum(median(times) for times in zip(*(row.plain_ms for row in rounds), strict=True))
+    drafted = sum(median(times) for times in zip(*(row.drafted_ms for row in rounds), strict=True))
+    tokens, steps = rounds[0].tokens, sum(row.steps for row in rounds)
     return {
         "model": name,
         "settings": settings.to_dict(),
-        "tokens": first["generated"],
-        "plain_ms_per_token": round(median(row["plain"] / row["generated"] for row in rounds), 3),
-        "drafted_ms_per_token": round(median(row["drafted"] / row["generated"] for row in rounds), 3),
-        "mat": round(first["generated"] / first["steps"], 4),
-        "nodes_per_step": round(first["drafted"] / first["steps"], 3),
-        "speedup": round(wall, 4),
-        "rounds": [round(value, 4) for value in speedups],
+        "tokens": tokens,
+        "plain_ms_per_token": round(plain / tokens, 4),
+        "drafted_ms_per_token": round(drafted / tokens, 4),
+        "mat": round(len(rounds) * tokens / steps, 4),
+        "nodes_per_step": round(sum(row.nodes for row in rounds) / steps, 3),
+        "speedup": round(plain / drafted, 4),
+        "rounds": [round(sum(row.plain_ms) / sum(row.drafted_ms), 4) for row in rounds],
         "implied": {key: implied[key] for key in ("speedup", "mat", "nodes_per_step")},
-        "implied_over_wall": round(implied["speedup"] / wall, 4),
+        "implied_over_wall": round(implied["speedup"] * drafted / plain, 4),
     }

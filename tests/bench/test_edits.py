@@ -1,0 +1,110 @@
+"""Edits of a repository become recorded answers: old file in the prompt, what follows the change the answer."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_local.bench import edits
+from rest_local.bench.edits import load_edits
+from rest_local.errors import OptionError
+from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Vocabulary
+
+OLD = "".join(f"line {n} of the file\n" for n in range(30))
+
+
+@pytest.fixture
+def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+class Repository:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        self.git("init", "--quiet")
+
+    def git(self, *arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(self.path), *identity, *arguments], check=True, capture_output=True)
+
+    def commit(self, message: str, files: dict[str, str | bytes]) -> None:
+        for name, content in files.items():
+            (self.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "-m", message)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+def text(vocabulary: Vocabulary, tokens: list[int]) -> str:
+    return b"".join(map(vocabulary.piece, tokens)).decode()
+
+
+def test_the_answer_is_what_follows_the_first_change(repository: Repository, vocabulary: Vocabulary) -> None:
+    new = OLD.replace("line 7 of", "line SEVEN of")
+    repository.commit("first", {"a file.txt": OLD})
+    repository.commit("Write the number\n\nin capitals", {"a file.txt": new})
+    (edit,) = load_edits(repository.path, vocabulary)
+    assert edit.name.endswith(":a file.txt")
+    prompt, answer = text(vocabulary, edit.prompt), text(vocabulary, edit.answer)
+    assert prompt.startswith("Write the number\n\nin capitals\n\na file.txt:\nline 0 of")
+    assert OLD in prompt
+    assert prompt.endswith("line 6 of the file\nline ")
+    assert answer.startswith("SEVEN of the file\nline 8")
+    assert prompt.endswith(new[: -len(answer)])
+    assert new.endswith(answer)
+
+
+def test_the_newest_edits_come_first_and_are_bounded(repository: Repository, vocabulary: Vocabulary) -> None:
+    names = [f"{n}.txt" for n in range(6)]
+    repository.commit("first", dict.fromkeys(names, OLD))
+    repository.commit("all", dict.fromkeys(names, OLD + "and more\n"))
+    for n in range(3):
+        repository.commit(f"edit {n}", {"0.txt": OLD + f"ends with {n}\n"})
+    found = load_edits(repository.path, vocabulary)
+    messages = [text(vocabulary, edit.prompt).partition("\n")[0] for edit in found]
+    assert messages == ["edit 2", "edit 1", "edit 0", *["all"] * edits.PER_COMMIT]
+    assert len(load_edits(repository.path, vocabulary, 2)) == 2
+
+
+def test_what_is_no_edit_of_a_text_file_is_left_out(repository: Repository, vocabulary: Vocabulary) -> None:
+    binary, long, short = OLD.encode() + b"\0", OLD * 200, "short"
+    files: dict[str, str | bytes] = {"binary": binary, "latin": OLD.encode() + b"\xe9", "long": long, "short": short}
+    repository.commit("first", {**files, "gone": OLD, "moved": OLD + "x" * 50})
+    (repository.path / "gone").unlink()
+    (repository.path / "moved").rename(repository.path / "moved-to")
+    changed = {name: content + (b"!" if isinstance(content, bytes) else "!") for name, content in files.items()}  # type: ignore[operator]
+    repository.commit("second", {**changed, "new": OLD})
+    with pytest.raises(OptionError, match="no commit changes a text file"):
+        load_edits(repository.path, vocabulary)
+    repository.commit("control \x1e \x1f :100644 100644 are no harm", {"new": OLD + "!" * 10})
+    (edit,) = load_edits(repository.path, vocabulary)
+    assert text(vocabulary, edit.prompt).startswith("control \x1e \x1f :100644 100644 are no harm\n")
+
+
+def test_what_is_no_repository_is_one_line(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "file").write_text("")
+    Repository(tmp_path / "empty")
+    for name, cause in (("plain", "not a git repository"), ("empty", "HEAD"), ("file", "no such"), ("none", "no such")):
+        with pytest.raises(OptionError, match=cause) as caught:
+            load_edits(tmp_path / name, vocabulary)
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_without_git_the_message_names_it(
+    repository: Repository, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OptionError, match="program git"):
+        load_edits(repository.path, vocabulary)

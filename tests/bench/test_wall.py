@@ -1,0 +1,77 @@
+"""Replay through a real context: recorded tokens come out, both sides are timed, and the curve can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.bench.curves import curve_file, load_curve
+from rest_local.bench.recorded import Recorded
+from rest_local.bench.wall import wall_clock
+from rest_local.drafting.sources import Sources
+from rest_local.errors import OptionError
+from rest_local.planning.cost import SIZES, CostCurve
+from rest_local.planning.off import Off
+from rest_local.planning.policies import make_policy
+from rest_local.planning.policy import Policy
+
+TEXT = [10 + n % 7 + n // 3 for n in range(40)]
+ANSWERS = [Recorded("copy", TEXT, TEXT), Recorded("new", [5, 6], list(range(60, 100)))]
+
+
+def sources() -> Sources:
+    return Sources([], 300)
+
+
+def off(curve: CostCurve) -> Policy:
+    return Off()
+
+
+def flat(curve: CostCurve) -> Policy:
+    """Plans as if verification cost nothing, so that it drafts on any machine."""
+    return make_policy("auto", CostCurve.from_points([0], [1, 64], [[50.0, 50.0]]))
+
+
+def test_both_sides_give_the_recorded_tokens_in_times_that_make_the_speedup(tiny_model: Callable[..., Path]) -> None:
+    report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, flat, rounds=1).report
+    assert report["tokens"] == sum(len(answer.answer) - 1 for answer in ANSWERS)
+    assert report["mat"] > 1.2
+    assert report["nodes_per_step"] > 0
+    ratio = report["plain_ms_per_token"] / report["drafted_ms_per_token"]
+    assert report["speedup"] == pytest.approx(ratio, rel=0.01)
+    assert report["rounds"] == [report["speedup"]]
+    assert report["implied_over_wall"] == pytest.approx(report["implied"]["speedup"] / report["speedup"], rel=0.01)
+
+
+def test_without_drafting_every_token_is_a_step(tiny_model: Callable[..., Path]) -> None:
+    report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, off, rounds=2, tokens=20).report
+    assert (report["mat"], report["nodes_per_step"], report["implied"]["speedup"]) == (1.0, 0.0, 1.0)
+    assert report["tokens"] == 2 * 19
+    assert len(report["rounds"]) == 2
+
+
+def test_answers_that_do_not_fit_are_left_out_and_said(tiny_model: Callable[..., Path]) -> None:
+    model = str(tiny_model("llama"))
+    long = Recorded("long", [7] * 20_000, TEXT)
+    report = wall_clock(model, [*ANSWERS, long], sources, off, rounds=1, tokens=10).report
+    assert (report["answers"], report["left_out"]) == (2, 1)
+    with pytest.raises(OptionError, match="no recorded answer fits"):
+        wall_clock(model, [long], sources, off)
+
+
+def test_ids_of_another_vocabulary_are_refused(tiny_model: Callable[..., Path]) -> None:
+    with pytest.raises(OptionError, match="--vocab"):
+        wall_clock(str(tiny_model("llama")), [Recorded("other", [1], [2, 3, 10**6])], sources, off)
+
+
+def test_a_measured_curve_can_be_kept_and_planned_by(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    measured = wall_clock(str(tiny_model("llama")), ANSWERS, sources, partial(make_policy, "auto"), rounds=1).curve
+    (tmp_path / "curve.json").write_text(curve_file(measured, "a test"))
+    kept = load_curve(str(tmp_path / "curve.json"))
+    at = [size - 1 for size in SIZES]
+    assert kept.contexts == measured.contexts
+    assert kept.ms[:, at] == pytest.approx(np.round(measured.ms[:, at], 3))
