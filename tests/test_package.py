@@ -14,7 +14,7 @@ import rest_local
 
 PACKAGE = Path(rest_local.__file__).parent
 HEAVY = ("numpy", "llama_cpp", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
-COMMANDS = ("generate", "chat", "index", "demo", "doctor")
+COMMANDS = ("generate", "chat", "index", "history", "demo", "doctor")
 
 # Who may import whom, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) belong to all.
 BELOW: dict[str, set[str]] = {

@@ -78,6 +78,7 @@ def bench() -> None:
 @click.option(
     "--history",
     metavar="N|FILE",
+    allow_from_autoenv=False,  # REST_LOCAL_HISTORY=0 is --no-history
     help="Test the first N answers, draft from the rest; or draft from the answers of FILE.",
 )
 @click.option(

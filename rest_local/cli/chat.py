@@ -163,6 +163,7 @@ def converse(conversation: Conversation, interactive: bool) -> None:
 
 @click.command()
 @options.engine_options
+@options.history_option
 @click.option(
     "-n",
     "--tokens",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("prompt", required=False, metavar="[PROMPT | -]")
 @options.engine_options
+@options.history_option
 @click.option(
     "-n",
     "--tokens",

@@ -18,7 +18,7 @@ from rest_local import __version__
 from rest_local.cli import interrupt
 from rest_local.errors import RestLocalError
 
-COMMANDS = ("generate", "chat", "index", "demo", "doctor", "bench")  # the order of --help
+COMMANDS = ("generate", "chat", "index", "history", "demo", "doctor", "bench")  # the order of --help
 ENVIRONMENT = "REST_LOCAL"
 
 
@@ -38,9 +38,10 @@ class LazyGroup(click.Group):
 
 def _read_environment(command: click.Command) -> None:
     """Option --top-k reads REST_LOCAL_TOP_K in every command. Click's own way would be REST_LOCAL_GENERATE_TOP_K, and
-    would go by the name of the argument (`as_json`), not by that of the option."""
+    would go by the name of the argument (`as_json`), not by that of the option. An option that deletes, or
+    that means something else in another command, takes no part (`allow_from_autoenv`)."""
     for option in command.params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and option.allow_from_autoenv:
             option.envvar = f"{ENVIRONMENT}_{max(option.opts, key=len).lstrip('-').replace('-', '_').upper()}"
     for child in getattr(command, "commands", {}).values():
         _read_environment(child)

@@ -160,6 +160,7 @@ _SAMPLING_OPTIONS = (
 history_option = click.option(
     "--history/--no-history",
     default=True,
+    show_default=True,
     help="Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
 )
 stop_option = click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated.")

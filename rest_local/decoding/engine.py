@@ -1,4 +1,4 @@
-"""The engine: a model, its memory cells and its datastores, and generations one after another.
+"""The engine: a model, its memory cells, its datastores and its history, and generations one after another.
 
     with Engine.load("model.gguf", datastores=["mycode"]) as engine:
         stream = engine.generate("def main():", max_tokens=100)
@@ -7,9 +7,8 @@
         print(stream.result.draft["mat"])
 
 Contract: one generation at a time, on one thread. The prefix that a prompt shares with the last one is kept in the
-cells.
-What `policy`, datastores and drafting do can change the speed of an answer; in exact mode not a bit of it, in fast
-mode a token only at a near-tie (DESIGN.md section 4).
+cells. What `policy`, datastores, history and drafting do can change the speed of an answer; in exact mode not a bit of
+it, in fast mode a token only at a near-tie (DESIGN.md section 4).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Capability
+from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Piece, Result, Stream
@@ -37,6 +37,7 @@ from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
 from rest_local.paths import demo_model
+from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.retrieval.datastore import Datastore
@@ -60,6 +61,7 @@ class Engine:
         datastores: Sequence[Datastore],
         policy: str,
         exact: bool,
+        history: bool = False,
     ) -> None:
         self.model = model
         self.capability: Capability = capability_of(model, context, exact)
@@ -77,7 +79,9 @@ class Engine:
         self._datastores = list(datastores)
         self._policies = {name: make_policy(name, tuning.curve) for name in POLICIES}
         self._slot = Slot(context)
-        self._sources = Sources(self._datastores, model.n_vocab)
+        auto = self._policies["auto"]
+        self._earlier = Earlier.open(model, auto.acceptance) if history and isinstance(auto, Auto) else None
+        self._sources = Sources(self._datastores, model.n_vocab, self._earlier.history if self._earlier else None)
         self._running: Stream | None = None
 
     @classmethod
@@ -91,12 +95,14 @@ class Engine:
         threads: int | None = None,
         n_gpu_layers: int | None = None,
         exact: bool = False,
+        history: bool = False,
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
         `n_ctx`: tokens of context, None for 4 096 or what the model was trained for, if that is less. `exact`: chains
-        only,
-        in settings in which drafting provably gives the same bits. Takes the model's load time and, the first time,
+        only, in settings in which drafting provably gives the same bits. `history`: draft from what this model
+        answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
+        command line asks), because it writes the answers to disk. Takes the model's load time and, the first time,
         a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
         """
         if policy not in POLICIES:
@@ -113,7 +119,7 @@ class Engine:
                 n_ctx=n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT), threads=threads or 0
             )
             context, tuning = tune(opened, wanted, exact)
-            return cls(opened, context, tuning, stores, policy, exact)
+            return cls(opened, context, tuning, stores, policy, exact, history)
         except BaseException:
             for store in stores:
                 store.close()
@@ -181,8 +187,15 @@ class Engine:
         except BaseException:
             sampler.close()
             raise
-        self._running = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), sampler.close)
-        return self._running
+
+        def finished() -> None:
+            sampler.close()
+            if self._earlier:
+                self._earlier.add(stream.result.tokens)
+
+        stream = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), finished)
+        self._running = stream
+        return stream
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids with the model's start token and parsed special tokens; a start token the text has is not
@@ -212,11 +225,13 @@ class Engine:
         self._slot.clear()
 
     def close(self) -> None:
-        """Free cells, weights and datastores now; again does nothing."""
+        """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
         if self._running:
             self._running.cancel()
         if not self.model.closed:
             self.tuning.store()
+        if self._earlier:
+            self._earlier.close()
         self._context.close()
         for store in self._datastores:
             store.close()

@@ -167,7 +167,12 @@ class Stream:
         if self._on_close is None:
             return
         close, self._on_close = self._on_close, None
-        close()
+        try:
+            self._complete()
+        finally:  # last: an interrupt in there finds the result complete
+            close()
+
+    def _complete(self) -> None:
         if self.result.finish_reason == "cancelled":  # what was held back was said all the same
             self.result.text += self._stops.feed(self._detokenizer.finish())[0] + self._stops.finish()
         s = self.statistics

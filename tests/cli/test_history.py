@@ -1,0 +1,160 @@
+"""`rest-local history`, and how generate and chat are kept from writing one."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cli_engine import FakeEngine
+
+from rest_local.decoding.earlier import acceptance_path
+from rest_local.retrieval import History, VocabularyId, history_home, list_histories
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two histories, and what was learned about the first model."""
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+    for name, answers in (("toy-1", [[1, 2, 3], [4]]), ("big-2", [[5] * 1200])):
+        kept = History.open(history_home() / name, VocabularyId("ab" * 32, 1000, "toy"), {"model": f"{name}\x1b[31m"})
+        for answer in answers:
+            kept.add(answer)
+        kept.close()
+    acceptance_path("toy-1").parent.mkdir()
+    acceptance_path("toy-1").write_text("{}")
+    return history_home()
+
+
+def names() -> list[str]:
+    return [listed.name for listed in list_histories()]
+
+
+def test_list(call: Call, two: Path) -> None:
+    shown = call("history", "list")
+    assert shown.code == 0
+    big, toy = shown.out.splitlines()
+    assert big.startswith("big-2 ")
+    assert "1 answers" in big
+    assert "1,200 tokens" in big
+    assert "\x1b" not in shown.out
+    assert "2 answers" in toy
+    done = call("history", "list", "--json")
+    (line,) = done.out.splitlines()
+    found = json.loads(line)
+    assert found["home"] == str(two)
+    assert [(row["name"], row["answers"], row["tokens"]) for row in found["histories"]] == [
+        ("big-2", 1, 1200),
+        ("toy-1", 2, 4),
+    ]
+    assert {"model", "bytes", "last_use", "error"} < found["histories"][0].keys()
+
+
+def test_damage_is_listed_and_can_be_forgotten(call: Call, two: Path) -> None:
+    (two / "toy-1" / "manifest.json").write_text("{}")
+    shown = call("history", "list")
+    assert shown.code == 0
+    assert "checksum" in shown.out
+    assert call("history", "forget", "toy-1", "--yes").code == 0
+    assert names() == ["big-2"]
+
+
+def test_forget_one(call: Call, two: Path) -> None:
+    done = call("history", "forget", "toy-1", "--yes")
+    assert (done.code, done.out) == (0, "forgotten: toy-1\n")
+    assert names() == ["big-2"]
+    assert not acceptance_path("toy-1").exists()
+    assert call("history", "forget", "big-2", "--yes", "--json").out == '{"forgotten": ["big-2"]}\n'
+    assert call("history", "list").out == f"no answers are kept in {two}\n"
+    assert json.loads(call("history", "list", "--json").out)["histories"] == []
+
+
+def test_forget_all(call: Call, two: Path) -> None:
+    assert json.loads(call("history", "forget", "--all", "--yes", "--json").out) == {"forgotten": ["big-2", "toy-1"]}
+    assert list(two.iterdir()) == []
+    assert call("history", "forget", "--all").out == "no answers are kept\n"
+
+
+@pytest.mark.parametrize("name", ["nothing", "..", "", "../history/toy-1", "toy", "toy-1/"])
+def test_wrong_names_are_refused(call: Call, two: Path, name: str) -> None:
+    done = call("history", "forget", name, "--yes")
+    assert done.code == 1
+    assert (
+        done.err == f"rest-local: error: history {name!r}: not found; `rest-local history list` shows what there is\n"
+    )
+    assert len(names()) == 2
+
+
+@pytest.mark.parametrize("arguments", [(), ("toy-1", "--all"), ("toy-1",), ("--all",)])
+def test_wrong_usage_forgets_nothing(call: Call, two: Path, arguments: tuple[str, ...]) -> None:
+    """Neither or both of NAME and --all; a pipe that cannot be asked."""
+    done = call("history", "forget", *arguments)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert len(names()) == 2
+
+
+def test_no_variable_forgets(call: Call, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_YES", "1")
+    monkeypatch.setenv("REST_LOCAL_ALL", "1")
+    assert call("history", "forget").code == 2
+    assert call("history", "forget", "toy-1").code == 2
+    assert len(names()) == 2
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", ["big-2"]), ("n\n", ["big-2", "toy-1"])])
+def test_a_terminal_is_asked(
+    two: Path, answer: str, left: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rest_local.cli.main import run
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    assert run(["history", "forget", "toy-1"]) == (0 if len(left) == 1 else 130)
+    out, err = capsys.readouterr()
+    assert "Delete the answers of toy-1?" in err
+    assert "Delete" not in out
+    assert names() == left
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("arguments", "variable", "kept"),
+    [
+        ((), None, True),
+        (("--no-history",), None, False),
+        ((), "0", False),
+        (("--history",), "0", True),
+        ((), "1", True),
+    ],
+)
+def test_generate_and_chat_keep_a_history_unless_told_not_to(
+    command: str,
+    arguments: tuple[str, ...],
+    variable: str | None,
+    kept: bool,
+    fake_engine: Callable[..., FakeEngine],
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("REST_LOCAL_HISTORY", variable)
+    engine = fake_engine()
+    assert call(command, *arguments, stdin=b"hello\n").code == 0
+    assert engine.choice.history is kept
+
+
+def test_other_commands_keep_none(fake_engine: Callable[..., FakeEngine], call: Call) -> None:
+    engine = fake_engine()
+    assert call("doctor").code == 0
+    assert engine.choice.history is False

@@ -1,0 +1,179 @@
+"""What one engine said, the next drafts from: per model, only where asked for, and never a fault of the answer."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_local import Engine, Sampling
+from rest_local.decoding.earlier import acceptance_path, key_of
+from rest_local.decoding.stream import Result
+from rest_local.drafting.candidates import N_CELLS
+from rest_local.llama.model import Model
+from rest_local.planning.auto import Auto
+from rest_local.retrieval import Datastore, history_home, list_histories
+from rest_local.retrieval import history as history_module
+
+TinyModel = Callable[..., Path]
+PROMPT = "for number in range(10): print(number)\n" * 3
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "history"
+
+
+@pytest.fixture
+def model(tiny_model: TinyModel) -> Iterator[Path]:
+    """A model whose acceptance nobody has counted yet; its tuning stays cached."""
+    yield tiny_model("llama", quant="Q8_0")
+    for file in acceptance_path("x").parent.glob("*.json"):
+        file.unlink()
+
+
+@pytest.fixture
+def keen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft whatever there is, however little it promises."""
+    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
+    plan = Auto.plan
+
+    def generous(self: Auto, n_ctx: int, limit: int) -> object:
+        made = plan(self, n_ctx, limit)
+        made.cost, made.slope, made.best_rate = [1.0] * (min(limit, 16) + 1), [0.0] * 64, 0.0
+        return made
+
+    monkeypatch.setattr(Auto, "plan", generous)
+
+
+def load(model: Path, **options: object) -> Engine:
+    return Engine.load(model, n_ctx=512, exact=True, **options)  # type: ignore[arg-type]
+
+
+def finish(engine: Engine, n: int = 60, **options: object) -> Result:
+    stream = engine.generate(PROMPT, max_tokens=n, **options)  # type: ignore[arg-type]
+    for _ in stream:
+        pass
+    return stream.result
+
+
+def kept() -> list[list[int]]:
+    (name,) = [listed.name for listed in list_histories()]
+    with Datastore.open(history_home() / name) as store:
+        return [tokens.tolist() for i in range(len(store.segments)) for _, tokens in store.documents(i)]
+
+
+@pytest.mark.usefixtures("keen")
+def test_the_next_engine_drafts_from_what_the_last_one_said(model: Path) -> None:
+    with load(model, history=True) as engine:
+        first = finish(engine)
+        assert "history" not in first.draft["by_source"]
+    assert kept() == [first.tokens]
+    with load(model, history=True) as engine:
+        second = finish(engine)
+        assert second.tokens == first.tokens
+        assert second.draft["by_source"]["history"]["accepted"] > 20
+        third = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
+    assert kept() == [first.tokens, third.tokens]
+    with load(model, history=True) as engine:
+        again = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
+        assert again.tokens == third.tokens
+        assert again.draft["by_source"]["history"]["accepted"] > 10
+
+
+def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:
+    with load(model) as engine:
+        finish(engine, 10)
+    assert not home.exists()
+    assert not acceptance_path(key_of(engine.model)).exists()
+    with load(model, history=True) as engine:
+        assert finish(engine, 0).tokens == []
+    assert not home.exists()
+
+
+def test_what_was_said_before_a_cancel_is_kept_and_a_commit_needs_no_close(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "COMMIT_TOKENS", 1)
+    with load(model, history=True) as engine:
+        stream = engine.generate(PROMPT, max_tokens=60)
+        next(iter(stream))
+        stream.cancel()
+        whole = finish(engine, 20)
+        assert kept() == [stream.result.tokens, whole.tokens]
+
+
+@pytest.mark.usefixtures("keen")
+def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
+    def seen(engine: Engine) -> float:
+        auto = engine._policies["auto"]
+        assert isinstance(auto, Auto)
+        return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
+
+    with load(model, history=True) as engine:
+        assert seen(engine) == 0
+        finish(engine)
+        learned = seen(engine)
+        assert learned > 20
+    with load(model, history=True) as engine:
+        assert seen(engine) == pytest.approx(learned)
+    with load(model) as engine:
+        assert seen(engine) == 0
+
+
+def test_a_model_that_was_moved_keeps_its_history_and_another_has_its_own(
+    model: Path, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    with load(model, history=True) as engine:
+        finish(engine, 10)
+    moved = tmp_path / model.name
+    shutil.copy(model, moved)
+    with Model.open(model) as here, Model.open(moved) as there, Model.open(tiny_model("qwen2", quant="Q8_0")) as other:
+        assert key_of(here) == key_of(there)
+        assert key_of(here) != key_of(other)
+        assert [listed.name for listed in list_histories()] == [key_of(here)]
+        (listed,) = list_histories()
+        assert listed.model == here.name
+
+
+def test_a_name_of_any_kind_gives_a_plain_directory(model: Path) -> None:
+    with Model.open(model, vocab_only=True) as opened:
+        for name in ("../../etc", "", "a" * 5000, "Qwen2.5 Coder\n\x1b[31m", "模型", ".hidden"):
+            opened.name = name
+            key = key_of(opened)
+            assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+            assert len(key) <= 60
+            assert key[0] != "-"
+
+
+def test_no_place_to_keep_anything_is_a_warning(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "file" / "data"))
+    with caplog.at_level(logging.WARNING), load(model, history=True) as engine:
+        assert len(finish(engine, 10).tokens) == 10
+    (record,) = caplog.records
+    assert "no history is kept" in record.message
+    assert "Not a directory" in record.message
+
+
+@pytest.mark.usefixtures("keen")
+def test_a_damaged_history_costs_one_warning_and_no_token(
+    model: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load(model, history=True) as engine:
+        first = finish(engine)
+    (folder,) = home.iterdir()
+    (folder / "manifest.json").write_bytes(b"{}")
+    acceptance = acceptance_path(folder.name)
+    acceptance.write_bytes(b"{}")
+    with caplog.at_level(logging.WARNING), load(model, history=True) as engine:
+        assert finish(engine).tokens == first.tokens
+    assert [record.name for record in caplog.records] == ["rest_local.planning", "rest_local.history"]
+    assert all("set aside" in record.message for record in caplog.records)
+    acceptance.with_name(f"{acceptance.name}.damaged-1").unlink()
