@@ -67,10 +67,11 @@ class SourceRows:
         self.source = source
         self.match: list[int] = rows.match.tolist()
         self.positions = rows.positions  # where in the source's text each row begins
-        self.depth = rows.continuations.shape[1]
+        self.depth = rows.depth
         self._falling = [-length for length in self.match]
-        self._tokens = rows.continuations
+        self._rows = rows
         self._columns: list[list[int]] = []
+        self._texts: dict[int, list[int]] = {}
         self._cells = _CELLS[source]
 
     def __len__(self) -> int:
@@ -79,14 +80,14 @@ class SourceRows:
     @cached_property
     def continuations(self) -> list[list[int]]:
         """All tokens by row and depth, -1 from the document's end on."""
-        rows: list[list[int]] = self._tokens.tolist()
+        rows: list[list[int]] = self._rows.continuations.tolist()
         return rows
 
     def column(self, depth: int) -> list[int]:
-        """The token of every row at `depth` (0: directly below the root), -1 where its document has ended."""
+        """The token of every row at `depth` (0: directly below the root), -1 where its document ends there."""
         columns = self._columns
         while len(columns) <= depth:
-            columns.append(self._tokens[:, len(columns)].tolist())
+            columns.append(self._rows.column(len(columns)))
         return columns[depth]
 
     def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
@@ -96,11 +97,9 @@ class SourceRows:
         """
         if depth >= self.depth:
             return []
+        if len(members) == 1:
+            return self._only(members, depth)
         column, cells = self.column(depth), self._cells
-        if len(members) == 1:  # most nodes below the first: one text goes on
-            row = members[0]
-            token = column[row]
-            return [Candidate(token, cells[self.match[row] + depth] + _ALONE, members)] if token >= 0 else []
         groups: dict[int, list[int]] = {}
         for row in members:
             token = column[row]
@@ -121,3 +120,14 @@ class SourceRows:
             if len(found) == MOST_CANDIDATES:
                 break
         return found
+
+    def _only(self, members: Sequence[int], depth: int) -> list[Candidate]:
+        """The candidate of a single row, as at most nodes below the first: one text goes on."""
+        row = members[0]
+        text = self._texts.get(row)
+        if text is None:
+            text = self._texts[row] = self._rows.row(row)
+        token = text[depth]
+        if token < 0:
+            return []
+        return [Candidate(token, self._cells[self.match[row] + depth] + _ALONE, members)]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVersion, DatastoreVocabulary
 from rest_local.retrieval.format import KINDS, MANIFEST, Documents, Manifest, SegmentEntry, file_name
-from rest_local.retrieval.rows import Int32Array, Rows, check_shape
+from rest_local.retrieval.rows import Context, Int32Array, Rows, check_shape
 from rest_local.retrieval.segment import Segment
 
 MAX_MANIFEST = 64 << 20
@@ -104,21 +104,23 @@ class Datastore:
         """The segments, in the order of the text."""
         return tuple(self._segments)
 
-    def rows(self, context: npt.NDArray[np.integer], limit: int = 64, depth: int = 16) -> Rows:
+    def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
         """As `Segment.rows`, merged over the segments; `locate` takes the positions.
 
         Raises DatastoreCorrupt if a position on disk points outside its segment. Other damage to the files cannot be
         seen here and only makes rows useless; ids are always below the vocabulary's size.
         """
         check_shape(limit, depth)
-        parts = []
+        best, key = Rows.empty(depth), None
         for index, segment in enumerate(self._segments):
+            key = segment.key(context) if key is None else key
+            least = int(best.match[limit - 1]) if len(best) >= limit else 0
             try:
-                rows = segment.rows(context, limit, depth)
+                rows = segment.search(key, limit, depth, least, int(self._offsets[index]))
             except IndexError as error:
                 raise DatastoreCorrupt(self.path, f"segment {index} points outside its text") from error
-            parts.append(Rows(rows.continuations, rows.match, rows.positions + self._offsets[index]) if index else rows)
-        return Rows.merge(parts, limit, depth)
+            best = Rows.merge([best, rows], limit, depth)
+        return best
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
         """(match, count, positions): the longest match of `context`, in how many places, and up to `limit` of them."""

@@ -82,7 +82,7 @@ class GrowingText:
         positions, match = self._tail_rows(newest, limit)
         if self._segments:
             positions, match = self._with_segments(positions, match, packed(newest, self._width), limit)
-        return Rows(self._continuations(positions, depth), match, positions)
+        return Rows(self._following(positions, depth), match, positions, limit=self._vocab_size)
 
     @property
     def _folded(self) -> int:
@@ -144,9 +144,7 @@ class GrowingText:
             positions, match = positions[best], match[best]
         return positions, match
 
-    def _continuations(self, positions: Int64Array, depth: int) -> Int32Array:
+    def _following(self, positions: Int64Array, depth: int) -> Int32Array:
         window = np.ndarray(len(self._cells) - _FRONT - depth + 1, f"V{4 * depth}", self._cells, 4 * _FRONT, (4,))
         tokens: Int32Array = np.ndarray((len(positions), depth), np.int32, window[positions])
-        if len(tokens) and tokens.min() < 0:
-            tokens[np.logical_or.accumulate(tokens < 0, axis=1)] = _END
         return tokens

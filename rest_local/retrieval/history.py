@@ -139,8 +139,7 @@ class History:
             self._close_store()
             self._set_aside(error, opened)
             return own
-        own = Rows(own.continuations, own.match, own.positions + len(self._store))
-        return Rows.merge([own, stored], limit, depth)
+        return Rows.merge([own.moved(len(self._store)), stored], limit, depth)
 
     def add(self, answer: npt.ArrayLike) -> None:
         """Keeps an answer; an empty one and one that waits already are not. Commits now and then (up to a second).

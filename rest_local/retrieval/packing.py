@@ -64,21 +64,16 @@ def packed(ids: list[int], width: int) -> bytes:
     return bytes(wide)
 
 
-def decode_backwards(windows: npt.NDArray[np.void], count: int, width: int) -> Int32Array:
-    """The first `count` tokens of each window, last first: int32 [windows, count]. A window holds at least one more.
+def backwards(windows: npt.NDArray[np.void], count: int, width: int) -> tuple[npt.NDArray[np.unsignedinteger], int]:
+    """The first `count` tokens of each window, last first, as they are stored: a view [windows, count], and by how many
+    bits its numbers have to be shifted right. A window holds at least one token more.
 
-    Three bytes are read as four, the last of them from the next token, and shifted.
+    Three bytes are read as four; the last of them belongs to the next token.
     """
-    tokens: Int32Array
+    kind, shift = (">u2", 0) if width == 2 else (">u4", 8)
     if not len(windows):
-        return np.empty((0, count), np.int32)
-    shape, strides = (len(windows), count), (windows.itemsize, -width)
-    last = (count - 1) * width
-    if width == 2:
-        tokens = np.ndarray(shape, ">u2", windows, last, strides).astype(np.int32, "C")
-    else:
-        tokens = (np.ndarray(shape, ">u4", windows, last, strides) >> 8).view(np.int32)
-    return tokens
+        return np.empty((0, count), kind), shift
+    return np.ndarray((len(windows), count), kind, windows, (count - 1) * width, (windows.itemsize, -width)), shift
 
 
 def pack(forward: Int32Array, vocab_size: int) -> bytes:

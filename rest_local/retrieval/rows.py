@@ -6,7 +6,6 @@ Knows nothing about where the text came from, nor about text at all: purely toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +23,80 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+_NO_LIMIT = 1 << 31
+
+
 class Rows:
     """Continuations, longest context match first.
 
-    continuations: int32 [rows, depth], -1 from the document's end on
     match: int32 [rows], tokens of context that agree, 1..MAX_MATCH, not increasing
     positions: int64 [rows], index in the forward text of the first continuation token
+    limit: ids are below it
+
+    Tokens are kept as they are stored and decoded when they are asked for: a draft looks at all rows at its first
+    depth, and at few of them further down.
     """
 
-    continuations: Int32Array
-    match: Int32Array
-    positions: Int64Array
+    __slots__ = ("_continuations", "_shift", "_tokens", "limit", "match", "positions")
+
+    def __init__(
+        self,
+        continuations: npt.NDArray[np.integer],
+        match: Int32Array,
+        positions: Int64Array,
+        *,
+        shift: int = 0,
+        limit: int = _NO_LIMIT,
+    ) -> None:
+        """continuations: integers [rows, depth], each an id times 2^shift; an id below 0 or from `limit` on ends the
+        document.
+        """
+        self.match = match
+        self.positions = positions
+        self.limit = limit
+        self._tokens = continuations
+        self._shift = shift
+        self._continuations: Int32Array | None = None
 
     def __len__(self) -> int:
         return len(self.match)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of a continuation."""
+        return int(self._tokens.shape[1])
+
+    @property
+    def continuations(self) -> Int32Array:
+        """int32 [rows, depth], -1 from the document's end on."""
+        if self._continuations is None:
+            tokens = (self._tokens >> self._shift).astype(np.int32, order="C")
+            outside = (tokens < 0) | (tokens >= self.limit)
+            if outside.any():
+                tokens[np.logical_or.accumulate(outside, axis=1)] = -1
+            self._continuations = tokens
+        return self._continuations
+
+    def column(self, depth: int) -> list[int]:
+        """The token of every row at `depth`, -1 where the document ends there. About 2 us.
+
+        Of a row that has ended further up it is any token; so in `row`.
+        """
+        return self._decoded(self._tokens[:, depth])
+
+    def row(self, number: int) -> list[int]:
+        """The tokens of one row, -1 where the document ends."""
+        return self._decoded(self._tokens[number])
+
+    def _decoded(self, stored: npt.NDArray[np.integer]) -> list[int]:
+        tokens: list[int] = (stored >> self._shift if self._shift else stored).tolist()
+        if tokens and max(tokens) >= self.limit:
+            return [token if token < self.limit else -1 for token in tokens]
+        return tokens
+
+    def moved(self, by: int) -> Rows:
+        """The same rows in a text before which `by` tokens were put."""
+        return Rows(self._tokens, self.match, self.positions + by, shift=self._shift, limit=self.limit)
 
     @staticmethod
     def empty(depth: int) -> Rows:
@@ -55,11 +113,13 @@ class Rows:
             return parts[0]
         match = np.concatenate([part.match for part in parts])
         best = np.argsort(-match, kind="stable")[:limit]
-        return Rows(
-            np.concatenate([part.continuations for part in parts])[best],
-            match[best],
-            np.concatenate([part.positions for part in parts])[best],
-        )
+        positions = np.concatenate([part.positions for part in parts])[best]
+        first = parts[0]
+        if all((part._shift, part.limit) == (first._shift, first.limit) for part in parts):  # of one store
+            tokens = np.concatenate([part._tokens for part in parts])[best]
+            return Rows(tokens, match[best], positions, shift=first._shift, limit=first.limit)
+        tokens = np.concatenate([part.continuations for part in parts])[best]
+        return Rows(tokens, match[best], positions, limit=max(part.limit for part in parts))
 
 
 def check_shape(limit: int, depth: int) -> None:

@@ -12,7 +12,7 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.packing import decode_backwards, from_big_endian, newest_of, order_of, pack, packed, width_of
+from rest_local.retrieval.packing import backwards, from_big_endian, newest_of, order_of, pack, packed, width_of
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Rows, check_shape
 
 _Entries = npt.NDArray[np.uint32]
@@ -66,10 +66,13 @@ class Segment:
         check_shape(limit, depth)
         return self.search(self.key(context), limit, depth)
 
-    def search(self, key: bytes, limit: int, depth: int) -> Rows:
-        """`rows` for a context as `key` packs it."""
-        found, match = self.around(key, limit)
-        return Rows(self.continuations(found, depth), match, np.subtract(self.length, found, dtype=np.int64))
+    def search(self, key: bytes, limit: int, depth: int, above: int = 0, start: int = 0) -> Rows:
+        """`rows` for a context as `key` packs it: those that match more than `above`, in a text from `start` on."""
+        found, match = self.around(key, limit, above)
+        windows = self._window(MAX_DEPTH - depth, depth + 1)[found]
+        tokens, shift = backwards(windows, depth, self.width)
+        positions = np.subtract(start + self.length, found, dtype=np.int64)
+        return Rows(tokens, match, positions, shift=shift, limit=self.vocab_size)
 
     def find(self, context: Context) -> tuple[int, int, int]:
         """(match, low, high): the longest match, 0..MAX_MATCH, and the half-open interval of `order` that shares it."""
@@ -100,7 +103,8 @@ class Segment:
         low = max(at - limit, 0)
         entries = self._entries[low : at + limit]
         whole = len(key) // self.width
-        if whole <= above or not self._reaches(at, key[: (above + 1) * self.width]):
+        poor = above and not self._reaches(at, key[: (above + 1) * self.width])
+        if poor or whole <= above or not len(entries):
             return entries[:0], np.empty(0, np.int32)
         match = self._match(entries, key)
         if at - low < len(match) and match[at - low] == whole:
@@ -113,13 +117,6 @@ class Segment:
         if longest[-1] <= above:
             longest = longest[: np.count_nonzero(longest > above)]
         return entries[best[: len(longest)]], longest
-
-    def continuations(self, found: _Entries, depth: int) -> Int32Array:
-        """What follows each position `found` of the reversed text: int32 [rows, depth], -1 past the document's end."""
-        tokens = decode_backwards(self._window(MAX_DEPTH - depth, depth + 1)[found], depth, self.width)
-        if len(tokens) and tokens.max() >= self.vocab_size:
-            tokens[np.logical_or.accumulate(tokens >= self.vocab_size, axis=1)] = -1
-        return tokens
 
     def slice(self, start: int, stop: int) -> Int32Array:
         """Tokens start..stop of the forward text, 0 <= start <= stop <= length; a separator is `vocab_size`."""
