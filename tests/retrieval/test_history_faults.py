@@ -63,6 +63,17 @@ def orphans(path: Path) -> set[str]:
     return {file.name for file in path.iterdir() if owns(file.name) and file.name[:16] not in named}
 
 
+FROZEN = Path(__file__).parent.parent / "data" / "history-format-1"
+
+
+def test_a_history_of_format_1_opens_and_grows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = Path(shutil.copytree(FROZEN, tmp_path / "toy"))
+    assert answers_in(path) == BEFORE
+    say(path)
+    assert answers_in(path) == BOTH
+    assert caplog.records == []
+
+
 KILLED = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
