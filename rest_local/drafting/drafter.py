@@ -21,6 +21,9 @@ LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measu
 Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the path so far, by source
 
 
+_NOBODY: tuple[float, int, Members] = (0.0, -1, [])
+
+
 @dataclass
 class Proposal:
     """What was proposed below one node: by source the candidates, and merged by token: probability, source, and the
@@ -51,7 +54,7 @@ class Draft:
             if proposal is None:
                 break
             for _, candidates in proposal.by_source:
-                outcomes.extend((candidate.cell, candidate.token == token) for candidate in candidates)
+                outcomes += [(cell, proposed == token) for proposed, cell, _ in candidates]
             child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
             if child is None:
                 break
@@ -72,15 +75,15 @@ def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
         if not candidates:
             continue
         by_source.append((rows, candidates))
+        if not merged:
+            for token, cell, through in candidates:
+                merged[token] = (estimate(cell), rows.source, [(rows, through)])
+            continue
         for token, cell, through in candidates:
-            probability = estimate(cell)
-            known = merged.get(token)
-            if known is None:
-                merged[token] = (probability, rows.source, [(rows, through)])
-                continue
-            known[2].append((rows, through))
-            if probability > known[0]:
-                merged[token] = (probability, rows.source, known[2])
+            probability, (best, source, below) = estimate(cell), merged.get(token, _NOBODY)
+            if probability > best:
+                best, source = probability, rows.source
+            merged[token] = (best, source, [*below, (rows, through)])
     return Proposal(by_source, merged)
 
 

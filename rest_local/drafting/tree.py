@@ -43,8 +43,8 @@ class DraftTree:
     def add(self, token: int, parent: int, probability: float, source: int) -> int:
         """Append a node and return its number."""
         node = len(self.token)
-        siblings = self.children_of(parent)
-        if parent == ROOT or siblings:
+        siblings = self.root_children if parent == ROOT else self.children[parent]
+        if siblings or parent == ROOT:
             self.n_leaves += 1
         siblings.append(node)
         self.token.append(token)
@@ -59,10 +59,18 @@ class DraftTree:
         """The tree of the first n nodes (parents come first, so every prefix is a tree)."""
         if n >= len(self):
             return self
-        tree = DraftTree(self.max_leaves)
-        for i in range(n):
-            tree.add(self.token[i], self.parent[i], self.probability[i], self.source[i])
-        return tree
+        children = [[child for child in own if child < n] for own in self.children[:n]]
+        return DraftTree(
+            self.max_leaves,
+            self.token[:n],
+            self.parent[:n],
+            self.depth[:n],
+            self.probability[:n],
+            self.source[:n],
+            children,
+            [child for child in self.root_children if child < n],
+            children.count([]),
+        )
 
     def layout(self, n_ids: int) -> Layout:
         """Order the nodes for a batch with `n_ids` >= `n_leaves` sequence ids to give out. About 1 us a node."""
@@ -82,11 +90,12 @@ class DraftTree:
                 low[node] = leaf
                 count[node] = 1 + (spare if leaf == 0 else 0)
                 leaf += count[node]
+        parent = self.parent
         for node in range(len(order) - 1, -1, -1):  # children have higher numbers: this is bottom up
-            own = children[node]
-            if own:
-                low[node] = min(low[c] for c in own)
-                count[node] = sum(count[c] for c in own)
+            if children[node]:
+                low[node] = low[children[node][0]]  # depth first: the first child has the first ids
+            if parent[node] != ROOT:
+                count[parent[node]] += count[node]
         return Layout(order, low, count)
 
 
