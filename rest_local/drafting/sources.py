@@ -1,4 +1,4 @@
-"""Where drafts come from: the datastores, earlier answers, and the text of the request so far.
+"""Where drafts come from: the datastores, earlier answers, the prediction, and the text of the request so far.
 
 Contract: token ids in, rows by source out. A store that fails while it is read is set aside with one warning and
 costs speed only: it can never change a token (RELIABILITY: every handled fault degrades to plain decoding).
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -56,12 +57,14 @@ class Sources:
         self._n_vocab = n_vocab
         self._tokens: list[int] = []
         self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
+        self._prediction: Prediction | None = None
         self._growing = GrowingText()
         self._indexed = 0  # tokens of the sequence that `_growing` has
         self._whole = True  # False while an update is under way: an interrupt there means starting anew
 
     def restart(self, tokens: Sequence[int]) -> None:
         """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
+        self._prediction = None
         if not self._whole:
             self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
             self._whole = True
@@ -76,16 +79,26 @@ class Sources:
             self._whole = True
         self.extend(tokens[same:])
 
+    def predict(self, tokens: Sequence[int]) -> None:
+        """What is expected to follow the sequence as it is now; until the next `restart`."""
+        self._prediction = Prediction(tokens) if len(tokens) else None
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens that were confirmed."""
         if len(tokens):
             self._whole = False
             self._tokens.extend(tokens)
             self._bytes += pack(f"<{len(tokens)}i", *tokens)
+            if self._prediction:
+                self._prediction.extend(tokens)
             self._whole = True
 
     def repeats(self) -> bool:
-        """Whether the newest LONG_REPEAT tokens stand in the sequence before: one search of its bytes, about 5 us."""
+        """Whether the newest LONG_REPEAT tokens stand in the sequence before, or the answer follows the prediction: one
+        search of its bytes, about 5 us.
+        """
+        if self._prediction and self._prediction.follows:
+            return True
         end = len(self._bytes)
         newest = self._bytes[-4 * LONG_REPEAT :]
         found = self._bytes.rfind(newest, 0, end - 4)
@@ -104,6 +117,8 @@ class Sources:
                 found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth)))
         if "history" in only and self._history is not None:
             found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth)))
+        if "prediction" in only and self._prediction:
+            found.append(("prediction", self._prediction.rows(context, depth)))
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth)))
@@ -123,7 +138,7 @@ class Sources:
         except (DatastoreError, OSError, ValueError) as error:
             self._set_aside(store, f"cannot be read ({error})")
             return Rows.empty(depth)
-        if rows.continuations.size and int(rows.continuations.max()) >= self._n_vocab:
+        if rows.limit > self._n_vocab and len(rows) and int(rows.continuations.max()) >= self._n_vocab:
             self._set_aside(store, "holds token ids the model does not have")
             return Rows.empty(depth)
         return rows

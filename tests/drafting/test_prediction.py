@@ -1,0 +1,119 @@
+"""An answer that follows the prediction is drafted from it; one that leaves it is found again."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.drafting.prediction import START, Prediction
+from rest_local.drafting.sources import Sources
+
+OLD = list(range(100, 200)) + list(range(300, 400))
+
+
+def drafted(prediction: Prediction, said: list[int], depth: int = 16) -> list[list[int]]:
+    rows = prediction.rows(np.array([1, 2, 3, *said], np.int32)[-32:], depth)
+    return [[t for t in row if t >= 0] for row in rows.continuations.tolist()]
+
+
+def tell(prediction: Prediction, said: list[int], more: list[int]) -> list[int]:
+    prediction.extend(more)
+    return said + more
+
+
+def test_the_beginning_is_drafted_before_anything_was_said() -> None:
+    prediction = Prediction(OLD)
+    assert prediction.follows
+    assert drafted(prediction, []) == [OLD[:16]]
+
+
+def test_it_goes_along_and_trusts_more_with_every_token() -> None:
+    prediction = Prediction(OLD)
+    said = tell(prediction, [], OLD[:20])
+    rows = prediction.rows(np.array(said, np.int32), 8)
+    assert rows.continuations.tolist() == [OLD[20:28]]
+    assert rows.match.tolist() == [START + 20]
+    assert prediction.follows
+
+
+@pytest.mark.parametrize(
+    ("new", "resume"),
+    [
+        ([*OLD[:20], 999], 21),  # replaced
+        ([*OLD[:20], 999, 998, 997, OLD[20]], 21),  # put in
+        ([*OLD[:20], OLD[30]], 31),  # left out
+        ([*OLD[:20], OLD[150], OLD[151], OLD[152]], 153),  # far ahead
+        ([*OLD[:60], OLD[20], OLD[21], OLD[22]], 23),  # back again
+    ],
+)
+def test_after_a_parting_the_place_is_found_again(new: list[int], resume: int) -> None:
+    prediction = Prediction(OLD)
+    said: list[int] = []
+    for token in new:
+        said = tell(prediction, said, [token])
+        drafted(prediction, said)
+    assert OLD[resume : resume + 16] in drafted(prediction, said)
+    tell(prediction, said, OLD[resume : resume + 12])
+    assert drafted(prediction, said + OLD[resume : resume + 12])[0] == OLD[resume + 12 : resume + 28]
+
+
+def test_several_tokens_in_one_step_may_part_in_the_middle() -> None:
+    prediction = Prediction(OLD)
+    said = tell(prediction, [], [*OLD[:10], 999, *OLD[11:14]])
+    assert drafted(prediction, said)[0] == OLD[14:30]
+
+
+def test_at_the_end_nothing_more_is_drafted() -> None:
+    prediction = Prediction(OLD)
+    said = tell(prediction, [], OLD)
+    assert drafted(prediction, said) == []
+    assert not prediction.follows
+
+
+def test_an_empty_one_and_one_of_one_token() -> None:
+    assert drafted(Prediction([]), [5]) == []
+    assert drafted(Prediction([7]), []) == [[7]]
+
+
+def test_in_another_language_it_only_guesses() -> None:
+    prediction = Prediction(OLD)
+    said: list[int] = []
+    for token in range(5000, 5100):
+        said = tell(prediction, said, [token])
+        rows = prediction.rows(np.array(said, np.int32)[-32:], 16)
+        assert rows.match.max(initial=0) <= 1
+    assert not prediction.follows
+
+
+def test_ten_megabytes_are_followed_and_searched() -> None:
+    big = np.random.default_rng(1).integers(0, 30_000, 3_000_000).tolist()
+    prediction = Prediction(big)
+    said = tell(prediction, [], [*big[:5], *big[2_000_000:2_000_010]])
+    assert drafted(prediction, said)[0] == big[2_000_010:2_000_026]
+
+
+@given(st.lists(st.integers(0, 5), max_size=60), st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=12))
+def test_rows_are_pieces_of_the_prediction(old: list[int], steps: list[list[int]]) -> None:
+    prediction = Prediction(old)
+    said: list[int] = [9]
+    for step in steps:
+        said = tell(prediction, said, step)
+        rows = prediction.rows(np.array(said, np.int32)[-32:], 4)
+        assert all(rows.match >= 1)
+        assert sorted(rows.match.tolist(), reverse=True) == rows.match.tolist()
+        for place, row in zip(rows.positions.tolist(), rows.continuations.tolist(), strict=True):
+            wanted = old[place : place + 4]
+            assert row == wanted + [-1] * (4 - len(wanted))
+
+
+def test_the_sources_ask_it_until_the_next_request() -> None:
+    sources = Sources([], 1000)
+    sources.restart([1, 2, 3])
+    sources.predict([50, 51, 52])
+    assert sources.repeats()
+    assert [row.continuations[0][:3] for row in sources.rows()] == [[50, 51, 52]]
+    sources.extend([50])
+    assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
+    sources.restart([1, 2, 3])
+    assert not sources.repeats()
+    assert sources.rows() == []
