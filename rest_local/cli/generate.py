@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Generate at most N tokens.",
 )
+@click.option(
+    "--prediction",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Text that the answer may repeat, such as the old file of an edit.",
+)
 @options.sampling_options
 @options.stop_option
 @options.json_option
@@ -34,14 +41,16 @@ def generate(
     engine_choice: EngineChoice,
     sampling_choice: SamplingChoice,
     tokens: int,
+    prediction: Path | None,
     stop: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Continue PROMPT (or the standard input) and print the continuation as it is generated."""
     text = options.read_prompt(prompt)
     sampling = sampling_choice.build()
+    predicted = "" if prediction is None else options.read_text(prediction, "prediction")
     with options.load_engine(engine_choice) as engine:
-        stream = engine.generate(text, max_tokens=tokens, sampling=sampling, stop=stop)
+        stream = engine.generate(text, max_tokens=tokens, sampling=sampling, stop=stop, prediction=predicted)
         printed = 0
         try:
             for piece in stream:

@@ -72,17 +72,18 @@ class SamplingChoice:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
-            grammar=None if self.grammar_file is None else _read_grammar(self.grammar_file),
+            grammar=None if self.grammar_file is None else read_text(self.grammar_file, "grammar file"),
         )
 
 
-def _read_grammar(path: Path) -> str:
+def read_text(path: Path, what: str) -> str:
+    """A UTF-8 file named by an option. Raises OptionError that names `what` it is, the path and the cause."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise OptionError(f"grammar file {path}: not UTF-8 text at byte {error.start}") from error
+        raise OptionError(f"{what} {path}: not UTF-8 text at byte {error.start}") from error
     except OSError as error:
-        raise OptionError(f"grammar file {path}: {error.strerror}") from error
+        raise OptionError(f"{what} {path}: {error.strerror}") from error
 
 
 def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[tuple[int, float], ...]:

@@ -156,8 +156,11 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         policy: str | None = None,
+        prediction: str | Sequence[int] = "",
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
+
+        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts.
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
@@ -183,6 +186,7 @@ class Engine:
         )
         try:
             generation.start(tokens)
+            self._sources.predict(self._predicted(prediction))
             sampler.observe(tokens)
         except BaseException:
             sampler.close()
@@ -196,6 +200,13 @@ class Engine:
         stream = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), finished)
         self._running = stream
         return stream
+
+    def _predicted(self, prediction: str | Sequence[int]) -> Sequence[int]:
+        """Token ids of a prediction; ids that the model does not have end it."""
+        if isinstance(prediction, str):
+            return self.model.vocabulary.tokenize(prediction, special=False).tolist() if prediction else ()
+        outside = next((i for i, t in enumerate(prediction) if not 0 <= t < self.model.n_vocab), len(prediction))
+        return prediction[:outside]
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids with the model's start token and parsed special tokens; a start token the text has is not

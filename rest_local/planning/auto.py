@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rest_local.drafting.drafter import Draft, draft
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.account import Account
@@ -27,6 +27,7 @@ from rest_local.planning.policy import Situation, StepCost
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
+LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 
@@ -92,6 +93,7 @@ class Auto:
         self.curve = curve
         self.acceptance = Acceptance()
         self.driver = Driver()
+        self._depth = DEPTH
         self.account = Account()
         self._refresh_in = 0
         self._costs_at: tuple[int, list[float], list[float]] | None = None
@@ -108,7 +110,7 @@ class Auto:
         if at.limit < 1 or not self.looks_up(at.n_ctx, sources.repeats):
             return Draft(DraftTree())
         begun = time.perf_counter()
-        found = sources.rows()
+        found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
         result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
@@ -138,6 +140,7 @@ class Auto:
     def book(self, done: StepCost) -> None:
         """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""
         n_ctx = done.n_ctx
+        self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         plain = self.plain_ms(n_ctx)
         self.curve.observe(1 + done.n_nodes, n_ctx, done.decode_ms)
         self.driver.learn_step(done.n_nodes, done.driver_ms)

@@ -158,7 +158,7 @@ def test_datastore_named_default_is_used_without_being_asked_for(
     asked: list[Path] = []
     rows = Datastore.rows
     monkeypatch.setattr(Datastore, "rows", lambda self, *given: asked.append(self.path) or rows(self, *given))
-    given = ("generate", CODE, "-n", "4", "--ctx", "256", "--threads", "1")
+    given = ("generate", CODE, "-n", "4", "--ctx", "256", "--threads", "1", "--no-history")
     try:
         assert call("index", "build", str(tmp_path / "a.py")).code == 0  # -o is "default"
         assert call(*given).code == 0

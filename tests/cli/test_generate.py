@@ -195,3 +195,21 @@ def test_interrupt_with_json_still_prints_the_line(fake_engine: Install, call: C
     done = call("generate", "x", "--json")
     assert done.code == 130
     assert json.loads(done.out)["finish_reason"] == "cancelled"
+
+
+def test_a_prediction_is_read_from_its_file(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine = fake_engine()
+    (tmp_path / "old.py").write_text("x = 1\n")
+    assert call("generate", "x", "--prediction", str(tmp_path / "old.py")).code == 0
+    assert engine.arguments[0]["prediction"] == "x = 1\n"
+
+
+@pytest.mark.parametrize(("content", "cause"), [(None, "No such file"), (b"\xff", "not UTF-8")])
+def test_a_prediction_that_cannot_be_read_is_refused(
+    fake_engine: Install, call: Call, tmp_path: Path, content: bytes | None, cause: str
+) -> None:
+    fake_engine()
+    if content is not None:
+        (tmp_path / "old").write_bytes(content)
+    done = call("generate", "x", "--prediction", str(tmp_path / "old"))
+    assert (done.code, cause in done.err, "prediction" in done.err) == (2, True, True)

@@ -67,6 +67,24 @@ def parrot(tmp_path: Path, tiny_model: TinyModel) -> Callable[[Engine, str], Pat
 
 
 @pytest.mark.usefixtures("keen")
+def test_a_prediction_drafts_and_changes_nothing(tiny_model: TinyModel) -> None:
+    """Right, wrong, with ids the model does not have, of one token: the answer stays, the right one is fast."""
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        plain = finish(engine, PROMPT, policy="off")
+        right = finish(engine, PROMPT, prediction=plain.tokens)
+        assert right.tokens == plain.tokens
+        assert right.draft["by_source"]["prediction"]["accepted"] > 60
+        for wrong in (
+            plain.tokens[::-1],
+            plain.tokens[:1],
+            [*plain.tokens[:5], engine.model.n_vocab],
+            "x = 1\n" * 5000,
+        ):
+            assert finish(engine, PROMPT, prediction=wrong).tokens == plain.tokens
+        assert "prediction" not in finish(engine, PROMPT).draft["by_source"]
+
+
+@pytest.mark.usefixtures("keen")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]) -> None:
     """Greedy and seeded; drafts from the model's own earlier answer, so most are accepted."""
