@@ -3,6 +3,9 @@
 Contract: works on token ids over a `Backend`; knows nothing about text. Yields the tokens of each step with the source
 that drafted them. Whatever ends it (done, cancelled, an interrupt, an error), the memory cells are back at the
 committed tokens when `step` has returned or raised.
+
+With `relaxed` (off by default) a retrieved token can take the place of the sampled one. Each is counted, and its source
+ends in `RELAXED_MARK`.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.slot import Slot
-from rest_local.decoding.verify import Verdict, verify
+from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
@@ -26,6 +30,8 @@ from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
 from rest_local.planning.policy import Policy, Situation, StepCost
 
 TARGET = "model"  # the source of a token that the model chose and nobody drafted
+RELAXED_MARK = "~"  # behind the source of a token that relaxed verification let pass
+NEWEST = 3  # confirmed tokens whose entropies a policy may see
 
 
 class Chooser(Protocol):
@@ -46,6 +52,7 @@ class Statistics:
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
+    relaxed: int = 0  # of the accepted ones, those that plain decoding would not have given there
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
     decode_ms: float = 0.0
@@ -67,6 +74,7 @@ class Statistics:
             "steps": self.steps,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "relaxed": self.relaxed,
             "mat": round(self.generated / steps, 4),
             "by_source": self.by_source,
             "lookup_us": {"p50": round(float(np.median(times)), 1), "p99": round(float(np.percentile(times, 99)), 1)},
@@ -86,6 +94,7 @@ class Generation:
     chooser: Chooser
     capability: Capability
     ends: Callable[[int], bool]
+    relaxed: Relaxed | None = None
     statistics: Statistics = field(default_factory=Statistics)
     _root: int = -1
     _entropies: tuple[float, ...] = ()
@@ -100,7 +109,7 @@ class Generation:
         if len(prompt) >= self.backend.n_ctx:
             raise PromptTooLong(len(prompt), self.backend.n_ctx)
         begun = time.perf_counter()
-        self._root = int(prompt[-1])
+        self._root, self._entropies = int(prompt[-1]), ()
         kept = self.slot.keep_prefix(prompt[:-1])
         self._prefill(prompt[kept:-1])
         self.sources.restart(prompt)
@@ -125,7 +134,7 @@ class Generation:
         committed = False
         try:
             tree, layout, rows, decode_ms = self._decode(drafted.tree)
-            verdict = self._verify(tree, layout, rows)
+            verdict, loose = self._verify(tree, layout, rows)
             if not self.slot.accept(self._root, tree, layout, verdict.path):
                 self._rebuild(self.slot.tokens)
             committed = True
@@ -141,7 +150,10 @@ class Generation:
         done = StepCost(n_past, len(tree), len(verdict.path), decode_ms, driver_ms, lookup_ms)
         self.policy.learn(drafted, verdict.tokens, done)
         self._count(len(verdict.tokens), decode_ms, step_ms)
+        self.statistics.relaxed += len(loose)
         sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
+        for place in loose:
+            sources[place] += RELAXED_MARK
         return list(zip(verdict.tokens, sources, strict=True))
 
     def _draft(self, limit: int) -> Draft:
@@ -181,16 +193,28 @@ class Generation:
                     self.slot.clear()
                 raise DecodeFailed(code, n_tokens)
 
-    def _verify(self, tree: DraftTree, layout: Layout | None, rows: NDArray[np.float32]) -> Verdict:
+    def _verify(self, tree: DraftTree, layout: Layout | None, rows: NDArray[np.float32]) -> tuple[Verdict, list[int]]:
+        """The verdict, and which of its tokens passed only because verification is relaxed."""
         place = {node: row for row, node in enumerate(layout.order, 1)} if layout else {}
         place[ROOT] = 0
+        visited: list[int] = []
+        loose: list[int] = []
 
         def choose(node: int) -> int:
-            token = self.chooser.sample(rows[place[node]])
-            self.chooser.accept(token)
-            return token
+            row = rows[place[node]]
+            token = chosen = self.chooser.sample(row)
+            if self.relaxed is not None:
+                chosen = self.relaxed.instead(token, tree, node, row, self.ends)
+                if chosen != token:
+                    loose.append(len(visited))
+            self.chooser.accept(chosen)
+            visited.append(place[node])
+            return chosen
 
-        return verify(tree, choose, self.ends)
+        verdict = verify(tree, choose, self.ends)
+        if self.policy.watches_entropy:
+            self._entropies = (*self._entropies, *(entropy_of(rows[row]) for row in visited[-NEWEST:]))[-NEWEST:]
+        return verdict, loose
 
     def _prefill(self, tokens: Sequence[int]) -> None:
         """Evaluate committed tokens in batches. Raises DecodeFailed; then the cells hold what was evaluated before."""

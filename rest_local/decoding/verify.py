@@ -3,8 +3,10 @@
 Contract: rows of logits by node go in through `choose`, the accepted nodes and the model's next token come out. Each
 visited node is sampled once, in order, and nothing else is: so a seeded run sees the draws of plain decoding, and the
 cost is accepted + 1 rows. For drafts without probabilities of their own, accepting where the sampled token is a child
-is
-exact (DESIGN.md section 4).
+is exact (DESIGN.md section 4).
+
+`Relaxed` is the exception that a user may ask for: retrieved tokens that are nearly as likely as the likeliest one
+pass, too. It changes the output; ReSpec, where it comes from, does not publish its rule, so this one is our own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.errors import OptionError
+
+_MODEL = SOURCE_NUMBER["model"]
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """A retrieved token passes within the `k` likeliest and at `ratio` of the greatest probability, by the target's
+    logits before any sampler. Tokens of a drafting model stay strict.
+    """
+
+    k: int = 3
+    ratio: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or not 0 < self.ratio <= 1:
+            raise OptionError(f"verify relaxed:{self.k},{self.ratio:g}: k is at least 1, ratio above 0 and at most 1")
+
+    @staticmethod
+    def parse(text: str) -> Relaxed | None:
+        """`strict` (None), `relaxed` or `relaxed:K,RATIO`. Raises OptionError."""
+        kind, colon, numbers = text.partition(":")
+        if kind == "relaxed" and not colon:
+            return Relaxed()
+        if text == "strict":
+            return None
+        k, comma, ratio = numbers.partition(",")
+        try:
+            if kind == "relaxed" and comma:
+                return Relaxed(int(k), float(ratio))
+        except ValueError:
+            pass  # said below, as for any other text
+        raise OptionError(f"verify {text}: give strict, relaxed, or relaxed:K,RATIO such as relaxed:3,0.3")
+
+    def instead(
+        self, token: int, tree: DraftTree, node: int, logits: NDArray[np.float32], ends: Callable[[int], bool]
+    ) -> int:
+        """`token`, which the sampler chose after `node`, or the child that passes in its place.
+
+        The sampled token itself stays where it was drafted. An end is the model's own to choose, and so is not to end.
+        """
+        children = tree.children_of(node)
+        if not children or ends(token) or any(tree.token[child] == token for child in children):
+            return token
+        least = float(logits.max()) + np.log(self.ratio)
+        for child in sorted(children, key=lambda child: -float(logits[tree.token[child]])):
+            other = tree.token[child]
+            if tree.source[child] == _MODEL or ends(other):
+                continue
+            logit = float(logits[other])
+            if logit >= least and np.count_nonzero(logits > logits[other]) < self.k:
+                return other
+        return token
 
 
 @dataclass(frozen=True)
