@@ -37,6 +37,7 @@ class EngineChoice:
     threads: int | None = None
     gpu_layers: int | None = None
     policy: str = "auto"
+    verify: str = "strict"
     exact: bool = False
     history: bool = False
 
@@ -120,6 +121,14 @@ _ENGINE_OPTIONS = (
         default="auto",
         show_default=True,
         help="When to draft: where it pays, never, or as a paper does.",
+    ),
+    click.option(
+        "--verify",
+        default="strict",
+        show_default=True,
+        metavar="strict|relaxed[:K,RATIO]",
+        help="Relaxed changes the output: a retrieved token passes among the K likeliest with RATIO of the greatest "
+        "probability (3,0.3).",
     ),
     click.option("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
 )
@@ -265,6 +274,7 @@ def _load(choice: EngineChoice) -> Engine:
         model_path(choice.model),
         datastores=[datastore_path(name) for name in choice.datastore],
         policy=choice.policy,
+        verify=choice.verify,
         n_ctx=choice.ctx,
         threads=choice.threads,
         n_gpu_layers=choice.gpu_layers,

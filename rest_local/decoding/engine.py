@@ -28,6 +28,7 @@ from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Piece, Result, Stream
 from rest_local.decoding.tuning import Tuning, capability_of, tune
+from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Sources
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.context import Context, ContextSettings
@@ -62,6 +63,7 @@ class Engine:
         policy: str,
         exact: bool,
         history: bool = False,
+        verify: str = "strict",
     ) -> None:
         self.model = model
         self.capability: Capability = capability_of(model, context, exact)
@@ -75,6 +77,7 @@ class Engine:
         self.tuning = tuning
         self.policy = policy
         self.exact = exact
+        self.verify = verify
         self._context = context
         self._datastores = list(datastores)
         self._policies = {name: make_policy(name, tuning.curve) for name in POLICIES}
@@ -96,15 +99,19 @@ class Engine:
         n_gpu_layers: int | None = None,
         exact: bool = False,
         history: bool = False,
+        verify: str = "strict",
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
         `n_ctx`: tokens of context, None for 4 096 or what the model was trained for, if that is less. `exact`: chains
         only, in settings in which drafting provably gives the same bits. `history`: draft from what this model
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
-        command line asks), because it writes the answers to disk. Takes the model's load time and, the first time,
-        a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
+        command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
+        lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
+        changes answers. Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
+        DatastoreError, OptionError.
         """
+        _relaxed(verify, exact)
         if policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
         opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers)
@@ -119,7 +126,7 @@ class Engine:
                 n_ctx=n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT), threads=threads or 0
             )
             context, tuning = tune(opened, wanted, exact)
-            return cls(opened, context, tuning, stores, policy, exact, history)
+            return cls(opened, context, tuning, stores, policy, exact, history, verify)
         except BaseException:
             for store in stores:
                 store.close()
@@ -134,13 +141,14 @@ class Engine:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the engine computes with: context settings, threads in use, exact, policy."""
+        """What the engine computes with: context settings, threads in use, exact, policy, verify."""
         return {
             **self.tuning.settings.to_dict(),
             "threads": self._context.threads,
             "n_ctx": self._context.n_ctx,
             "exact": self.exact,
             "policy": self.policy,
+            "verify": self.verify,
         }
 
     @property
@@ -157,10 +165,13 @@ class Engine:
         stop: Sequence[str] = (),
         policy: str | None = None,
         prediction: str | Sequence[int] = "",
+        verify: str | None = None,
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
 
         `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts.
+        `verify`: as for `load`, None for what was given there; relaxed changes the answer, `draft["relaxed"]` counts
+        how often. It looks at the model's own probabilities, so grammars, biases and penalties refuse it.
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
@@ -168,6 +179,7 @@ class Engine:
             raise OptionError(f"{max_tokens} tokens: give 0 or more")
         if policy is not None and policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        relaxed = _relaxed(self.verify if verify is None else verify, self.exact, sampling)
         if self._running:
             self._running.cancel()
         vocabulary = self.model.vocabulary
@@ -183,6 +195,7 @@ class Engine:
             sampler,
             self.capability,
             vocabulary.is_end,
+            relaxed,
         )
         try:
             generation.start(tokens)
@@ -255,3 +268,13 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _relaxed(verify: str, exact: bool, sampling: Sampling | None = None) -> Relaxed | None:
+    """The rule that `verify` names, None for strict. OptionError for what cannot go together with it."""
+    relaxed = Relaxed.parse(verify)
+    if relaxed and exact:
+        raise OptionError("verify relaxed changes the output, exact forbids it; leave one of them out")
+    if relaxed and sampling and (sampling.grammar is not None or sampling.logit_bias or sampling.penalizes):
+        raise OptionError("verify relaxed cannot be combined with a grammar, logit biases or penalties")
+    return relaxed

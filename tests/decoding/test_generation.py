@@ -50,7 +50,7 @@ class Fortune:
     def repeats(self) -> bool:
         return False
 
-    def rows(self) -> list[SourceRows]:
+    def rows(self, *_: object, **__: object) -> list[SourceRows]:
         rows = self._rng.integers(0, N_VOCAB, (self._width, self._depth))
         for row in rows:
             if self._rng.random() < self._truth:

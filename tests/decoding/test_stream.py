@@ -67,7 +67,7 @@ def test_a_plain_step_without_room_ends_the_text_and_other_failures_are_raised(c
     class Silent:
         def restart(self, tokens: Sequence[int]) -> None: ...
         def extend(self, tokens: Sequence[int]) -> None: ...
-        def rows(self) -> list[SourceRows]:
+        def rows(self, *_: object, **__: object) -> list[SourceRows]:
             return []
 
         def repeats(self) -> bool:
