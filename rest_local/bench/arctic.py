@@ -48,9 +48,8 @@ class Arctic(Peer):
         if REQUEST in self._cache.active_requests:
             self._cache.stop_request(REQUEST)
             self._cache.evict_cached_response(REQUEST)
-        self._cache.start_request(REQUEST, list(tokens[:-1]))
-        self.tokens = list(tokens[:-1])
-        self.extend(tokens[-1:])
+        self._cache.start_request(REQUEST, list(tokens))
+        self.tokens = list(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)

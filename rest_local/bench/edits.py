@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -36,8 +36,10 @@ class Edit:
     new: str
 
 
-def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS) -> list[Recorded]:
-    """The newest `most` changes of files in the history of HEAD, tokenized. Raises OptionError."""
+def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, predict: bool = False) -> list[Recorded]:
+    """The newest `most` changes of files in the history of HEAD, tokenized; `predict`: with the rest of the old file as
+    prediction. Raises OptionError.
+    """
     if not repository.is_dir():
         raise OptionError(f"repository {repository}: no such directory")
     found = []
@@ -46,7 +48,8 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS) -> l
             old, new = blobs.text(edit.old), blobs.text(edit.new)
             if old is None or new is None or old == new:
                 continue
-            found.append(_recorded(edit, old, new, vocabulary))
+            recorded = _recorded(edit, old, new, vocabulary)
+            found.append(recorded if predict else replace(recorded, prediction=()))
             if len(found) == most:
                 break
     if not found:
@@ -65,7 +68,8 @@ def _recorded(edit: Edit, old: str, new: str, vocabulary: Vocabulary) -> Recorde
     shorter = min(len(before), len(after))
     same = next((i for i in range(shorter) if before[i] != after[i]), shorter)
     between = vocabulary.tokenize(f"\n{edit.path}, changed:\n", special=False).tolist()
-    return Recorded(f"{edit.commit[:10]}:{edit.path}", [*head, *before, *between, *after[:same]], after[same:])
+    prompt = [*head, *before, *between, *after[:same]]
+    return Recorded(f"{edit.commit[:10]}:{edit.path}", prompt, after[same:], before[same:])
 
 
 def _git(repository: Path, *arguments: str) -> list[str]:

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from rest_local.bench.recorded import Recorded
-from rest_local.bench.replay import counted
+from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.sources import Lookup
 from rest_local.planning.cost import LARGEST, CostCurve
 
 
@@ -30,12 +29,12 @@ class Reach:
     longest: list[int]
 
 
-def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Lookup]) -> list[Reach]:
+def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable]) -> list[Reach]:
     """One lookup for every token of every answer; the curve plays no part, so one result serves all curves."""
     sources = make_sources()
     found = []
     for answer in counted(recorded):
-        sources.restart([*answer.prompt, answer.answer[0]])
+        begin(sources, answer)
         longest = [0]
         for at in range(1, len(answer.answer)):
             # the last token of a step is the model's own

@@ -39,7 +39,7 @@ class Peer:
         raise NotImplementedError
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """A new request: its prompt and the first token of its answer."""
+        """A new request and its prompt."""
         self.tokens, self._bytes = [], bytearray()
         self.extend(tokens)
 
@@ -47,6 +47,9 @@ class Peer:
         """Tokens that were confirmed."""
         self.tokens.extend(tokens)
         self._bytes += pack(f"<{len(tokens)}i", *tokens)
+
+    def predict(self, tokens: Sequence[int]) -> None:
+        """The peers know no prediction; the text is in the prompt as well."""
 
     def rows(self, *_: Any, **__: Any) -> list[SourceRows]:
         """None: a peer is asked for its draft only."""
@@ -141,7 +144,7 @@ class NgramMod(Peer):
 
     def restart(self, tokens: Sequence[int]) -> None:
         super().restart(tokens)
-        known = len(tokens) - 1
+        known = len(tokens)
         self._entered = max(known - self.GRAM, 0)
         self._enter(tokens, 0, self._entered)
         if len(self._table) > self.SLOTS // 4:

@@ -27,11 +27,12 @@ MAX_TEXT = 256 * 2**20  # characters of one file, unpacked: a replay holds all o
 
 @dataclass(frozen=True)
 class Recorded:
-    """One answer: token ids of what stood before it, and its own."""
+    """One answer: token ids of what stood before it, its own, and what the client said is likely to follow."""
 
     name: str
     prompt: list[int]
     answer: list[int]
+    prediction: Sequence[int] = ()
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,6 +30,12 @@ SHORTEST_ANSWER = 3
 LOOKUP_MS = 0.15  # what a policy is told of each: with this machine's own times a replay would not repeat itself
 LEAVES = 64  # what a draft could be, not what one context's sequence ids allow
 FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # where cost plays no part
+
+
+class Predictable(Lookup, Protocol):
+    """What a replay drafts from: `Sources`, or a peer."""
+
+    def predict(self, tokens: Sequence[int]) -> None: ...
 
 
 @dataclass
@@ -124,7 +130,7 @@ class Threshold:
 
 
 def sweep(
-    recorded: Sequence[Recorded], make_sources: Callable[[], Lookup], thresholds: Sequence[float]
+    recorded: Sequence[Recorded], make_sources: Callable[[], Predictable], thresholds: Sequence[float]
 ) -> list[dict[str, Any]]:
     """One row {"threshold", "nodes_per_step", "mat", "draft_ms"} for each threshold, each from a cold start."""
     rows = []
@@ -139,7 +145,17 @@ def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
     return [answer for answer in recorded if len(answer.answer) >= SHORTEST_ANSWER]
 
 
-def replay(recorded: Sequence[Recorded], make_sources: Callable[[], Lookup], policy: Policy, curve: CostCurve) -> Tally:
+def begin(sources: Predictable, answer: Recorded) -> None:
+    """What has been said when drafting begins: the prompt and, from its evaluation, the first token of the answer."""
+    sources.restart(answer.prompt)
+    if answer.prediction:
+        sources.predict(answer.prediction)
+    sources.extend(answer.answer[:1])
+
+
+def replay(
+    recorded: Sequence[Recorded], make_sources: Callable[[], Predictable], policy: Policy, curve: CostCurve
+) -> Tally:
     """Let a policy decide at every step. A step costs what `curve` says; the time to draft is counted apart."""
     tally = Tally()
     sources = make_sources()
@@ -152,8 +168,8 @@ def replay(recorded: Sequence[Recorded], make_sources: Callable[[], Lookup], pol
     return tally
 
 
-def _replay_answer(answer: Recorded, sources: Lookup, policy: Policy, curve: CostCurve, tally: Tally) -> None:
-    sources.restart([*answer.prompt, answer.answer[0]])
+def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve: CostCurve, tally: Tally) -> None:
+    begin(sources, answer)
     policy.begin(len(answer.prompt))
     given = answer.answer[:1]
     at = 1

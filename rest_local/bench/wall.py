@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.bench.recorded import Recorded
-from rest_local.bench.replay import counted
+from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.tuning import capability_of, tune
-from rest_local.drafting.sources import Lookup
 from rest_local.errors import OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -63,7 +62,7 @@ class _Bench:
     context: Context
     slot: Slot
 
-    def run(self, answer: Recorded, sources: Lookup, policy: Policy) -> tuple[float, Statistics]:
+    def run(self, answer: Recorded, sources: Predictable, policy: Policy) -> tuple[float, Statistics]:
         """Milliseconds from the first token of the answer to its last, and what the steps did."""
         rest = answer.answer[1:]
         generation = Generation(
@@ -71,6 +70,7 @@ class _Bench:
             capability_of(self.model, self.context, exact=False), lambda token: False,
         )  # fmt: skip
         generation.start([*answer.prompt, answer.answer[0]])
+        begin(sources, answer)
         given: list[int] = []
         begun = time.perf_counter()
         while len(given) < len(rest):
@@ -92,7 +92,7 @@ class WallClock:
 def wall_clock(
     path: str,
     recorded: Sequence[Recorded],
-    make_sources: Callable[[], Lookup],
+    make_sources: Callable[[], Predictable],
     make_policy: MakePolicy,
     *,
     tokens: int = TOKENS,
@@ -147,7 +147,7 @@ class _Round:
 def _round(
     bench: _Bench,
     answers: Sequence[Recorded],
-    make_sources: Callable[[], Lookup],
+    make_sources: Callable[[], Predictable],
     make_policy: MakePolicy,
     curve: CostCurve,
     number: int,

@@ -59,6 +59,7 @@ def open_workload(
     files: Sequence[Path] = (),
     repositories: Sequence[Path] = (),
     edits: int = EDITS,
+    predict: bool = False,
     datastores: Sequence[str] = (),
     history: str | None = None,
     limit: int | None = None,
@@ -68,7 +69,7 @@ def open_workload(
     """
     recorded = [answer for path in files for answer in load(path, vocabulary)]
     for repository in repositories:
-        recorded += load_edits(repository, vocabulary, edits)
+        recorded += load_edits(repository, vocabulary, edits, predict=predict)
     if not recorded:
         raise OptionError("nothing to replay: name a file of recorded answers, or a repository with --git")
     tested, earlier = _split(recorded, history, vocabulary)

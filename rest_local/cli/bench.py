@@ -28,6 +28,7 @@ class ReplayChoice:
     vocab: str | None
     git: tuple[Path, ...]
     edits: int
+    predict: bool
     datastore: tuple[str, ...]
     history: str | None
     limit: int | None
@@ -74,6 +75,7 @@ def bench() -> None:
 @click.option(
     "--edits", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Edits of a repository."
 )
+@click.option("--predict", is_flag=True, help="With --git: give the old file as the request's prediction, too.")
 @click.option("-d", "--datastore", multiple=True, metavar="NAME", help="Draft from this datastore, too; repeatable.")
 @click.option(
     "--history",
@@ -162,6 +164,7 @@ def _workload(choice: ReplayChoice) -> Workload:
             files=choice.files,
             repositories=choice.git,
             edits=choice.edits,
+            predict=choice.predict,
             datastores=choice.datastore,
             history=choice.history,
             limit=choice.limit or (WALL_ANSWERS if choice.model else None),
