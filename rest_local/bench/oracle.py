@@ -39,7 +39,7 @@ def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable
         for at in range(1, len(answer.answer)):
             # the last token of a step is the model's own
             rest = answer.answer[at : len(answer.answer) - 1][: LARGEST - 1]
-            longest.append(max((_right(rows, rest) for rows in sources.rows()), default=0))
+            longest.append(max((_right(rows, rest) for rows in sources.rows(depth=LARGEST - 1)), default=0))
             sources.extend(answer.answer[at : at + 1])
         found.append(Reach(len(answer.prompt), longest))
     return found

@@ -20,9 +20,10 @@ from rest_local.bench.recorded import Recorded
 from rest_local.decoding.verify import verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, draft
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.auto import LONG_RUN
 from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import Policy, Situation, StepCost
 
@@ -110,6 +111,7 @@ class Threshold:
         self.least = least
         self.nodes = nodes
         self.acceptance = Acceptance()
+        self._depth = DEPTH
 
     def begin(self, n_ctx: int) -> None:
         """Nothing to prepare."""
@@ -118,7 +120,7 @@ class Threshold:
         """As large as the threshold and the budget let it become."""
         limit = min(self.nodes, at.limit)
         begun = time.perf_counter()
-        rows = sources.rows()
+        rows = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
         result = draft(rows, self.acceptance.estimate, lambda p: p >= self.least, limit, at.leaves)
         result.lookup_us = lookup_us
@@ -126,6 +128,7 @@ class Threshold:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """As `auto` does."""
+        self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         self.acceptance.learn(drafted.outcomes(tokens))
 
 
