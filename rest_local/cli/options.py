@@ -37,9 +37,9 @@ class EngineChoice:
     threads: int | None = None
     gpu_layers: int | None = None
     policy: str = "auto"
-    verify: str = "strict"
     exact: bool = False
     history: bool = False
+    verify: str = "strict"
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 
@@ -163,22 +164,22 @@ class Engine:
         max_tokens: int = 256,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-        policy: str | None = None,
+        policy: str | Policy | None = None,
         prediction: str | Sequence[int] = "",
         verify: str | None = None,
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
 
         `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts.
-        `verify`: as for `load`, None for what was given there; relaxed changes the answer, `draft["relaxed"]` counts
-        how often. It looks at the model's own probabilities, so grammars, biases and penalties refuse it.
+        `policy`: a name, one of your own, or None for that of `load`. `verify`: as for `load`, None for what was given
+        there; relaxed changes the answer, `draft["relaxed"]` counts how often. It looks at the model's own
+        probabilities, so grammars, biases and penalties refuse it.
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
         if max_tokens < 0:
             raise OptionError(f"{max_tokens} tokens: give 0 or more")
-        if policy is not None and policy not in POLICIES:
-            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        chosen = self._policy(self.policy if policy is None else policy)
         relaxed = _relaxed(self.verify if verify is None else verify, self.exact, sampling)
         if self._running:
             self._running.cancel()
@@ -190,7 +191,7 @@ class Engine:
         generation = Generation(
             self._context,
             self._slot,
-            self._policies[policy or self.policy],
+            chosen,
             self._sources,
             sampler,
             self.capability,
@@ -213,6 +214,13 @@ class Engine:
         stream = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), finished)
         self._running = stream
         return stream
+
+    def _policy(self, policy: str | Policy) -> Policy:
+        if not isinstance(policy, str):
+            return policy
+        if policy not in self._policies:
+            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        return self._policies[policy]
 
     def _predicted(self, prediction: str | Sequence[int]) -> Sequence[int]:
         """Token ids of a prediction; ids that the model does not have end it."""

@@ -32,7 +32,8 @@ def entropy_of(logits: NDArray[np.float32]) -> float:
     if _buffers.both.shape[1] != len(logits):
         _buffers.both = np.empty((2, len(logits)), np.float32)
     below, weight = _buffers.both
-    np.subtract(logits, np.float32(greatest), out=below)
+    with np.errstate(over="ignore"):  # -inf is what it should be
+        np.subtract(logits, np.float32(greatest), out=below)
     np.maximum(below, np.float32(LEAST), out=below)
     np.exp(below, out=weight)
     total = float(weight.sum())
