@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,136 @@ def test_a_missing_file_and_a_wrong_curve_are_one_line(
     for curve in ("no-such", str(tmp_path / "curve.json")):
         assert run(["bench", "replay", str(recorded), "--vocab", model, "--curve", curve]) == 2
         assert "flat-to-8" in capsys.readouterr().err
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "repository"
+    path.mkdir()
+    git = ["git", "-C", str(path), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for version in ("one", "two", "three"):
+        (path / "file.txt").write_text("".join(f"{version} line {n} of the file\n" for n in range(20)))
+        subprocess.run([*git, "add", "file.txt"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", version], check=True)
+    return path
+
+
+def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["bench", "replay", *arguments, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_peers_and_oracle_stand_beside_the_policy(
+    recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--peers"]
+    report = replayed(capsys, *arguments)
+    assert {"prompt-lookup", "ngram-simple", "ngram-mod"} <= set(report["peers"])
+    assert bool(report["peers_left_out"]) == ("arctic-chain-1x-0.1" not in report["peers"])
+    for row in report["peers"].values():
+        assert set(row["speedup"]) == {"flat-to-8"}
+        assert row["tokens_changed"] == 0
+    row = report["curves"]["flat-to-8"]
+    assert row["oracle"]["speedup"] >= row["speedup"]
+    assert row["share_of_oracle"] == pytest.approx(row["speedup"] / row["oracle"]["speedup"], abs=1e-3)
+    assert run(["bench", "replay", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "of the oracle's" in out
+    assert "prompt-lookup: MAT" in out
+    assert "accepted by depth" in out
+
+
+def test_a_budget_replaces_the_policy(
+    recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--budget")
+    few, many = (replayed(capsys, *arguments, budget)["curves"]["flat-to-8"] for budget in ("1", "12"))
+    assert 0.5 < few["nodes_per_step"] <= 1
+    assert few["nodes_per_step"] < many["nodes_per_step"] <= 12
+    assert run(["bench", "replay", *arguments, "0"]) == 2
+    assert "--budget" in capsys.readouterr().err
+
+
+def test_history_is_a_number_or_a_file(
+    recorded: Path, tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = (str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--history")
+    two, first = (replayed(capsys, *common, number) for number in ("2", "2:"))
+    assert two["answers"] == first["answers"] == 2
+    assert two["curves"]["flat-to-8"]["by_source"] == first["curves"]["flat-to-8"]["by_source"]  # it repeats itself
+    report = replayed(capsys, *common, str(recorded), "--limit", "1")
+    assert report["answers"] == 1
+    assert report["curves"]["flat-to-8"]["by_source"]["history"]["accepted"] > 0
+    for wrong in ("0", "6", "99:"):
+        assert run(["bench", "replay", *common, wrong]) == 2
+        assert "there are 6 answers" in capsys.readouterr().err
+    assert run(["bench", "replay", *common, str(tmp_path / "none.jsonl")]) == 1
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_edits_of_a_repository(
+    repository: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--git", str(repository), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8"]
+    report = replayed(capsys, *arguments)
+    assert report["answers"] == 2
+    assert report["curves"]["flat-to-8"]["mat"] > 2
+    assert replayed(capsys, *arguments, "--edits", "1")["answers"] == 1
+    predicted = replayed(capsys, *arguments, "--predict")["curves"]["flat-to-8"]
+    assert predicted["by_source"]["prediction"]["accepted"] > 10
+
+
+def test_what_is_no_repository_or_an_empty_one_is_one_line(
+    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "empty")], check=True)
+    (tmp_path / "plain").mkdir()
+    for name in ("empty", "plain", "none"):
+        arguments = ["bench", "replay", "--git", str(tmp_path / name), "--vocab", str(tiny_model("llama"))]
+        assert run(arguments) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert str(tmp_path / name) in err
+
+
+def test_wall_clock_on_a_model_keeps_its_curve(
+    recorded: Path, tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, curve = str(tiny_model("llama")), tmp_path / "measured.json"
+    assert run(["bench", "replay", str(recorded), "-m", model, "--limit", "2", "--save-curve", str(curve)]) == 0
+    out = capsys.readouterr().out
+    assert "wall clock on" in out
+    report = json.loads(out.splitlines()[-1])
+    assert report["answers"] == 2
+    assert report["curves"] == {}
+    assert set(report["wall_clock"]) >= {"speedup", "implied", "implied_over_wall", "mat", "settings"}
+    row = replayed(capsys, str(recorded), "--vocab", model, "--curve", str(curve))["curves"][str(curve)]
+    assert row["tokens_changed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["ANSWERS"], "--vocab"),
+        (["--vocab", "MODEL"], "nothing to replay"),
+        (["ANSWERS", "--vocab", "MODEL", "--policy", "none-such"], "none-such"),
+        (["ANSWERS", "--vocab", "MODEL", "--save-curve", "x"], "--model"),
+        (["ANSWERS", "--vocab", "MODEL", "-d", "none-such"], "none-such"),
+        (["ANSWERS", "--vocab", "ANSWERS"], "answers.jsonl"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    arguments: list[str],
+    cause: str,
+    recorded: Path,
+    tiny_model: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = {"ANSWERS": str(recorded), "MODEL": str(tiny_model("llama"))}
+    assert run(["bench", "replay", *(names.get(argument, argument) for argument in arguments)]) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert cause in captured.err
