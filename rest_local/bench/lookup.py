@@ -16,32 +16,42 @@ import json
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.drafter import draft
+from rest_local.planning.acceptance import Acceptance
 from rest_local.retrieval.build import build
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.packing import order_of, pack, width_of
-from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.rows import Int32Array, Rows
 from rest_local.retrieval.tokenizing import tokenize_documents
 
 DOCUMENT = 5_000
 _SYNTHETIC_SIZE = 32_000
 _SORT_SAMPLE = 5_000_000
+COLD_QUERIES = 300
+FLUSHED = 40_000_000  # bytes: more than the last-level caches of the machines at hand
 
 
 def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str | None = None) -> dict[str, Any]:
     """Builds a datastore of `tokens` tokens in a temporary directory and measures it.
 
-    Times in microseconds (`rows_us`: one `Datastore.rows` of 64 rows and 16 tokens, first and second pass over the
-    queries), memory in MB: `open_rss_mb` after opening, `used_rss_mb` after all queries (mapped pages, which the
-    system may take back at any time, count), `trimmed_rss_mb` after `Datastore.trim`, `own_rss_mb` the part of
-    `used_rss_mb` that is not mapped file.
+    Times in microseconds. `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted
+    trie; `first_lookup_us`: in the first pass over the queries; `cold_lookup_us`: with the processor's caches flushed
+    before each, as behind a forward pass; `rows_us`: the rows alone; `draft_us`: rows and a tree grown from them, of up
+    to 16 nodes, which visits the part of the trie that it needs.
+
+    Memory in MB: `open_rss_mb` after opening, `used_rss_mb` after all queries (mapped pages, which the system may take
+    back at any time, count), `trimmed_rss_mb` after `Datastore.trim`, `own_rss_mb` the part of `used_rss_mb` that is
+    not mapped file.
     """
     random = np.random.default_rng(seed)
     text, vocabulary, source = _text(tokens, random, model)
@@ -58,8 +68,10 @@ def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str
         before, before_own = _resident()
         with Datastore.open(Path(directory) / "store") as store:
             opened, _ = _resident()
-            passes = [_times(store, contexts) for _ in range(2)]
+            first, rows, lookup = (_times(store, contexts, then) for then in (_trie, _nothing, _trie))
+            draft = _times(store, contexts, _drafted())
             used, used_own = _resident()
+            cold = _times(store, contexts[:COLD_QUERIES], _trie, np.zeros(FLUSHED, np.uint8))
             store.trim()
             trimmed, _ = _resident()
             info = store.info()
@@ -70,8 +82,11 @@ def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str
         "width": width_of(vocabulary.size),
         "segments": info["segments"],
         "queries": queries,
-        "first_rows_us": _quantiles(passes[0]),
-        "rows_us": _quantiles(passes[1]),
+        "lookup_us": _quantiles(lookup),
+        "first_lookup_us": _quantiles(first),
+        "cold_lookup_us": _quantiles(cold),
+        "rows_us": _quantiles(rows),
+        "draft_us": _quantiles(draft),
         "open_rss_mb": round(opened - before, 1),
         "used_rss_mb": round(used - before, 1),
         "trimmed_rss_mb": round(trimmed - before, 1),
@@ -142,13 +157,43 @@ def _sort_speed(text: Int32Array, vocab_size: int) -> float:
     return len(text) / (time.perf_counter() - began)
 
 
-def _times(store: Datastore, contexts: list[Int32Array]) -> Int32Array:
+def _times(
+    store: Datastore,
+    contexts: list[Int32Array],
+    then: Callable[[Rows], object],
+    flush: npt.NDArray[np.uint8] | None = None,
+) -> Int32Array:
+    """Nanoseconds of each lookup and what is done with its rows; `flush` is written to before each."""
     times = []
     for context in contexts:
+        if flush is not None:
+            flush += 1
         began = time.perf_counter_ns()
-        store.rows(context)
+        then(store.rows(context))
         times.append(time.perf_counter_ns() - began)
     return np.array(times, np.int32)
+
+
+def _nothing(rows: Rows) -> None:
+    """The rows alone."""
+
+
+def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
+    """The weighted trie of all rows, whole: the rows sorted, so that a node is a run of rows and its weight the run's
+    length, and how many tokens each row shares with the one before it.
+    """
+    tokens = rows.continuations
+    if len(tokens):
+        tokens = tokens[tokens.view(f"V{4 * rows.depth}")[:, 0].argsort()]
+    differ = np.ones((max(len(tokens) - 1, 0), rows.depth + 1), np.bool_)
+    np.not_equal(tokens[1:], tokens[:-1], out=differ[:, :-1])
+    return tokens, differ.argmax(axis=1)
+
+
+def _drafted() -> Callable[[Rows], object]:
+    estimate = Acceptance().estimate
+    source = SOURCE_NUMBER["datastore"]
+    return lambda rows: draft([SourceRows(source, rows)], estimate, lambda _: True, limit=16, leaves=8)
 
 
 def _quantiles(times: Int32Array) -> dict[str, float]:

@@ -23,7 +23,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
-_NO_LIMIT = 1 << 31
+_NO_LIMIT = 1 << 31  # all an int32 can hold
 
 
 class Rows:
@@ -70,10 +70,11 @@ class Rows:
     def continuations(self) -> Int32Array:
         """int32 [rows, depth], -1 from the document's end on."""
         if self._continuations is None:
-            tokens = (self._tokens >> self._shift).astype(np.int32, order="C")
-            outside = (tokens < 0) | (tokens >= self.limit)
-            if outside.any():
-                tokens[np.logical_or.accumulate(outside, axis=1)] = -1
+            stored = self._tokens >> self._shift if self._shift else self._tokens
+            tokens = stored.astype(np.int32, order="C")
+            known = tokens.view(np.uint32)  # where an id below 0 is a large one
+            if tokens.size and known.max() >= self.limit:
+                tokens[np.logical_or.accumulate(known >= self.limit, axis=1)] = -1
             self._continuations = tokens
         return self._continuations
 
