@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVersion, DatastoreVocabulary
 from rest_local.retrieval.format import KINDS, MANIFEST, Documents, Manifest, SegmentEntry, file_name
-from rest_local.retrieval.rows import Context, Int32Array, Rows, check_shape
-from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.rows import Context, Int32Array, Rows
+from rest_local.retrieval.segment import Segment, search_all
 
 MAX_MANIFEST = 64 << 20
 _CHUNK = 1 << 20
@@ -47,9 +47,11 @@ class Datastore:
         self._segments: list[Segment] = []
         self._documents: list[Documents] = []
         self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
+        self._placed: tuple[tuple[int, Segment], ...] = ()
         try:
             for entry in manifest.segments:
                 self._open_segment(entry, mmap)
+            self._placed = tuple(zip(self._offsets.tolist(), self._segments, strict=False))
         except BaseException:
             self.close()
             raise
@@ -104,23 +106,21 @@ class Datastore:
         """The segments, in the order of the text."""
         return tuple(self._segments)
 
+    @property
+    def placed(self) -> tuple[tuple[int, Segment], ...]:
+        """Where each segment starts in the text, and the segment."""
+        return self._placed
+
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
         """As `Segment.rows`, merged over the segments; `locate` takes the positions.
 
         Raises DatastoreCorrupt if a position on disk points outside its segment. Other damage to the files cannot be
         seen here and only makes rows useless; ids are always below the vocabulary's size.
         """
-        check_shape(limit, depth)
-        best, key = Rows.empty(depth), None
-        for index, segment in enumerate(self._segments):
-            key = segment.key(context) if key is None else key
-            least = int(best.match[limit - 1]) if len(best) >= limit else 0
-            try:
-                rows = segment.search(key, limit, depth, least, int(self._offsets[index]))
-            except IndexError as error:
-                raise DatastoreCorrupt(self.path, f"segment {index} points outside its text") from error
-            best = Rows.merge([best, rows], limit, depth)
-        return best
+        try:
+            return search_all(self._placed, context, limit, depth)
+        except IndexError as error:
+            raise DatastoreCorrupt(self.path, "a segment points outside its text") from error
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
         """(match, count, positions): the longest match of `context`, in how many places, and up to `limit` of them."""
@@ -217,7 +217,7 @@ class Datastore:
             segment.release()
         for table in self._documents:
             table.release()
-        self._segments, self._documents = [], []
+        self._segments, self._documents, self._placed = [], [], ()
         for mapped in self._maps:
             # A view may still be alive (in the traceback of a refused file, in another thread): the map goes with it.
             with contextlib.suppress(BufferError):

@@ -41,8 +41,8 @@ from rest_local.retrieval.build import commit as commit_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
-from rest_local.retrieval.growing import GrowingText
-from rest_local.retrieval.rows import Int32Array, Rows
+from rest_local.retrieval.rows import Context, Int32Array, Rows
+from rest_local.retrieval.segment import Segment, search_all
 
 log = logging.getLogger("rest_local.history")
 
@@ -54,12 +54,15 @@ KEPT = 0.75
 COMMIT_TOKENS = 4096
 """New tokens after which a commit is made: what a kill can lose. It takes about a thousandth of generating them."""
 
-SMALL = 1 << 15
+UNWRITTEN = 1 << 16
+"""New tokens that are held at most where none can be written, so that a full disk does not fill the memory as well."""
+
+SMALL = 1 << 16
 """A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
 
-MERGE = 8
-"""A larger segment is merged once this many times the size of what is newer: at most 4 segments below CAP, each a
-search of its own, and a token is written about 10 times."""
+MERGE = 16
+"""A larger segment is merged until it is this many times the size of what is newer: two segments up to a million
+tokens, three below CAP, since each is a search of its own. A token is written about 20 times for it."""
 
 WAIT_S = 2.0
 """How long a commit waits for another process's, which takes milliseconds, a second where CAP is reached."""
@@ -100,7 +103,8 @@ class History:
             raise ValueError(f"cap {cap} holds no answer")
         self._store: Datastore | None = None
         self._pending: dict[str, Int32Array] = {}  # by digest, oldest first: what is not committed yet
-        self._own = GrowingText(vocabulary.size)  # the same, to be searched
+        self._pending_tokens = 0  # of them, one separator an answer included
+        self._searched: list[tuple[int, Segment]] | None = None  # None: to be made
         self._commit_at = COMMIT_TOKENS
         self._warned: set[str] = set()
 
@@ -125,21 +129,36 @@ class History:
 
     def __len__(self) -> int:
         """Tokens that can be searched, one separator an answer included."""
-        return len(self._own) + (len(self._store) if self._store else 0)
+        return self._pending_tokens + self._stored_tokens
 
-    def rows(self, context: npt.NDArray[np.integer], limit: int = 64, depth: int = 16) -> Rows:
-        """As `Datastore.rows`, over stored and new answers; the new ones first among equal matches."""
-        own = self._own.rows(context, limit, depth)
-        if self._store is None:
-            return own
+    @property
+    def _stored_tokens(self) -> int:
+        return len(self._store) if self._store else 0
+
+    def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
+        """As `Datastore.rows`, over stored and new answers; the older first among equal matches."""
         try:
-            stored = self._store.rows(context, limit, depth)
-        except (DatastoreError, OSError, ValueError) as error:
+            return search_all(self._segments(), context, limit, depth)
+        except IndexError:
+            if self._store is None:
+                raise
             opened = self._store.manifest
             self._close_store()
-            self._set_aside(error, opened)
-            return own
-        return Rows.merge([own.moved(len(self._store)), stored], limit, depth)
+            self._set_aside(DatastoreCorrupt(self.path, "a segment points outside its text"), opened)
+            return self.rows(context, limit, depth)
+
+    def _segments(self) -> list[tuple[int, Segment]]:
+        """What is searched: the largest segment first, behind which the others are soon left. Measured with three of
+        them at 1 M tokens: 56 us a lookup, 93 us with the newest first, 28 us in one segment.
+
+        The new answers are sorted again when one was added: a millisecond at most.
+        """
+        if self._searched is None:
+            self._searched = list(self._store.placed) if self._store else []
+            if self._pending:
+                new = Segment.of(self._pending.values(), self.vocabulary.size)
+                self._searched.append((self._stored_tokens, new))
+        return self._searched
 
     def add(self, answer: npt.ArrayLike) -> None:
         """Keeps an answer; an empty one and one that waits already are not. Commits now and then (up to a second).
@@ -155,27 +174,31 @@ class History:
         if name in self._pending:
             return
         self._pending[name] = tokens.copy()
-        self._own.extend([*tokens, -1])
-        if len(self._own) >= self._commit_at:
+        self._pending_tokens += len(tokens) + 1
+        self._searched = None
+        if self._pending_tokens >= self._commit_at:
             self.commit()
 
     def commit(self) -> None:
         """Writes what is new as a segment and opens the result, so that other processes' answers are seen as well.
 
-        What cannot be written waits for the next commit, up to a quarter of the cap.
+        What cannot be written waits for the next commit, until it is more than UNWRITTEN tokens.
         """
         if self._pending and self._commit():
-            self._pending, self._own = {}, GrowingText(self.vocabulary.size)
+            self._let_go()
             self._reopen()
-        elif len(self._own) > self.cap // 4:
-            self._pending, self._own = {}, GrowingText(self.vocabulary.size)
-        self._commit_at = len(self._own) + COMMIT_TOKENS
+        elif self._pending_tokens > UNWRITTEN:
+            self._let_go()
+        self._commit_at = self._pending_tokens + COMMIT_TOKENS
 
     def close(self) -> None:
         """Commits what is new and closes the files; again does nothing."""
         if self._pending and self._commit():
-            self._pending, self._own = {}, GrowingText(self.vocabulary.size)
+            self._let_go()
         self._close_store()
+
+    def _let_go(self) -> None:
+        self._pending, self._pending_tokens, self._searched = {}, 0, None
 
     def _commit(self) -> bool:
         """Whether what is new is on the disk now."""
@@ -247,7 +270,7 @@ class History:
     def _reopen(self) -> None:
         self._close_store()
         try:
-            self._store = self._snapshot()
+            self._store, self._searched = self._snapshot(), None
         except DAMAGE as error:
             self._set_aside(error)
         except DatastoreError as error:
@@ -281,7 +304,7 @@ class History:
         log.warning("history %s: %s; set aside as %s, starting anew", self.path, _what(error), aside.name)
 
     def _close_store(self) -> None:
-        store, self._store = self._store, None
+        store, self._store, self._searched = self._store, None, None
         if store:
             store.close()
 

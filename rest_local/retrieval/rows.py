@@ -95,10 +95,6 @@ class Rows:
             return [token if token < self.limit else -1 for token in tokens]
         return tokens
 
-    def moved(self, by: int) -> Rows:
-        """The same rows in a text before which `by` tokens were put."""
-        return Rows(self._tokens, self.match, self.positions + by, shift=self._shift, limit=self.limit)
-
     @staticmethod
     def empty(depth: int) -> Rows:
         """No rows."""

@@ -167,6 +167,20 @@ class Segment:
         return text
 
 
+def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit: int, depth: int) -> Rows:
+    """As `Segment.rows`, over (start in the text, segment) of one vocabulary; the earlier first among equal matches.
+
+    A segment is left after one search unless it can do better than those before it.
+    """
+    check_shape(limit, depth)
+    best, key = Rows.empty(depth), None
+    for start, segment in segments:
+        key = segment.key(context) if key is None else key
+        above = int(best.match[limit - 1]) if len(best) >= limit else 0
+        best = Rows.merge([best, segment.search(key, limit, depth, above, start)], limit, depth)
+    return best
+
+
 def join(documents: Iterable[npt.NDArray[np.integer]], vocab_size: int) -> Int32Array:
     """The documents one after another, a separator (`vocab_size`) after each: int32 [tokens + documents]."""
     separator = np.array([vocab_size], np.int32)
