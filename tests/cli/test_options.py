@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import rest_local.decoding.engine
 from rest_local.cli import options
 from rest_local.cli.options import EngineChoice
 from rest_local.errors import DatastoreCorrupt, DatastoreVocabulary
+from rest_local.planning.policies import POLICIES
 from rest_local.retrieval import home
 
 
@@ -106,3 +108,16 @@ def test_choice_is_handed_over(loads: list[dict[str, Any]]) -> None:
     assert call["datastores"] == [Path("/tmp/a"), home.datastores_home() / "b"]
     assert (call["n_ctx"], call["threads"], call["n_gpu_layers"]) == (512, 2, 0)
     assert (call["policy"], call["exact"]) == ("off", True)
+
+
+def test_policies_on_the_command_line_are_those_there_are() -> None:
+    assert sorted(options.POLICY_NAMES) == sorted(POLICIES)
+
+
+@pytest.mark.parametrize("more", [("--exact", "--verify", "relaxed"), ("--verify", "loose"), ("--policy", "best")])
+def test_what_cannot_be_verified_so_is_refused_before_a_model_is_opened(
+    call: Callable[..., Any], more: tuple[str, ...]
+) -> None:
+    done = call("generate", "x", "-m", "/nowhere/model.gguf", *more)
+    assert done.code == 2
+    assert "nowhere" not in done.err

@@ -1,0 +1,180 @@
+"""Every policy over the fake backend says what plain decoding says; relaxed verification says what it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
+
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.slot import Slot
+from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.candidates import SOURCE_NUMBER
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.sources import Lookup, Sources
+from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.errors import OptionError
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.retrieval.growing import GrowingText
+
+FLAT = CostCurve.from_points([0], [1, 64], [[10.0, 10.0]])
+TREE = Capability("tree", "fake")
+CONTEXT, MODEL = SOURCE_NUMBER["context"], SOURCE_NUMBER["model"]
+SEQUENTIAL = Draws | Greedy
+
+
+def task(policy: Policy, sources: Lookup, chooser: SEQUENTIAL, relaxed: Relaxed | None = None) -> Generation:
+    backend = FakeBackend()
+    return Generation(backend, Slot(backend), policy, sources, chooser, TREE, lambda token: token == END, relaxed)
+
+
+def run(generation: Generation, prompt: Sequence[int], n: int) -> list[tuple[int, str]]:
+    generation.start(prompt)
+    out: list[tuple[int, str]] = []
+    while len(out) < n and (not out or out[-1][0] != END):
+        out += generation.step(n - len(out))
+    return out
+
+
+def prompts(n: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, END, 8).tolist() * int(rng.integers(1, 4)) for _ in range(n)]
+
+
+def earlier() -> GrowingText:
+    """What the model answers to some of the prompts."""
+    text = GrowingText()
+    for prompt in prompts(20)[::2]:
+        text.extend([*prompt, *plain(prompt, Greedy(), 40), -1])
+    return text
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_streams_are_those_of_plain_decoding(name: str) -> None:
+    policy, sources = make_policy(name, FLAT), Sources([], N_VOCAB, earlier())
+    accepted = 0
+    for seed, prompt in enumerate(prompts(20)):
+        greedy = task(policy, sources, Greedy())
+        assert [token for token, _ in run(greedy, prompt, 40)] == plain(prompt, Greedy(), 40)
+        drawn, alone = Draws(seed, 0.5), Draws(seed, 0.5)
+        assert [token for token, _ in run(task(policy, sources, drawn), prompt, 40)] == plain(prompt, alone, 40)
+        assert drawn.accepted == alone.accepted
+        accepted += greedy.statistics.accepted
+    assert accepted == 0 if name == "off" else accepted > 20
+
+
+class Scripted:
+    """Drafts what `write` makes of the text so far; keeps the situations."""
+
+    name = "scripted"
+    watches_entropy = True
+
+    def __init__(self, second: bool = False, source: int = CONTEXT) -> None:
+        self._second, self._source = second, source
+        self.seen: list[tuple[float, ...]] = []
+        self.history: list[int] = []
+
+    def begin(self, n_ctx: int) -> None: ...
+
+    def draft(self, sources: Lookup, at: Situation) -> Draft:
+        self.seen.append(tuple(at.entropies))
+        tree, node, history = DraftTree(at.leaves), ROOT, list(self.history)
+        for _ in range(min(at.limit, 4)):
+            ranked = np.argsort(-logits_of(history))
+            history.append(int(ranked[1 if self._second else 0]))
+            node = tree.add(history[-1], node, 1.0, self._source)
+        return Draft(tree)
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        self.history += tokens
+
+
+def test_entropies_are_those_of_the_newest_three_tokens() -> None:
+    prompt = [1, 2, 3]
+    policy = Scripted()
+    policy.history = list(prompt)
+    generation = task(policy, Sources([], N_VOCAB), Greedy())
+    generation.start(prompt)
+    said: list[int] = []
+    for _ in range(4):
+        every = [entropy_of(logits_of([*prompt, *said[:n]])) for n in range(len(said))]
+        said += [token for token, _ in generation.step(20)]
+        assert policy.seen[-1] == pytest.approx(every[-3:])
+    assert len(said) > 8
+
+
+def relaxed_by_hand(prompt: Sequence[int], rule: Relaxed, n: int) -> list[tuple[int, str]]:
+    """The second likeliest is drafted, 4 in a row: it passes where the rule lets it, else the model's own ends the
+    step.
+    """
+    history: list[int] = list(prompt)
+    out: list[tuple[int, str]] = []
+    while len(out) < n:
+        for _ in range(min(4, n - len(out) - 1)):
+            row = logits_of(history)
+            first, second = (int(t) for t in np.argsort(-row)[:2])
+            if END in (first, second) or rule.k < 2 or row[second] < row[first] + np.log(rule.ratio):
+                break
+            out.append((second, "context~"))
+            history.append(second)
+        first = int(logits_of(history).argmax())
+        out.append((first, "model"))
+        history.append(first)
+        if first == END:
+            break
+    return out
+
+
+@pytest.mark.parametrize("rule", [Relaxed(), Relaxed(2, 0.5), Relaxed(5, 0.01), Relaxed(1, 0.01), Relaxed(3, 1.0)])
+def test_relaxed_tokens_are_counted_and_marked_one_by_one(rule: Relaxed) -> None:
+    passed = 0
+    for prompt in prompts(10):
+        policy = Scripted(second=True)
+        policy.history = list(prompt)
+        generation = task(policy, Sources([], N_VOCAB), Greedy(), rule)
+        out = run(generation, prompt, 40)
+        assert out == relaxed_by_hand(prompt, rule, 40)
+        marked = sum(source == "context~" for _, source in out)
+        assert generation.statistics.relaxed == generation.statistics.to_dict()["relaxed"] == marked
+        passed += marked
+    assert (passed > 0) == (rule.k > 1 and rule.ratio < 1)
+
+
+def test_what_a_model_drafted_stays_strict() -> None:
+    for prompt in prompts(5):
+        policy = Scripted(second=True, source=MODEL)
+        policy.history = list(prompt)
+        generation = task(policy, Sources([], N_VOCAB), Greedy(), Relaxed(10, 0.001))
+        assert [token for token, _ in run(generation, prompt, 30)] == plain(prompt, Greedy(), 30)
+        assert generation.statistics.relaxed == 0
+
+
+def test_the_sampler_advances_once_a_token_also_where_it_was_overruled() -> None:
+    for seed, prompt in enumerate(prompts(5)):
+        policy, chooser = Scripted(second=True), Draws(seed, 0.8)
+        policy.history = list(prompt)
+        generation = task(policy, Sources([], N_VOCAB), chooser, Relaxed(3, 0.2))
+        out = run(generation, prompt, 30)
+        assert chooser.accepted == [token for token, _ in out]
+        assert generation.statistics.relaxed == sum(source.endswith("~") for _, source in out) > 0
+
+
+@pytest.mark.parametrize("text", ["strict", "relaxed", "relaxed:5,0.25"])
+def test_verify_is_read(text: str) -> None:
+    expected = {"strict": None, "relaxed": Relaxed(3, 0.3), "relaxed:5,0.25": Relaxed(5, 0.25)}
+    assert Relaxed.parse(text) == expected[text]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "loose", "strict:", "relaxed:", "relaxed:3", "relaxed:a,b", "relaxed:0,0.3", "relaxed:3,0",
+             "relaxed:3,1.1", "relaxed:3,nan", "strict:3,0.3"],
+)  # fmt: skip
+def test_a_wrong_verify_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="verify "):
+        Relaxed.parse(text)

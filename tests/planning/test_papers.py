@@ -1,0 +1,198 @@
+"""The papers' policies by hand-computed cases, and within their limits whatever is found."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.planning.respec import ALPHA, LAMBDA, ReSpec, certain, follow
+from rest_local.planning.rest import FEW, MATCHES, Rest
+from rest_local.planning.sam import Sam
+from rest_local.retrieval.rows import Rows
+
+FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])
+ROOMY = Situation(100, 63, 64)
+DONE = StepCost(100, 1, 0, 1.0, 0.0)
+
+Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation)
+
+
+class Fixed:
+    """Always finds the same rows, as many and as deep as asked for; keeps what was asked."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self.asked: list[tuple[int | None, int]] = []
+
+    def restart(self, tokens: Sequence[int]) -> None: ...
+
+    def extend(self, tokens: Sequence[int]) -> None: ...
+
+    def repeats(self) -> bool:
+        return False
+
+    def rows(self, limit: int | None = None, depth: int = 16, only: Container[str] = SOURCES) -> list[SourceRows]:
+        self.asked.append((limit, depth))
+        result = []
+        for source, found in self._found.items():
+            if source in only and found:
+                longest = sorted(enumerate(found), key=lambda numbered: -numbered[1][0])[:limit]
+                table = np.full((len(longest), depth), -1, np.int32)
+                for row, (_, (_, tokens)) in enumerate(longest):
+                    table[row, : len(tokens)] = tokens[:depth]
+                match = np.array([m for _, (m, _) in longest], np.int32)
+                positions = np.array([number for number, _ in longest], np.int64)
+                result.append(SourceRows(SOURCE_NUMBER[source], Rows(table, match, positions)))
+        return result
+
+
+def branches(tree: DraftTree) -> set[tuple[int, ...]]:
+    """Every root-to-leaf path."""
+    found = set()
+    for leaf in range(len(tree)):
+        if not tree.children_of(leaf):
+            path, node = [], leaf
+            while node != ROOT:
+                path.append(tree.token[node])
+                node = tree.parent[node]
+            found.add(tuple(reversed(path)))
+    return found
+
+
+def drafted(policy: Policy, found: Found, at: Situation = ROOMY) -> DraftTree:
+    return policy.draft(Fixed(found), at).tree
+
+
+ROW = st.tuples(st.integers(1, 32), st.lists(st.integers(0, 5), min_size=1, max_size=16))
+FOUND = st.dictionaries(st.sampled_from(["datastore", "history", "context"]), st.lists(ROW, min_size=1, max_size=30))
+AT = st.builds(Situation, st.integers(1, 4000), st.integers(0, 63), st.integers(1, 8), st.lists(st.floats(0, 12)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(found=FOUND, at=AT, said=st.lists(st.integers(0, 5), min_size=1, max_size=8))
+def test_no_policy_exceeds_its_limits(name: str, found: Found, at: Situation, said: list[int]) -> None:
+    policy = make_policy(name, FLAT)
+    policy.begin(at.n_ctx)
+    for _ in range(3):
+        draft = policy.draft(Fixed(found), at)
+        assert len(draft.tree) <= at.limit
+        assert draft.tree.n_leaves <= at.leaves
+        assert min(draft.tree.token, default=0) >= 0, "the end of a document is no token"
+        policy.learn(draft, said, StepCost(at.n_ctx, len(draft.tree), 0, 1.0, 0.0))
+
+
+def test_rest_takes_the_most_frequent_of_the_longest_match() -> None:
+    found: Found = {"datastore": [(5, [1, 2]), (5, [1, 3]), (5, [1, 2]), (5, [4]), (3, [9, 9])], "context": [(30, [8])]}
+    tree = drafted(Rest(), found)
+    assert tree.token[:2] == [1, 2]
+    assert tree.probability[:2] == [0.75, 0.5]
+    assert branches(tree) == {(1, 2), (1, 3), (4,)}
+    assert branches(drafted(Rest(), found, Situation(100, 63, 1))) == {(1, 2)}
+
+
+def test_rest_counts_matches_above_16_as_one_and_below_2_as_none() -> None:
+    assert branches(drafted(Rest(), {"datastore": [(30, [1]), (16, [2]), (15, [3])]})) == {(1,), (2,)}
+    assert not drafted(Rest(), {"datastore": [(1, [1])]})
+
+
+def test_rest_reads_10_tokens_and_asks_for_more_places_only_where_there_are_more() -> None:
+    few, many = Fixed({"datastore": [(5, list(range(16)))]}), Fixed({"datastore": [(5, [n % 7]) for n in range(200)]})
+    assert max(Rest().draft(few, ROOMY).tree.depth) == 10
+    tree = Rest().draft(many, ROOMY).tree
+    assert few.asked == [(FEW, 10)]
+    assert many.asked == [(FEW, 10), (MATCHES, 10)]
+    assert tree.probability[0] == 29 / 200
+
+
+def test_sam_takes_stored_text_only_if_5_longer() -> None:
+    stored = [7] * 60
+    assert drafted(Sam(), {"context": [(5, [1] * 60)], "datastore": [(10, stored)]}).token[0] == 1
+    assert drafted(Sam(), {"context": [(5, [1] * 60)], "datastore": [(11, stored)]}).token[0] == 7
+    assert not drafted(Sam(), {"datastore": [(5, stored)]})
+
+
+@pytest.mark.parametrize(("match", "nodes"), [(1, 5), (3, 13), (14, 57), (15, 60), (32, 60)])
+def test_sam_drafts_longer_behind_longer_matches(match: int, nodes: int) -> None:
+    assert len(drafted(Sam(), {"context": [(match, [1] * 60)]})) == nodes
+    assert len(drafted(Sam(), {"history": [(match, [1] * 60)]})) == (min(60, 1 + 4 * (match - 5)) if match > 5 else 0)
+
+
+def test_sam_has_8_nodes_a_depth_from_stored_text() -> None:
+    tree = drafted(Sam(), {"datastore": [(20, [n, n]) for n in range(20)]})
+    assert [tree.depth.count(depth) for depth in (1, 2)] == [8, 8]
+
+
+def test_the_trigger_weighs_the_newest_against_the_mean() -> None:
+    assert certain([])
+    assert certain([1.5])
+    assert not certain([1.51])
+    # k = 1: 1.4 + lambda; k = 2: 3.2 + lambda / 2: the newest alone is the cheapest, and certain
+    assert certain([5.0, 1.4])
+    # k = 1: 1.6 + 0.5; k = 2: 1.45 + 0.25; k = 3: 1.4 + 0.1667: the mean of three
+    assert LAMBDA == 0.5
+    assert certain([1.3, 1.3, 1.6])
+    # k = 1: 1.4 + 0.5 = 1.9; k = 2: 1.55 + 0.25 = 1.8: the mean of two is cheaper, and not certain
+    assert not certain([1.7, 1.4])
+
+
+def test_the_trigger_asks_nobody_where_the_target_is_uncertain() -> None:
+    found: Found = {"context": [(5, [1, 2, 3])]}
+    unsure = Situation(100, 63, 8, (4.0, 4.0, 4.0))
+    sources = Fixed(found)
+    assert ReSpec().draft(sources, unsure) == Draft(DraftTree(), {}, None)
+    assert sources.asked == []
+    assert len(drafted(ReSpec(trigger=False), found, unsure)) == 3
+    assert (ReSpec().watches_entropy, ReSpec(trigger=False).watches_entropy) == (True, False)
+
+
+def test_the_score_follows_what_was_accepted() -> None:
+    assert follow(0.5, 2, 4) == 0.5
+    assert follow(0.5, 4, 4) == pytest.approx(0.5 + ALPHA / 2)
+    assert follow(0.5, 0, 4) == pytest.approx(0.5 - ALPHA / 2)
+
+
+def test_a_place_that_fails_is_left_out_until_it_is_right_again() -> None:
+    policy, found = ReSpec(candidates=1), Fixed({"context": [(5, [1] * 16)]})
+    lengths = []
+    for said in ([9], [1], [1], [1], [1, 1, 1, 1, 1, 1, 1, 1, 1]):
+        draft = policy.draft(found, ROOMY)
+        lengths.append(len(draft.tree))
+        policy.learn(draft, said, DONE)
+    lengths.append(len(policy.draft(found, ROOMY).tree))
+    assert lengths[0] > 0, "0.5 is not below the threshold"
+    assert lengths[1] == 0, "a draft of which nothing was right"
+    assert lengths[2] > lengths[0], "one that was not submitted, but right"
+    assert lengths[-1] >= lengths[2]
+    policy.begin(1)
+    assert len(policy.draft(found, ROOMY).tree) == lengths[0], "the text of a new request is another"
+
+
+def test_candidates_are_branches_and_places_of_stored_text_are_remembered() -> None:
+    found: Found = {"datastore": [(6, [1, 2]), (5, [1, 3]), (5, [4]), (4, [5])]}
+    assert branches(drafted(ReSpec(candidates=1), found)) == {(1, 2)}
+    assert branches(drafted(ReSpec(candidates=3), found)) == {(1, 2), (1, 3), (4,)}
+    policy = ReSpec(candidates=3)
+    draft = policy.draft(Fixed(found), ROOMY)
+    policy.learn(draft, [4, 9], DONE)
+    policy.begin(1)
+    assert branches(policy.draft(Fixed(found), ROOMY).tree) == {(4,)}
+    unscored = ReSpec(candidates=3, feedback=False)
+    unscored.learn(unscored.draft(Fixed(found), ROOMY), [4, 9], DONE)
+    assert branches(unscored.draft(Fixed(found), ROOMY).tree) == {(1, 2), (1, 3), (4,)}
+
+
+def test_scores_by_match_hold_for_other_places() -> None:
+    policy = ReSpec(candidates=1, by="match")
+    policy.learn(policy.draft(Fixed({"datastore": [(6, [1, 2])]}), ROOMY), [9], DONE)
+    assert not policy.draft(Fixed({"datastore": [(9, [9]), (6, [7])][1:]}), ROOMY).tree
+    assert policy.draft(Fixed({"datastore": [(7, [7])]}), ROOMY).tree
