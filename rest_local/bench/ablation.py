@@ -21,6 +21,7 @@ from typing import Any
 from rest_local.bench.curves import load_curve
 from rest_local.bench.replay import replay
 from rest_local.bench.speed import KINDS, prompts
+from rest_local.bench.stdlib import ensure
 from rest_local.bench.workload import open_workload
 from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
@@ -65,10 +66,12 @@ def on_recorded(
 
 
 def with_model(path: str | None, datastores: list[str], tokens: int, limit: int | None) -> list[Row]:
-    """A row for each policy and kind of prompt; greedy, trees, one engine."""
+    """A row for each policy and kind of prompt; greedy, trees, one engine. The demo model has the standard library."""
+    if path is None and not datastores:
+        datastores = [str(ensure(demo_model()))]
     with Engine.load(path or demo_model(), datastores=datastores, n_ctx=2048) as engine:
-        asked = [[p for p in prompts() if p.kind == kind][:limit] for kind in KINDS]
-        texts = {kind: [p.text for p in some] for kind, some in zip(KINDS, asked, strict=True)}
+        asked = list(prompts())
+        texts = {kind: [p.text for p in asked if p.kind == kind][:limit] for kind in KINDS}
         plain = {kind: [_answer(engine, t, tokens, "off", "strict")[0] for t in some] for kind, some in texts.items()}
         rows = []
         runs = [(name, make, "strict") for name, make in _policies(lambda: engine.cost_curve).items()]

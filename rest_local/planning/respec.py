@@ -30,7 +30,7 @@ LAMBDA = 0.5
 NEWEST = 3  # tokens whose entropies are looked at
 ALPHA = 0.3
 START, THRESHOLD = 0.5, 0.5
-LONGEST = 16  # tokens of a draft at score 1
+LONGEST = 8  # tokens of a draft at score 1
 CANDIDATES = 4
 _CONTEXT = SOURCE_NUMBER["context"]
 
