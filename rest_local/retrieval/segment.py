@@ -173,12 +173,16 @@ def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit:
     A segment is left after one search unless it can do better than those before it.
     """
     check_shape(limit, depth)
-    best, key = Rows.empty(depth), None
+    best: Rows | None = None
+    key = b""
     for start, segment in segments:
-        key = segment.key(context) if key is None else key
-        above = int(best.match[limit - 1]) if len(best) >= limit else 0
+        if best is None:
+            key = segment.key(context)
+            best = segment.search(key, limit, depth, start=start)
+            continue
+        above = int(best.match[-1]) if len(best) == limit else 0
         best = Rows.merge([best, segment.search(key, limit, depth, above, start)], limit, depth)
-    return best
+    return Rows.empty(depth) if best is None else best
 
 
 def join(documents: Iterable[npt.NDArray[np.integer]], vocab_size: int) -> Int32Array:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from rest_local.bench import lookup
+from rest_local.retrieval.rows import Rows
 
 
 def test_one_line_of_json_with_every_figure(capsys, monkeypatch):
@@ -18,4 +20,16 @@ def test_one_line_of_json_with_every_figure(capsys, monkeypatch):
     assert result["text"] == "synthetic Zipf-Markov"
     assert result["tokens"] == 20_000
     assert result["bytes_per_token"] == pytest.approx(6, abs=0.1)
-    assert set(result["rows_us"]) == {"p50", "p99"}
+    for figure in ("lookup_us", "first_lookup_us", "cold_lookup_us", "rows_us", "draft_us"):
+        assert set(result[figure]) == {"p50", "p99"}
+
+
+def test_the_trie_that_is_timed_holds_every_beginning():
+    tokens = np.array([[1, 2, 3], [4, 5, 6], [1, 2, 4], [1, 7, 3], [1, 2, 3]], np.int32)
+    rows = Rows(tokens, np.ones(5, np.int32), np.arange(5))
+    ordered, shared = lookup._trie(rows)
+    assert sorted(ordered.tolist()) == sorted(tokens.tolist())
+    assert sorted(shared.tolist()) == [0, 1, 2, 3]
+    for before, row, count in zip(ordered[:-1].tolist(), ordered[1:].tolist(), shared.tolist(), strict=True):
+        assert before[:count] == row[:count]
+        assert count == 3 or before[count] != row[count]

@@ -48,6 +48,10 @@ def test_every_prefix_is_a_tree(tree: DraftTree, n: int) -> None:
     assert part.token == tree.token[:n]
     assert part.parent == tree.parent[:n]
     assert part.n_leaves == sum(1 for node in range(len(part)) if not part.children[node])
+    again = DraftTree(tree.max_leaves)
+    for node in range(len(part)):
+        again.add(tree.token[node], tree.parent[node], tree.probability[node], tree.source[node])
+    assert part == again
 
 
 @given(trees())

@@ -120,6 +120,36 @@ def test_slice_is_the_text():
     assert segment.slice(1, 1).tolist() == []
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(0, 4), st.sampled_from([65_537, 151_001])
+)
+def test_only_matches_above_a_length(documents, context, above, vocab_size):
+    documents = [[token % vocab_size for token in document] for document in documents]
+    context = [token % vocab_size for token in context]
+    segment = Segment.of(map(array, documents), vocab_size)
+    rows = segment.search(segment.key(context), 5, 3, above=above, start=1000)
+    longer = {1000 + at: row for at, row in every_row(documents, context, 3).items() if row[0] > above}
+    assert_right(rows, longer, 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.sampled_from([257, 151_001]))
+def test_columns_and_rows_are_the_continuations(documents, context, vocab_size):
+    rows = Segment.of(map(array, documents), vocab_size).rows(context, 7, 5)
+    for number, continuation in enumerate(rows.continuations.tolist()):
+        length = continuation.index(-1) + 1 if -1 in continuation else 5  # behind an end it is any token
+        assert rows.row(number)[:length] == continuation[:length]
+        assert [rows.column(depth)[number] for depth in range(length)] == continuation[:length]
+
+
+def test_merge_joins_what_is_stored_in_different_widths():
+    narrow, wide = (Segment.of([array([1, 2, 3])], size).rows([1], 4, 3) for size in (10, 100_000))
+    both = Rows.merge([narrow, wide], 8, 3)
+    assert both.continuations.tolist() == [[2, 3, -1]] * 2
+    assert both.positions.tolist() == [1, 1]
+
+
 def test_merge_keeps_the_longest_matches():
     def rows(*matches: int) -> Rows:
         count = len(matches)
