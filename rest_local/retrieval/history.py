@@ -52,7 +52,7 @@ CAP = 4_000_000
 
 KEPT = 0.75
 COMMIT_TOKENS = 4096
-"""New tokens after which a commit is made: what a kill can lose. It takes about a thousandth of generating them."""
+"""New tokens after which a commit is made, in some 50 ms, nearly all of it fsync: what a kill can lose."""
 
 UNWRITTEN = 1 << 16
 """New tokens that are held at most where none can be written, so that a full disk does not fill the memory as well."""
