@@ -38,14 +38,14 @@ class Account:
         self._credit = max(0.0, min(self._record, 1.0)) * plain
         self._purse = LOOKUPS_START * plain
 
-    def earn(self, plain: float) -> None:
-        """A step begins; a plain one would take `plain`."""
+    def earn(self, plain: float, steps: int = 1) -> None:
+        """A step begins, the last of `steps` since this was called; a plain one would take `plain`."""
         self._plain = plain
         most = MOST_STEPS * plain
-        self._credit = min(self._credit + ALLOWANCE * plain, most)
-        self._purse = min(self._purse + LOOKUP_ALLOWANCE * plain, most)
+        self._credit = min(self._credit + steps * ALLOWANCE * plain, most)
+        self._purse = min(self._purse + steps * LOOKUP_ALLOWANCE * plain, most)
         self.risk = self._credit
-        self._record *= 1.0 - 1.0 / RECORD_STEPS
+        self._record *= 1.0 - steps / RECORD_STEPS
 
     def affords_lookup(self, lookup: float, repeats: Callable[[], bool]) -> bool:
         """Whether a lookup can be paid. `repeats` (is this a long repeat?) is asked where it matters."""

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
+from rest_local.drafting.sources import Sources
+from rest_local.planning import auto
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.cost import LARGEST, SIZES, CostCurve, measure
-from rest_local.planning.policy import StepCost
+from rest_local.planning.policy import Situation, StepCost
 
 CPU = CostCurve.from_points(
     [512], SIZES, [[20 * r for r in (1, 1.86, 2.50, 2.41, 3.96, 3.80, 5.36, 4.91, 8.22, 8.95, 13.9, 18.1)]]
@@ -150,3 +152,31 @@ def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
     assert sizes == sorted(sizes)
     assert sizes[0] <= 1
     assert sizes[-1] >= 11
+
+
+def test_after_a_no_it_rests_and_a_rested_step_still_earns() -> None:
+    """Where lookups are rationed most steps neither ask nor keep books, and lookups come as often as they would."""
+
+    def lookups(rest: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+        asked: list[int] = []
+        monkeypatch.setattr(auto, "REST_STEPS", rest)
+        policy = Auto(CostCurve.from_points([0], [1, 64], [[0.6, 18.0]]))
+        policy.driver.lookup = 0.3
+        policy.begin(512)
+        sources = Sources([], 1000)
+        sources.restart([1, 2, 3])
+        monkeypatch.setattr(sources, "repeats", lambda: bool(asked.append(1)))
+        found = 0
+        for step in range(2000):
+            drafted = policy.draft(sources, Situation(512, 16, 8))
+            lookup_ms = None if drafted.lookup_us is None else 0.3
+            policy.learn(drafted, [step % 7], StepCost(512, 0, 0, 0.6, 0.0, lookup_ms))
+            found += lookup_ms is not None
+        return found, len(asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        every, asked = lookups(0, patch)
+        rested, asked_rested = lookups(3, patch)
+    assert every > 20
+    assert abs(rested - every) <= 2
+    assert asked_rested < asked / 3
