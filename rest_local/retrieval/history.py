@@ -127,8 +127,9 @@ class History:
         history._reopen()
         return history
 
-    def __len__(self) -> int:
-        """Tokens that can be searched, one separator an answer included."""
+    @property
+    def tokens(self) -> int:
+        """How many can be searched, one separator an answer included."""
         return self._pending_tokens + self._stored_tokens
 
     @property
