@@ -1,0 +1,58 @@
+"""The papers' policies and relaxed verification over real llama.cpp contexts of tiny random models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_local import Engine, Sampling
+from rest_local.errors import OptionError
+from rest_local.planning.respec import ReSpec
+
+TinyModel = Callable[..., Path]
+PROMPT = "for number in range(10): print(number)\n" * 3
+PAPERS = ("rest", "sam", "respec")
+
+
+def answer(engine: Engine, n: int = 80, **options: object) -> list[int]:
+    stream = engine.generate(PROMPT, max_tokens=n, **options)  # type: ignore[arg-type]
+    for _ in stream:
+        pass
+    return stream.result.tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_exact_answers_do_not_depend_on_the_policy(name: str, tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model(name, quant="Q8_0"), n_ctx=256, threads=1, exact=True) as engine:
+        for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
+            alone = answer(engine, policy="off", sampling=sampling)
+            for policy in PAPERS:
+                assert answer(engine, policy=policy, sampling=sampling) == alone
+            assert answer(engine, policy=ReSpec(trigger=False), sampling=sampling) == alone
+
+
+def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=256, threads=1, policy="sam", verify="relaxed:40,0.01") as engine:
+        assert engine.settings["verify"] == "relaxed:40,0.01"
+        stream = engine.generate(PROMPT, max_tokens=120, sampling=Sampling(temperature=1.5, top_k=0, seed=1))
+        for _ in stream:
+            pass
+        marked = sum(source.endswith("~") for source in stream.result.sources)
+        assert stream.result.draft["relaxed"] >= marked > 0
+        for refused in (
+            Sampling(grammar='root ::= "a"'),
+            Sampling(repeat_penalty=1.1),
+            Sampling(logit_bias=((3, 1.0),)),
+        ):
+            with pytest.raises(OptionError, match="relaxed"):
+                answer(engine, sampling=refused)
+            assert len(answer(engine, 5, sampling=refused, verify="strict")) <= 5
+        with pytest.raises(OptionError, match="verify loose"):
+            answer(engine, verify="loose")
+        with pytest.raises(OptionError, match="policy best"):
+            answer(engine, policy="best")
+    with pytest.raises(OptionError, match="exact"):
+        Engine.load(model, exact=True, verify="relaxed")
