@@ -36,6 +36,11 @@ def recalled(path: Path) -> Acceptance:
     return acceptance
 
 
+def kept(path: Path, cell: int) -> float:
+    """Observations of a cell in the file."""
+    return memory._read(path)[cell][1]
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "acceptance" / "toy.json"
@@ -44,12 +49,12 @@ def path(tmp_path: Path) -> Path:
 def test_a_new_run_starts_where_the_last_one_ended(path: Path) -> None:
     before = learned([(CELL, False)] * 150)
     remember(path, before)
+    assert kept(path, CELL) == 150
     after = recalled(path)
-    assert after.estimate(CELL) == pytest.approx(before.estimate(CELL))
-    assert after.estimate(CELL) < Acceptance().estimate(CELL) / 2
-    assert after.seen(CELL) == 150
+    assert after.seen(CELL) == memory.TRUST
     sibling = cell_of(0, 8, 3, 3)  # never seen: backs off to what its marginal saw
-    assert after.estimate(sibling) == pytest.approx(before.estimate(sibling))
+    for cell, share in ((CELL, 2), (sibling, 1.5)):
+        assert before.estimate(cell) < after.estimate(cell) < Acceptance().estimate(cell) / share
 
 
 def test_only_what_this_run_learned_is_added(path: Path) -> None:
@@ -58,10 +63,10 @@ def test_only_what_this_run_learned_is_added(path: Path) -> None:
     remember(path, first)  # nothing new
     second = recalled(path)
     remember(path, second)
-    assert recalled(path).seen(CELL) == 10
+    assert kept(path, CELL) == 10
     second.learn([(CELL, False)] * 5)
     remember(path, second)
-    assert recalled(path).seen(CELL) == 15
+    assert kept(path, CELL) == 15
 
 
 @settings(max_examples=30, deadline=None)
@@ -83,13 +88,13 @@ def test_what_is_kept_is_bounded_and_follows_newer_runs(path: Path) -> None:
         acceptance = recalled(path)
         acceptance.learn([(CELL, True)] * 350)
         remember(path, acceptance)
-        assert recalled(path).seen(CELL) <= MEMORY / 2
-    assert recalled(path).estimate(CELL) > 0.95
+        assert kept(path, CELL) <= MEMORY / 2
+    assert recalled(path).estimate(CELL) > 0.85
     for _ in range(5):
         acceptance = recalled(path)
         acceptance.learn([(CELL, False)] * 200)
         remember(path, acceptance)
-    assert recalled(path).estimate(CELL) < 0.1
+    assert recalled(path).estimate(CELL) < 0.2
 
 
 def _run(path: Path, cell: int, everyone: Any) -> None:
@@ -111,7 +116,7 @@ def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     for run in runs:
         run.join(120)
         assert run.exitcode == 0
-    assert [recalled(path).seen(cell) for cell in [CELL, *cells]] == [75, 25, 25, 25]
+    assert [kept(path, cell) for cell in [CELL, *cells]] == [75, 25, 25, 25]
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["lock", "toy.json"]
 
 
