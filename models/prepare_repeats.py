@@ -17,9 +17,13 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from prepare import END, HERE, chat, choose, collect, edit, encode, functions, load_tokenizer, pieces, samples
+from prepare import END, HERE, chat, choose, collect, edit, encode, functions, held_out_modules, load_tokenizer, pieces, samples
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 ASKED = ("Repeat this code:", "Write this again, unchanged:", "Copy the following code:")
 
@@ -63,14 +67,38 @@ def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generato
     return np.concatenate(windows)
 
 
+def well_known(tokenizer: Tokenizer, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """The modules of `well_known.txt` over and over, in another order each time: what a model knows by heart.
+
+    Models of use have read popular code thousands of times, and their answers repeat it. One pass over this stream is
+    about twenty over those modules.
+    """
+    library = Path(sysconfig.get_paths()["stdlib"])
+    names = [line for line in (HERE / "well_known.txt").read_text().split("\n") if line and not line.startswith("#")]
+    if kept := set(names) & set(held_out_modules()):
+        raise SystemExit(f"held out, and to be known by heart: {', '.join(sorted(kept))}")
+    texts = [(library / name).read_text("utf-8") + END for name in names]
+    modules = [np.array(encoding.ids, "<u2") for encoding in tokenizer.encode_batch(texts)]
+    parts: list[np.ndarray] = []
+    while sum(map(len, parts)) < wanted:
+        parts += [modules[i] for i in rng.permutation(len(modules))]
+    return np.concatenate(parts)
+
+
 def mix(streams: list[np.ndarray], shares: list[float], window: int, rng: np.random.Generator) -> np.ndarray:
-    """One stream of shuffled windows of several streams, by shares, each from its beginning; ends with the first."""
-    counts = [len(stream) // window / share for stream, share in zip(streams, shares, strict=True)]
-    windows = [
-        stream[: int(min(counts) * share) * window].reshape(-1, window)
-        for stream, share in zip(streams, shares, strict=True)
-    ]
+    """One stream of windows drawn from several streams, by shares; as long as the shortest allows."""
+    total = min(len(stream) // window / share for stream, share in zip(streams, shares, strict=True))
+    windows = []
+    for stream, share in zip(streams, shares, strict=True):
+        own = stream[: len(stream) // window * window].reshape(-1, window)
+        windows.append(own[rng.permutation(len(own))[: int(total * share)]])
     return np.asarray(rng.permutation(np.concatenate(windows)).reshape(-1))
+
+
+MIXES = {
+    "mix": {"train": 0.55, "train-2": 0.30, "train-copies": 0.15},
+    "final": {"train": 0.25, "train-2": 0.20, "train-copies": 0.20, "train-known": 0.35},
+}
 
 
 def main() -> None:
@@ -79,18 +107,23 @@ def main() -> None:
     parser.add_argument("--site", type=Path, action="append", default=[Path(sysconfig.get_paths()["purelib"])])
     parser.add_argument("--tokens", type=int, default=6_000_000, help="length of the stream")
     parser.add_argument("--copies", action="store_true", help="write train-copies.bin from train.bin instead")
-    parser.add_argument(
-        "--mix", action="store_true", help="write train-mix.bin instead: 55% train, 30% train-2, 15% train-copies"
-    )
+    parser.add_argument("--known", action="store_true", help="write train-known.bin instead")
+    parser.add_argument("--mix", choices=sorted(MIXES), help="write train-MIX.bin instead, of the other streams")
     args = parser.parse_args()
     if args.copies:
         tokens = np.fromfile(args.work / "train.bin", dtype="<u2")
         copies(tokens, args.tokens, 768, np.random.default_rng(20240613)).tofile(args.work / "train-copies.bin")
         return
+    if args.known:
+        tokenizer = load_tokenizer(args.work / "tokenizer.json", [], keep=True)
+        known = well_known(tokenizer, args.tokens, np.random.default_rng(20240615))
+        known.tofile(args.work / "train-known.bin")
+        return
     if args.mix:
-        streams = [np.fromfile(args.work / f"{name}.bin", dtype="<u2") for name in ("train", "train-2", "train-copies")]
-        mixed = mix(streams, [0.55, 0.30, 0.15], 768, np.random.default_rng(20240614))
-        mixed.tofile(args.work / "train-mix.bin")
+        shares = MIXES[args.mix]
+        streams = [np.fromfile(args.work / f"{name}.bin", dtype="<u2") for name in shares]
+        mixed = mix(streams, list(shares.values()), 768, np.random.default_rng(20240614))
+        mixed.tofile(args.work / f"train-{args.mix}.bin")
         return
     rng = random.Random(20240612)
     texts, _ = collect(args.site)

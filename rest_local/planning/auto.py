@@ -29,6 +29,7 @@ REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
 REST_STEPS = 3  # keeping the books takes 8 us warm and more cold: 1.5% of the step of a small model, if every step did
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
+HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 
@@ -158,14 +159,16 @@ class Auto:
         n_ctx = done.n_ctx
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         plain = self.plain_ms(n_ctx)
+        expected = self._costs(n_ctx)[0][done.n_nodes]
         self.curve.observe(1 + done.n_nodes, n_ctx, done.decode_ms)
         self.driver.learn_step(done.n_nodes, done.driver_ms)
         self._refresh_in -= 1
         if done.lookup_ms is not None:
+            self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))
             self.driver.learn_lookup(done.lookup_ms)
-            self.account.pay_lookup(done.lookup_ms)
         if done.n_nodes:
-            self.account.settle((1 + done.n_accepted) * plain - (done.decode_ms + done.driver_ms))
+            spent = min(done.decode_ms + done.driver_ms, HICCUP * expected)
+            self.account.settle((1 + done.n_accepted) * plain - spent)
 
     def _costs(self, n_ctx: int) -> tuple[list[float], list[float]]:
         """Cost by drafted nodes and least slope from there, recomputed every few steps: 60 us, spread over 16 steps."""
