@@ -36,7 +36,7 @@ LAYOUT = f"{N_CELLS} {SOURCES} {LENGTHS} {ROWS} {SHARES}"
 KEPT = MEMORY / 2
 
 TRUST = 20.0
-"""Replays in sessions of 3 (MT-Bench, 60 answers) and 5 (chat, 200 answers) with history, speed by the CPU's curve: 1.067
+"""Replays in sessions of 3 (MT-Bench, 60 answers) and 5 (chat, 200 answers) with history, by the CPU's curve: 1.067
 and 1.009 without memory, 1.063 and 1.011 with a trust of 20, 1.061 and 1.011 with 200; MT-Bench on a flat curve 1.457,
 1.455, 1.444. So it matters little next to the shipped priors, and more trust does harm where sessions differ."""
 
