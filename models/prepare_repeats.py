@@ -20,7 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from prepare import END, HERE, chat, choose, collect, edit, encode, functions, held_out_modules, load_tokenizer, pieces, samples
+from prepare import (
+    END,
+    HERE,
+    chat,
+    choose,
+    collect,
+    edit,
+    encode,
+    functions,
+    held_out_modules,
+    load_tokenizer,
+    pieces,
+    samples,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

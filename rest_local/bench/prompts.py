@@ -27,13 +27,22 @@ def standard_library() -> Path:
 
 
 def held_out_modules() -> tuple[str, ...]:
-    """Return the held-out list, paths relative to the standard library. Raises OptionError where it is missing."""
+    """Return the modules the demo model never saw, paths relative to the standard library. Raises OptionError."""
+    return _listed("held_out.txt")
+
+
+def well_known_modules() -> tuple[str, ...]:
+    """Return the modules its training repeated, as text that it knows by heart. Raises OptionError."""
+    return _listed("well_known.txt")
+
+
+def _listed(name: str) -> tuple[str, ...]:
     package = Path(__file__).resolve().parent.parent
-    for path in (package / "data" / "held_out.txt", package.parent / "models" / "held_out.txt"):
+    for path in (package / "data" / name, package.parent / "models" / name):
         if path.is_file():
             lines = path.read_text(encoding="utf-8").splitlines()
             return tuple(line for line in lines if line and not line.startswith("#"))
-    raise OptionError(f"{package}: the list of held-out modules is missing; install rest-local again")
+    raise OptionError(f"{package}: the list of modules {name} is missing; install rest-local again")
 
 
 def begin_of(text: str, characters: int) -> str:

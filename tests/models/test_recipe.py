@@ -13,9 +13,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
-from rest_local.bench.prompts import held_out_modules, standard_library
+from rest_local.bench.prompts import held_out_modules, standard_library, well_known_modules
 from rest_local.llama.model import Model
 from rest_local.llama.template import render
 
@@ -191,6 +192,25 @@ def test_a_piece_written_twice_differs_in_at_most_two_lines(recipe: Callable[[st
     assert 10 < unchanged < 50
 
 
+def test_copies_repeat_one_passage_a_window_and_shuffle_every_third(recipe: Callable[[str], ModuleType]) -> None:
+    tokens = np.arange(5000, dtype="<u2")
+    stream = recipe("prepare_repeats").copies(tokens, 21 * 768, 768, np.random.default_rng(1)).reshape(-1, 768)
+    for number, window in enumerate(stream.astype(int)):
+        period = next((p for p in range(40, 250) if (window[p:] == window[:-p]).all()), None)
+        assert (period is None) == (number % 7 == 0)
+        if period:
+            passage = window[:period]
+            assert sorted(passage) == list(range(passage.min(), passage.min() + period))
+            assert (passage.tolist() == sorted(passage)) == (number % 3 != 1)
+
+
+def test_a_mix_takes_whole_windows_by_shares(recipe: Callable[[str], ModuleType]) -> None:
+    streams = [np.full(10_000, value, "<u2") for value in (1, 2)]
+    mixed = recipe("prepare_repeats").mix(streams, [0.75, 0.25], 100, np.random.default_rng(1)).reshape(-1, 100)
+    assert (mixed == mixed[:, :1]).all()
+    assert [int((mixed[:, 0] == value).sum()) for value in (1, 2)] == [100, 33]
+
+
 def test_no_package_takes_more_than_its_share(prepare: ModuleType) -> None:
     texts = {"large": ["l" * 100] * 1000, "small": ["s" * 100] * 3}
     files = prepare.choose(texts, 10_000, random.Random(0))
@@ -203,6 +223,8 @@ def test_the_held_out_list_names_modules_of_the_standard_library(prepare: Module
     names = prepare.held_out_modules()
     assert len(names) == len(set(names))
     assert tuple(names) == held_out_modules()
+    assert not set(names) & set(well_known_modules())
+    assert all((standard_library() / name).is_file() for name in well_known_modules())
     assert sum((standard_library() / name).is_file() for name in names) >= 20
 
 
