@@ -23,6 +23,7 @@ MOST, FACTOR = 60, 4
 STATIC_LESS = 5
 PER_DEPTH = 8
 ROWS = 64  # places of stored text that are counted; the automaton counts all of them
+SEARCHED = ("datastore", "history", "context")  # SAM-Decoding knows no prediction
 _CONTEXT = SOURCE_NUMBER["context"]
 
 
@@ -40,7 +41,7 @@ class Sam:
         if at.limit < 1:
             return Draft(DraftTree())
         begun = time.perf_counter()
-        found = sources.rows(ROWS, MOST)
+        found = sources.rows(ROWS, MOST, SEARCHED)
         stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
         own = next((rows for rows in found if rows.source == _CONTEXT), None)
         dynamic = own.match[0] if own else 0
