@@ -32,7 +32,7 @@ ALPHA = 0.3
 START, THRESHOLD = 0.5, 0.5
 LONGEST = 8  # tokens of a draft at score 1
 CANDIDATES = 4
-_CONTEXT = SOURCE_NUMBER["context"]
+_OF_REQUEST = (SOURCE_NUMBER["context"], SOURCE_NUMBER["prediction"])  # whose text ends with the request
 
 MOST_SCORES = 100_000  # places remembered; then from the start
 
@@ -67,7 +67,7 @@ class ReSpec:
         """A new request: its own text is another."""
         if self._by == "position":
             kept = {} if len(self._scores) > MOST_SCORES else self._scores
-            self._scores = {place: score for place, score in kept.items() if place[0] != _CONTEXT}
+            self._scores = {place: score for place, score in kept.items() if place[0] not in _OF_REQUEST}
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
         """The chosen candidates as branches of one tree; nobody is asked where the target is uncertain."""

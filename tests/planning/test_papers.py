@@ -121,6 +121,11 @@ def test_sam_takes_stored_text_only_if_5_longer() -> None:
     assert not drafted(Sam(), {"datastore": [(5, stored)]})
 
 
+def test_sam_takes_a_prediction_neither_for_stored_text_nor_for_the_request() -> None:
+    assert not drafted(Sam(), {"prediction": [(32, [9] * 60)]})
+    assert drafted(Sam(), {"prediction": [(32, [9] * 60)], "context": [(5, [1] * 60)]}).token[0] == 1
+
+
 @pytest.mark.parametrize(("match", "nodes"), [(1, 5), (3, 13), (14, 57), (15, 60), (32, 60)])
 def test_sam_drafts_longer_behind_longer_matches(match: int, nodes: int) -> None:
     assert len(drafted(Sam(), {"context": [(match, [1] * 60)]})) == nodes
@@ -161,8 +166,9 @@ def test_the_score_follows_what_was_accepted() -> None:
     assert follow(0.5, 0, 4) == pytest.approx(0.5 - ALPHA / 2)
 
 
-def test_a_place_that_fails_is_left_out_until_it_is_right_again() -> None:
-    policy, found = ReSpec(candidates=1), Fixed({"context": [(5, [1] * 16)]})
+@pytest.mark.parametrize("source", ["context", "prediction"])
+def test_a_place_that_fails_is_left_out_until_it_is_right_again(source: str) -> None:
+    policy, found = ReSpec(candidates=1), Fixed({source: [(5, [1] * 16)]})
     lengths = []
     # 0.5, nothing right: 0.35; right as far as one token can say: 0.545; all 4 right: 0.6815; times 8 tokens
     for said in ([9], [1], [1, 1, 1, 1, 9]):
