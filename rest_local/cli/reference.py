@@ -53,11 +53,13 @@ def _placeholder(argument: click.Argument) -> str:
 def _row(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     if isinstance(option.type, click.Choice):
-        value = " `" + "\\|".join(map(str, option.type.choices)) + "`"
+        value = "|".join(map(str, option.type.choices))
     else:
-        value = "" if option.is_flag or not option.metavar else f" `{option.metavar}`"
+        value = "" if option.is_flag else option.metavar or ""
+    value = f" `{value}`" if value else ""
     default = f"`{option.default}`" if option.show_default else ""
-    return f"| {names}{value} | {default} | {option.help or ''} |"
+    cells = (text.replace("|", "\\|") for text in (names + value, default, option.help or ""))
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +78,11 @@ def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None
 def test_reference_is_what_the_commands_say() -> None:
     written = (ROOT / "docs" / "CLI.md").read_text(encoding="utf-8")
     assert written == reference(), "run `make docs`"
+
+
+def test_every_row_of_the_reference_has_three_cells() -> None:
+    rows = [line for line in reference().splitlines() if line.startswith("|")]
+    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {5}, "a bar in an option's text ends a cell"
 
 
 def test_every_option_explains_itself() -> None:
