@@ -260,14 +260,16 @@ class Engine:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
         if self._running:
             self._running.cancel()
-        if not self.model.closed:
-            self.tuning.store()
-        if self._earlier:
-            self._earlier.close()
-        self._context.close()
-        for store in self._datastores:
-            store.close()
-        self.model.close()
+        try:
+            if not self.model.closed:
+                self.tuning.store()
+            if self._earlier:
+                self._earlier.close()
+        finally:  # an interrupt while a lock is waited for frees them all the same
+            self._context.close()
+            for store in self._datastores:
+                store.close()
+            self.model.close()
 
     def __enter__(self) -> Engine:
         return self

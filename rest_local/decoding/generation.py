@@ -27,11 +27,10 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
-from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.planning.policy import NEWEST, Policy, Situation, StepCost
 
 TARGET = "model"  # the source of a token that the model chose and nobody drafted
 RELAXED_MARK = "~"  # behind the source of a token that relaxed verification let pass
-NEWEST = 3  # confirmed tokens whose entropies a policy may see
 
 
 class Chooser(Protocol):
@@ -98,6 +97,7 @@ class Generation:
     statistics: Statistics = field(default_factory=Statistics)
     _root: int = -1
     _entropies: tuple[float, ...] = ()
+    _learn_ms: float = 0.0
 
     def start(self, prompt: Sequence[int]) -> None:
         """Evaluate the prompt but for its last token, which becomes the root; keep what the cells already hold.
@@ -147,9 +147,11 @@ class Generation:
         step_ms = 1e3 * (time.perf_counter() - begun)
         lookup_ms = None if drafted.lookup_us is None else draft_ms
         driver_ms = step_ms - decode_ms - (lookup_ms or 0.0)
-        done = StepCost(n_past, len(tree), len(verdict.path), decode_ms, driver_ms, lookup_ms)
-        self.policy.learn(drafted, verdict.tokens, done)
-        self._count(len(verdict.tokens), decode_ms, step_ms)
+        done = StepCost(n_past, len(tree), len(verdict.path), decode_ms, driver_ms + self._learn_ms, lookup_ms)
+        said = verdict.tokens[: loose[0]] if loose else verdict.tokens  # from a relaxed token on the model says nothing
+        self.policy.learn(drafted, said, done)
+        self._learn_ms = 1e3 * (time.perf_counter() - begun) - step_ms  # booked with the next step
+        self._count(len(verdict.tokens), decode_ms, step_ms + self._learn_ms)
         self.statistics.relaxed += len(loose)
         sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
         for place in loose:

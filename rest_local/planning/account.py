@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable
 
 ALLOWANCE = 0.03  # share of plain decoding time that lookups and failed drafts may lose together
-LOOKUP_ALLOWANCE = 0.006  # and lookups alone
-LOOKUPS_START = 0.5  # plain steps in the purse of a new request
+LOOKUP_ALLOWANCE = 0.005  # and lookups alone
+LOOKUPS_START = 0.3  # plain steps in the purse of a new request
 OVERDRAFT_STEPS = 1.0  # how far a long repeat may overdraw the credit
 MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 RECORD_STEPS = 400.0  # the track record looks back about this many steps
@@ -50,10 +50,9 @@ class Account:
     def affords_lookup(self, lookup: float, repeats: Callable[[], bool]) -> bool:
         """Whether a lookup can be paid. `repeats` (is this a long repeat?) is asked where it matters."""
         overdraft = OVERDRAFT_STEPS * self._plain
-        if self._credit < 4 * overdraft and repeats():
-            self.risk += overdraft
-            return self.risk > lookup
-        return self._purse > lookup and self._credit > lookup
+        extra = overdraft if self._credit < 4 * overdraft and repeats() else 0.0
+        self.risk += extra
+        return self._purse + extra > lookup and self.risk > lookup
 
     def pay_lookup(self, ms: float) -> None:
         """What asking the sources and growing the tree took."""

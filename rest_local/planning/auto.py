@@ -27,7 +27,7 @@ from rest_local.planning.policy import Situation, StepCost
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
-REST_STEPS = 3  # keeping the books takes 8 us warm and more cold: 1.5% of the step of a small model, if every step did
+REST_STEPS = 7  # keeping the books takes 40 us behind a forward pass, a tenth of the step of a small model
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
 HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -109,6 +109,7 @@ class Auto:
     def begin(self, n_ctx: int) -> None:
         """A new request."""
         self.account.begin(self.plain_ms(n_ctx))
+        self._depth = DEPTH
         self._rests = self._unearned = 0
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:

@@ -12,7 +12,7 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class CostCurve:
 
     contexts: list[int]
     ms: NDArray[np.float64]
+    _seen: dict[tuple[int, bool], int] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_points(cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> CostCurve:
@@ -64,20 +65,28 @@ class CostCurve:
         return np.asarray(np.maximum(line, 0.5 * np.minimum(self.ms[low], self.ms[high])))
 
     def observe(self, n: int, n_ctx: int, ms: float) -> None:
-        """Refine from a real step of n tokens that took `ms`."""
+        """Refine from a real step of n tokens that took `ms`: the first few of a session count most.
+
+        A plain step speaks for the speed of the machine, so all sizes follow it, or plain steps alone would make drafts
+        look ever dearer. A drafted one speaks for all drafted ones, which find caches and threads as it did, and a
+        little more for its own size.
+        """
         if not 1 <= n <= LARGEST:
             return
         low, high, weight = self._between(n_ctx)
-        row = self.ms[high if weight > 0.5 else low]
+        nearest = high if weight > 0.5 else low
+        row = self.ms[nearest]
         now = float(self.ms[low, n - 1] + weight * (self.ms[high, n - 1] - self.ms[low, n - 1]))
-        change = (min(ms, OUTLIER * now) / now - 1.0) * BLEND
-        if n == 1:  # the machine became faster or slower: all sizes with it, or plain steps alone would end drafting
-            row *= 1.0 + change
+        seen = self._seen.get((nearest, n > 1), 0)
+        self._seen[nearest, n > 1] = seen + 1
+        change = min(ms, OUTLIER * now) / now - 1.0
+        if n == 1:
+            row *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
             return
-        row[n - 1] *= 1.0 + change
-        for other in (n - 2, n):  # neighbours share part of the news
+        row[1:] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
+        for other in (n - 2, n - 1, n):  # neighbours share part of the news
             if 1 <= other < LARGEST:
-                row[other] *= 1.0 + change / 2
+                row[other] *= 1.0 + change * (BLEND if other == n - 1 else BLEND / 2)
 
     def table(self) -> list[dict[str, float]]:
         """Rows {n_ctx, n, ms, ratio} at the measured sizes, for people and for JSON."""

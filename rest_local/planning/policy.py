@@ -14,6 +14,8 @@ from typing import Protocol
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 
+NEWEST = 3  # tokens whose entropies are kept: ReSpec's trigger looks no further back
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -22,7 +24,7 @@ class Situation:
     n_ctx: int  # committed tokens
     limit: int  # most nodes that can be submitted; 0 where the model cannot verify any
     leaves: int  # most branches; 1 where only chains can be verified
-    entropies: Sequence[float] = ()  # nats, of the distributions that gave the newest tokens, newest last; 3 at most
+    entropies: Sequence[float] = ()  # nats, of what gave the newest tokens, newest last; NEWEST at most
 
 
 @dataclass(frozen=True)

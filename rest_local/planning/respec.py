@@ -23,11 +23,11 @@ from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.policy import NEWEST, Situation, StepCost
 
 CERTAIN = 1.5  # nats
 LAMBDA = 0.5
-NEWEST = 3  # tokens whose entropies are looked at
+
 ALPHA = 0.3
 START, THRESHOLD = 0.5, 0.5
 LONGEST = 8  # tokens of a draft at score 1
@@ -87,7 +87,7 @@ class ReSpec:
             return
         for candidate, submitted in self._proposed:
             accepted = _agreeing(candidate.tokens, tokens)
-            proposed = max(submitted, min(len(candidate.tokens), len(tokens)))
+            proposed = max(1, submitted, min(len(candidate.tokens), len(tokens)))
             self._scores[candidate.place] = follow(candidate.score, accepted, proposed)
 
     def _score(self, place: Place) -> float:

@@ -115,9 +115,27 @@ def test_the_curve_follows_real_steps_and_ignores_hiccups() -> None:
         curve.observe(8, 512, 9.0)
     assert curve.at(512)[7] == pytest.approx(9.0, rel=0.1)
     before = curve.at(64)[7]
+    for _ in range(60):
+        curve.observe(8, 64, before)
     curve.observe(8, 64, 1e6)
     assert curve.at(64)[7] < before * 1.2
+
+
+def test_the_first_real_steps_of_a_session_count_most() -> None:
+    """What was measured in a loop misses what a step finds: a rebuilt graph, cold caches."""
+    curve = CostCurve.from_points([64], [1, 64], [[1, 10]])
+    plain, sixteen = curve.at(64)[0], curve.at(64)[15]
+    for n in (8, 5, 8, 6):
+        curve.observe(n, 64, 2 * float(CostCurve.from_points([64], [1, 64], [[1, 10]]).at(64)[n - 1]))
+    assert curve.at(64)[0] == plain
+    assert 1.6 * sixteen < curve.at(64)[15] < 2.4 * sixteen
+
+
+def test_sizes_that_no_table_has_are_left_alone() -> None:
+    curve = CostCurve.from_points([64, 512], [1, 64], [[1, 10], [2, 20]])
+    before = curve.ms.copy()
     curve.observe(LARGEST + 1, 64, 5.0)
+    assert (curve.ms == before).all()
 
 
 def test_a_curve_survives_json_and_refuses_what_is_not_one() -> None:
@@ -177,6 +195,6 @@ def test_after_a_no_it_rests_and_a_rested_step_still_earns() -> None:
     with pytest.MonkeyPatch.context() as patch:
         every, asked = lookups(0, patch)
         rested, asked_rested = lookups(3, patch)
-    assert every > 20
+    assert every >= 15
     assert abs(rested - every) <= 2
     assert asked_rested < asked / 3
