@@ -276,11 +276,11 @@ def test_every_flipped_bit_of_the_manifest_is_survived(tmp_path: Path) -> None:
         (path / MANIFEST).write_bytes(content)
 
 
-def broken(self: Segment, *arguments: object) -> None:
+def broken(self: Segment, *arguments: object, **named: object) -> None:
     """A search in what was read from the disk, told by its size."""
     if len(self) > len(SAID) + 1:
         raise IndexError("index 2139062143 is out of bounds")
-    return search(self, *arguments)  # type: ignore[arg-type]
+    return search(self, *arguments, **named)  # type: ignore[arg-type]
 
 
 search = Segment.search
