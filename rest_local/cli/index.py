@@ -15,7 +15,9 @@ from rest_local.errors import CorpusEmpty, OptionError
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.corpus import Skipped
     from rest_local.retrieval.datastore import Datastore
+    from rest_local.retrieval.format import Manifest
 
 PLACES = 10
 CONTINUATIONS = 5
@@ -89,16 +91,7 @@ def build(
         except CorpusEmpty as error:
             raise CorpusEmpty(", ".join(paths), skipped.summary()) from error
     seconds = time.perf_counter() - began
-    report: dict[str, Any] = {
-        "path": str(path),
-        "tokens": sum(segment.tokens for segment in manifest.segments),
-        "documents": sum(segment.documents for segment in manifest.segments),
-        "segments": len(manifest.segments),
-        "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
-        "seconds": round(seconds, 3),
-        "skipped": dict(skipped.counts),
-        "secrets": skipped.secrets,
-    }
+    report = _built(path, manifest, seconds, skipped)
     if as_json:
         return _print_json(report)
     click.echo(
@@ -108,6 +101,20 @@ def build(
     for secret in skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     return None
+
+
+def _built(path: Path, manifest: Manifest, seconds: float, skipped: Skipped) -> dict[str, Any]:
+    """The object that `build --json` prints."""
+    return {
+        "path": str(path),
+        "tokens": sum(segment.tokens for segment in manifest.segments),
+        "documents": sum(segment.documents for segment in manifest.segments),
+        "segments": len(manifest.segments),
+        "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
+        "seconds": round(seconds, 3),
+        "skipped": dict(skipped.counts),
+        "secrets": skipped.secrets,
+    }
 
 
 @index.command()

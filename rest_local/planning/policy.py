@@ -56,3 +56,15 @@ class Policy(Protocol):
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """What the model said after this draft, whether submitted or not, and what the step took."""
+
+
+class Stateless:
+    """The part of a policy that learns nothing and prepares nothing."""
+
+    watches_entropy = False
+
+    def begin(self, n_ctx: int) -> None:
+        """Nothing to prepare."""
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """Nothing to learn."""

@@ -8,13 +8,12 @@ and, where there is one, the history: REST has one datastore and no other source
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.frequency import longest_of, most_frequent
-from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.policy import Situation, Stateless
 
 STORED = ("datastore", "history")
 NODES = 64
@@ -24,14 +23,10 @@ TOKENS = 10
 FEW = 64  # rows of a first, cheap look: only where all of them share the longest match are there more to fetch
 
 
-class Rest:
+class Rest(Stateless):
     """Stateless."""
 
     name = "rest"
-    watches_entropy = False
-
-    def begin(self, n_ctx: int) -> None:
-        """Nothing to prepare."""
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
         """The most frequent beginnings of what followed the longest match; empty where stored text has none."""
@@ -46,6 +41,3 @@ class Rest:
         if longest >= SHORTEST:
             tree = most_frequent(members, min(NODES, at.limit), at.leaves)
         return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Nothing to learn."""

@@ -9,14 +9,13 @@ whatever they cost. Learns nothing. Matches are compared up to 32 tokens; from 1
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.frequency import longest_of, most_frequent
-from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.policy import Situation, Stateless
 from rest_local.retrieval.rows import MAX_MATCH
 
 MOST, FACTOR = 60, 4
@@ -27,14 +26,10 @@ SEARCHED = ("datastore", "history", "context")  # SAM-Decoding knows no predicti
 _CONTEXT = SOURCE_NUMBER["context"]
 
 
-class Sam:
+class Sam(Stateless):
     """Stateless."""
 
     name = "sam"
-    watches_entropy = False
-
-    def begin(self, n_ctx: int) -> None:
-        """Nothing to prepare."""
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
         """Chain or tree from the longer match; empty where there is none."""
@@ -52,9 +47,6 @@ class Sam:
         elif static > 0:
             tree = most_frequent(members, min(_length(static), at.limit), at.leaves, PER_DEPTH)
         return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Nothing to learn."""
 
 
 def _length(match: int) -> int:
