@@ -2,8 +2,9 @@
 
 Contract: the oracle has the candidates that the policies have, the rows that every source gives at each place of the
 answer, and nothing else. There it may submit any chain of candidates that is right; wrong nodes it never submits. Of
-all such ways through an answer it takes the one of the least total time by the curve. So no policy over the same
-sources and the same curve can be faster, and `share` = a policy's speed-up over the oracle's (1 / oracle for plain
+all such ways through an answer it takes the one of the least total time by the curve. So no policy that asks for the
+same rows over the same curve can be faster (`rest` and `sam` ask for more of them, and a prediction's depend on when it
+is asked: their share can pass 1), and `share` = a policy's speed-up over the oracle's (1 / oracle for plain
 decoding) says how much of what could be had was had. The time of lookups counts on neither side.
 """
 

@@ -38,7 +38,8 @@ class Proposal:
 class Draft:
     """A tree and the proposals at its expanded nodes (`ROOT` always among them).
 
-    `lookup_us`: microseconds that asking the sources took, None where nobody was asked.
+    `lookup_us`: microseconds that asking the sources took, None where nobody was asked; of the papers' policies with
+    the growth of the tree, which they do in one.
     """
 
     tree: DraftTree

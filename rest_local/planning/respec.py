@@ -10,6 +10,7 @@ Reported are the entropy rule, the score's update, start and threshold, one scor
 are lambda, alpha, the number of candidates and the length that the score is a share of: those below were chosen on
 answers that no benchmark tests. Read as written, a position is a place of the text, and few places are met twice:
 `by="match"` keeps one score for each source and match length instead, which learns at once what does not pay.
+Positions are those of one datastore: two of them share scores where their positions coincide.
 """
 
 from __future__ import annotations
