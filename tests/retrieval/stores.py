@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +35,47 @@ def content_of(path: Path) -> dict[str, list[int]]:
             found[name] = text[start:end].tolist()
             start = end + 1
         return found
+
+
+_KILLED = """
+import os, sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+from stores import NEW, make
+from test_build import Counting
+from test_history_faults import say
+
+def die(step, name):
+    if step == killed_at:
+        os.kill(os.getpid(), 9)
+
+for killed_at in range(1, int(sys.argv[2]) + 1):
+    child = os.fork()
+    if child == 0:
+        path, files = Path(sys.argv[1]) / str(killed_at), Counting(die)
+        {write}
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == 9, status
+"""
+
+
+def kill_at_every_step(directory: Path, steps: int, write: str) -> None:
+    """Run `write`, a line of Python over `path` and `files`, in a process of its own for each file operation 1..steps
+    of it, over `directory`/1, /2 ...; SIGKILL comes at that operation.
+    """
+    here = Path(__file__).parent
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _KILLED.format(write=write),
+            str(directory),
+            str(steps),
+            str(here),
+            str(here.parents[1]),
+        ],
+        check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )

@@ -8,15 +8,13 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from stores import NEW, OLD, VOCABULARY, content_of, make
+from stores import NEW, OLD, VOCABULARY, content_of, kill_at_every_step, make
 
 from rest_local.errors import (
     CorpusEmpty,
@@ -69,40 +67,13 @@ def steps_of_a_build(path: Path) -> int:
     return files.steps
 
 
-KILLED = """
-import os, sys
-sys.path[:0] = sys.argv[3:]
-from pathlib import Path
-from stores import NEW, make
-from test_build import Counting
-
-def die(step, name):
-    if step == killed_at:
-        os.kill(os.getpid(), 9)
-
-for killed_at in range(1, int(sys.argv[2]) + 1):
-    child = os.fork()
-    if child == 0:
-        make(Path(sys.argv[1]) / str(killed_at), NEW, segment_tokens=12, files=Counting(die))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == 9, status
-"""
-
-
 @pytest.mark.parametrize("old", [OLD, None], ids=["replacing", "first"])
 def test_killed_at_every_step(tmp_path, old):
     steps = steps_of_a_build(make(tmp_path / "counted", OLD) if old else tmp_path / "counted")
     for step in range(1, steps + 1):
         if old:
             make(tmp_path / str(step), old)
-    here = Path(__file__).parent
-    subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(steps), str(here), str(here.parent.parent)],
-        check=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    kill_at_every_step(tmp_path, steps, "make(path, NEW, segment_tokens=12, files=files)")
     seen = []
     for step in range(1, steps + 1):
         path = tmp_path / str(step)

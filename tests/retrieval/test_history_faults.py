@@ -9,14 +9,12 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import NEW, VOCABULARY, make
+from stores import NEW, VOCABULARY, kill_at_every_step, make
 from test_build import Counting
 from test_history import answers_in
 
@@ -73,38 +71,12 @@ def test_a_history_of_format_1_opens_and_grows(tmp_path: Path, caplog: pytest.Lo
     assert caplog.records == []
 
 
-KILLED = """
-import os, sys
-sys.path[:0] = sys.argv[3:]
-from pathlib import Path
-from test_history_faults import Counting, say
-
-def die(step, name):
-    if step == killed_at:
-        os.kill(os.getpid(), 9)
-
-for killed_at in range(1, int(sys.argv[2]) + 1):
-    child = os.fork()
-    if child == 0:
-        say(Path(sys.argv[1]) / str(killed_at), files=Counting(die))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == 9, status
-"""
-
-
 def test_killed_at_every_step_of_a_commit(tmp_path: Path) -> None:
     counting = Counting(lambda step, name: None)
     say(written(tmp_path / "counted"), files=counting)
     for step in range(1, counting.steps + 1):
         written(tmp_path / str(step))
-    here = Path(__file__).parent
-    subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), str(counting.steps), str(here), str(here.parent.parent)],
-        check=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    kill_at_every_step(tmp_path, counting.steps, "say(path, files=files)")
     seen = []
     for step in range(1, counting.steps + 1):
         path = tmp_path / str(step)
