@@ -27,13 +27,14 @@ from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Piece, Result, Stream
-from rest_local.decoding.tuning import Tuning, capability_of, tune
+from rest_local.decoding.tuning import Tuning, capability_of, settings_for, tune
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Sources
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.context import Context
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
@@ -101,6 +102,7 @@ class Engine:
         exact: bool = False,
         history: bool = False,
         verify: str = "strict",
+        options: ModelOptions | None = None,
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
@@ -109,13 +111,15 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
+        changes answers. `options`: how the model is loaded and computed, LoRA adapters included; what it leaves open is
+        measured and chosen. Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
         DatastoreError, OptionError.
         """
         _relaxed(verify, exact)
         if policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
-        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers)
+        options = options or ModelOptions()
+        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
         stores: list[Datastore] = []
         context: Context | None = None
         try:
@@ -123,9 +127,8 @@ class Engine:
             for name in datastores:
                 path = datastore_path(name)
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
-            wanted = ContextSettings(
-                n_ctx=n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT), threads=threads or 0
-            )
+            most = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
+            wanted = settings_for(options, most, threads or 0)
             context, tuning = tune(opened, wanted, exact)
             return cls(opened, context, tuning, stores, policy, exact, history, verify)
         except BaseException:
@@ -146,6 +149,7 @@ class Engine:
         return {
             **self.tuning.settings.to_dict(),
             "threads": self._context.threads,
+            "threads_batch": self._context.threads_batch,
             "n_ctx": self._context.n_ctx,
             "exact": self.exact,
             "policy": self.policy,
