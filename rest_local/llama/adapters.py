@@ -11,8 +11,8 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import llama_cpp
 from llama_cpp import llama_cpp as bindings
 
 from rest_local.errors import AdapterInvalid
@@ -27,7 +27,7 @@ class Adapters:
 
     def __init__(self, model: int, wanted: Sequence[Adapter]) -> None:
         """Raises AdapterInvalid with the file and the cause."""
-        self._pointers: list[int] = []
+        self._pointers: list[Any] = []
         self.wanted = tuple(wanted)
         try:
             for adapter in self.wanted:
@@ -42,7 +42,7 @@ class Adapters:
         if not self._pointers:
             return
         count = len(self._pointers)
-        pointers = (ctypes.c_void_p * count)(*self._pointers)
+        pointers = (bindings.llama_adapter_lora_p_ctypes * count)(*self._pointers)
         scales = (ctypes.c_float * count)(*(adapter.scale for adapter in self.wanted))
         if bindings.llama_set_adapters_lora(context, pointers, count, scales):
             raise AdapterInvalid(self.wanted[0].path, "llama.cpp cannot apply it to this model")
@@ -53,7 +53,7 @@ class Adapters:
             bindings.llama_adapter_lora_free(self._pointers.pop())
 
 
-def load(model: int, path: Path) -> int:
+def load(model: int, path: Path) -> Any:
     """llama_adapter_lora_p. Raises AdapterInvalid. May abort on a hostile file; `probe` tries it first."""
     with library.log_lines.collected_errors() as errors:
         pointer = bindings.llama_adapter_lora_init(model, os.fsencode(path))
@@ -62,13 +62,13 @@ def load(model: int, path: Path) -> int:
     if bindings.llama_adapter_get_alora_n_invocation_tokens(pointer):
         bindings.llama_adapter_lora_free(pointer)
         raise AdapterInvalid(path, "is an activated LoRA (aLoRA), which counts only behind its own start sequence")
-    return int(pointer)
+    return pointer
 
 
 def one_cause(errors: Sequence[str]) -> str:
     """llama.cpp's errors as one cause; the last names it, those before are of the reader below."""
     said = next((line for line in reversed(errors) if line), "")
-    cause = said.split("failed to apply lora adapter: ")[-1].strip().rstrip(".")
+    cause = said.split("failed to apply lora adapter: ")[-1].strip().rstrip(".: ")
     return f"llama.cpp cannot load it: {cause[:300]}" if cause else "llama.cpp cannot load it"
 
 

@@ -28,7 +28,8 @@ def abort_all() -> bool:
     """Break off every decode of this process that is running; False where there was none."""
     with _open_lock:
         breakers = list(_open)
-    return any([breaker.abort() for breaker in breakers])
+    broken = [breaker.abort() for breaker in breakers]  # every one, also behind the first
+    return any(broken)
 
 
 class Breaker:

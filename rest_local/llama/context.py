@@ -41,8 +41,8 @@ class ContextSettings:
     """How a context computes. `flash_attention` and the cache types decide what verification costs and whether it is
     exact.
 
-    `n_slots` sequences of `n_branches` ids each share `n_ctx` cells. `n_ubatch`: tokens computed at once, 0 = `n_batch`.
-    `threads`: 0 = all cores; `threads_batch`: for more than one token, 0 = `threads`. Raises OptionError.
+    `n_slots` sequences of `n_branches` ids each share `n_ctx` cells. `n_ubatch`: tokens computed at once, 0 =
+    `n_batch`. `threads`: 0 = all cores; `threads_batch`: for more than one token, 0 = `threads`. Raises OptionError.
     """
 
     n_ctx: int = 4096
@@ -72,9 +72,8 @@ class ContextSettings:
         if self.n_batch < 1 or self.n_ubatch < 0:
             raise OptionError(f"batches of {self.n_batch} and {self.n_ubatch} tokens: give positive numbers")
         if min(self.n_slots, self.n_branches) < 1 or self.n_slots * self.n_branches > MAX_IDS:
-            raise OptionError(
-                f"{self.n_slots} slots of {self.n_branches} branches: llama.cpp has {MAX_IDS} sequence ids"
-            )
+            ids = f"{self.n_slots} slots of {self.n_branches} branches"
+            raise OptionError(f"{ids}: give at least one of each; llama.cpp has {MAX_IDS} sequence ids in all")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,7 +85,8 @@ class ContextSettings:
 
 
 class Context:
-    """Memory cells for `n_ctx` tokens shared by `n_slots` x `n_branches` sequence ids (unified). Close it, or use `with`.
+    """Memory cells for `n_ctx` tokens shared by `n_slots` x `n_branches` sequence ids (unified). Close it, or use
+    `with`.
 
     Applies the model's LoRA adapters. `decode` and what goes with it belong to one thread, `abort` to any.
     Raises ModelError where llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
@@ -183,7 +183,8 @@ class Context:
         """
         flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags)) == len(state):
+        read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
+        if read and read == len(state):  # 0 is its error
             return True
         self.remove(seq, 0)
         return False

@@ -31,8 +31,8 @@ _FOREIGN = {
 
 
 def check_headers(path: Path) -> list[tuple[Path, os.stat_result]]:
-    """Every file of the model that begins with `path`, and its stat. Raises ModelNotFound, or ModelInvalid with the file
-    and the cause. Reads 24 bytes of each."""
+    """Every file of the model that begins with `path`, and its stat. Raises ModelNotFound, or ModelInvalid with the
+    file and the cause. Reads 24 bytes of each."""
     return [(file, check_header(file)) for file in shards_of(path)]
 
 

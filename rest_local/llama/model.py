@@ -72,8 +72,8 @@ class Model:
         """Loads a model; of one in several files (`NAME-00001-of-00003.gguf`), give the first.
 
         `n_gpu_layers`: layers put on the GPU, -1 = all; None = all where there is a GPU, else none. `options`: how
-        else, LoRA adapters included. `vocab_only` reads no weights: enough to tokenize. The first time a file is seen it
-        is tried in a child process (about half a second more), because a broken one can end the process that loads it.
+        else, LoRA adapters included. `vocab_only` reads no weights: enough to tokenize. The first time a file is seen
+        it is tried in a child process (half a second more), because a broken one can end the process that loads it.
         Raises ModelNotFound; ModelInvalid for a directory, a truncated, foreign, hostile or unsupported file;
         AdapterInvalid; OptionError for an option that this llama.cpp does not have."""
         file = Path(path).expanduser()

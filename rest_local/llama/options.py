@@ -73,9 +73,8 @@ class Rope:
         for name in ("freq_base", "freq_scale", "yarn_orig_ctx"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise OptionError(
-                    f"rope {name.replace('_', ' ')} is {value}: give a positive number, or 0 for the model's"
-                )
+                what = f"rope {name.replace('_', ' ')}"
+                raise OptionError(f"{what} is {value}: give a positive number, or 0 for the model's")
         for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"):
             if not math.isfinite(getattr(self, name)):
                 raise OptionError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give a finite number")

@@ -1,6 +1,7 @@
 """`llama_model_params` out of `ModelOptions`, with everything they point to kept alive.
 
-Contract: nothing is decided here but how a value is spelled for llama.cpp. The result must live until the load returned.
+Contract: nothing is decided here but how a value is spelled for llama.cpp. The result must live until the load
+returned.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from rest_local.errors import OptionError
 from rest_local.llama import library
 from rest_local.llama.options import SPLIT_MODES, ModelOptions, Override
 
-EXPERTS = (
-    r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # the names of expert tensors, as llama.cpp's own --cpu-moe has them
-)
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as llama.cpp's own --cpu-moe names them
 CPU = "CPU"
 
 

@@ -1,10 +1,10 @@
 """Loads a model in a child process before this one does: a hostile or broken GGUF can abort llama.cpp, or crash it.
 
-`python -m rest_local.llama.probe TRIAL` (JSON: path, vocab_only, and the options that could end a process) loads without
-reading the weights (mapped, CPU only, not repacked), makes a small context, which builds the compute graph, and prints
-one line of JSON: `{"error": null}` or `{"error": "what llama.cpp said"}`. It costs about half a second, the first time
-a (path, size, mtime, options, llama.cpp) is seen; success is remembered in the cache directory. A LoRA adapter has a trial
-of its own, in which one token is evaluated, so that it is known which of the files is to blame.
+`python -m rest_local.llama.probe TRIAL` (JSON: path, vocab_only, and the options that could end a process) loads
+without reading the weights (mapped, CPU only, not repacked), makes a small context, which builds the compute graph, and
+prints one line of JSON: `{"error": null}` or `{"error": "what llama.cpp said"}`. It costs about half a second, the
+first time a (path, size, mtime, options, llama.cpp) is seen; success is remembered in the cache directory. A LoRA
+adapter has a trial of its own, in which one token is evaluated, so that it is known which of the files is to blame.
 """
 
 from __future__ import annotations

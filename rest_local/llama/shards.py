@@ -1,7 +1,7 @@
 """A model in several files, `NAME-00001-of-00003.gguf`: which belong to it, and whether all are there.
 
-Contract: names only; what is in the files is judged by `gguf_header` and llama.cpp, which itself finds the others when it
-is given the first.
+Contract: names only; what is in the files is judged by `gguf_header` and llama.cpp, which itself finds the others when
+it is given the first.
 """
 
 from __future__ import annotations
