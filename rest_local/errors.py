@@ -10,6 +10,8 @@
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
+    │   ├── QueueFull                  too many requests wait
+    │   ├── ServiceClosed              the engine's thread takes no more requests
     │   └── DecodeFailed               llama_decode refused or broke, with its code
     └── DatastoreError
         ├── DatastoreNotFound
@@ -96,6 +98,20 @@ class TemplateFailed(GenerationError):
         super().__init__(
             f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
         )
+
+
+class QueueFull(GenerationError):
+    """As many requests wait as may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are waiting already; try again later")
+
+
+class ServiceClosed(GenerationError):
+    """The engine is shutting down, or broke."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine takes no more requests; start it again")
 
 
 class DecodeFailed(GenerationError):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library
-from rest_local.llama.batch import Batch
+from rest_local.llama.batch import MOST_IDS, Batch
 from rest_local.llama.breaker import Breaker
 from rest_local.llama.options import CACHE_TYPES, ROPE_SCALINGS, Rope
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rest_local.llama.model import Model
 
 MAX_OUTPUTS = 64  # a step's root and draft; bounds the logits buffer at 64 x n_vocab floats
-MAX_IDS = 256  # llama_max_parallel_sequences()
 
 
 def default_threads() -> int:
@@ -48,8 +47,8 @@ class ContextSettings:
     n_ctx: int = 4096
     n_batch: int = 512
     n_ubatch: int = 0
-    n_slots: int = 1
     n_branches: int = 8
+    n_slots: int = 1
     n_rs_seq: int = 0
     flash_attention: bool = False
     cache_type_k: str = "f16"
@@ -65,15 +64,14 @@ class ContextSettings:
                 raise OptionError(f"cache type {cache_type}: choose one of {', '.join(CACHE_TYPES)}")
         if self.n_ctx < 8:
             raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least 8")
+        if not 0 < self.n_slots * self.n_branches <= MOST_IDS or self.n_slots < 1:
+            most = MOST_IDS // max(self.n_branches, 1)
+            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}")
         if min(self.threads, self.threads_batch) < 0:
-            raise OptionError(
-                f"{min(self.threads, self.threads_batch)} threads: give a positive number, or 0 for all cores"
-            )
+            fewest = min(self.threads, self.threads_batch)
+            raise OptionError(f"{fewest} threads: give a positive number, or 0 for all cores")
         if self.n_batch < 1 or self.n_ubatch < 0:
             raise OptionError(f"batches of {self.n_batch} and {self.n_ubatch} tokens: give positive numbers")
-        if min(self.n_slots, self.n_branches) < 1 or self.n_slots * self.n_branches > MAX_IDS:
-            ids = f"{self.n_slots} slots of {self.n_branches} branches"
-            raise OptionError(f"{ids}: give at least one of each; llama.cpp has {MAX_IDS} sequence ids in all")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,8 +83,7 @@ class ContextSettings:
 
 
 class Context:
-    """Memory cells for `n_ctx` tokens shared by `n_slots` x `n_branches` sequence ids (unified). Close it, or use
-    `with`.
+    """Memory cells for `n_ctx` tokens shared by all sequence ids, `n_branches` for each slot. Close it, or use `with`.
 
     Applies the model's LoRA adapters. `decode` and what goes with it belong to one thread, `abort` to any.
     Raises ModelError where llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
@@ -112,7 +109,8 @@ class Context:
         # llama.cpp rounds the cells up; who asked for 64 tokens of context gets 64
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
-        self.n_slots, self.n_branches = settings.n_slots, settings.n_branches
+        self.n_branches = settings.n_branches
+        self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
         self.n_vocab = model.n_vocab
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)

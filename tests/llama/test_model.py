@@ -27,7 +27,7 @@ def test_every_tiny_architecture_opens_and_says_what_it_is(tiny_model: TinyModel
         assert (model.n_vocab, model.n_ctx_train, model.n_embd, model.n_layer) == (384, 2048, 64, 4)
         assert model.is_recurrent == (arch == "mamba")
         assert model.is_hybrid == (arch == "lfm2")
-        assert model.n_swa == (32 if arch == "gemma3" else 0)
+        assert model.n_swa == (32 if arch in ("gemma3", "gpt-oss") else 0)
         assert not model.has_encoder
         assert model.chat_template is not None
         assert "<|im_start|>" in model.chat_template

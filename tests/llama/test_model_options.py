@@ -86,8 +86,8 @@ def test_an_override_changes_what_the_model_says_of_itself(tiny_model: TinyModel
     options = ModelOptions(override_kv=(Override.parse("llama.context_length=int:77"),))
     with Model.open(tiny_model("llama"), options=options) as model:
         assert model.n_ctx_train == 77
+    hostile = ModelOptions(override_kv=(Override.parse("llama.block_count=int:99"),))
     with pytest.raises(ModelInvalid, match="check them"):
-        hostile = ModelOptions(override_kv=(Override.parse("llama.block_count=int:99"),))
         Model.open(tiny_model("llama"), options=hostile)
     Model.open(tiny_model("llama")).close()  # next works
 
@@ -111,7 +111,7 @@ def test_experts_are_placed_in_main_memory(tiny_model: TinyModel) -> None:
 
 
 def test_a_buffer_or_a_pattern_that_is_none_is_refused_in_one_line(tiny_model: TinyModel) -> None:
-    with pytest.raises(OptionError, match="this llama.cpp has CPU"):
+    with pytest.raises(OptionError, match=r"this llama.cpp has CPU"):
         Model.open(tiny_model("llama"), options=ModelOptions(override_tensor=(Placement("a", "TPU9"),)))
     with pytest.raises(ModelInvalid, match="regular expression"):
         Model.open(tiny_model("llama"), options=ModelOptions(override_tensor=(Placement("(", "CPU"),)))

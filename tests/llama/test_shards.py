@@ -42,17 +42,17 @@ def test_several_files_are_one_model(split: Path, tiny_model: TinyModel) -> None
 
 
 def test_another_part_is_refused_with_the_name_of_the_first(split: Path) -> None:
-    with pytest.raises(ModelInvalid, match="part 2 of 3 .* give the first, model-00001-of-00003.gguf"):
+    with pytest.raises(ModelInvalid, match=r"part 2 of 3 .* give the first, model-00001-of-00003.gguf"):
         Model.open(split.with_name("model-00002-of-00003.gguf"))
 
 
 def test_a_missing_part_is_named(split: Path) -> None:
     third = split.with_name("model-00003-of-00003.gguf")
     third.unlink()
-    with pytest.raises(ModelInvalid, match="model-00003-of-00003.gguf is not there"):
+    with pytest.raises(ModelInvalid, match=r"model-00003-of-00003.gguf is not there"):
         Model.open(split)
     split.with_name("model-00002-of-00003.gguf").unlink()
-    with pytest.raises(ModelInvalid, match="model-00002-of-00003.gguf, model-00003-of-00003.gguf are not there"):
+    with pytest.raises(ModelInvalid, match=r"model-00002-of-00003.gguf, model-00003-of-00003.gguf are not there"):
         Model.open(split)
     split.unlink()
     with pytest.raises(ModelNotFound):
