@@ -328,8 +328,8 @@ class Engine:
     def _exact(self) -> Lane:
         """The lane for exact requests, opened for the first of them."""
         if self._exact_lane is None:
-            plain = {"flash_attention": False, "cache_type_k": "f16", "cache_type_v": "f16"}
-            settings = replace(self._lane.tuning.settings, **plain)
+            settings = self._lane.tuning.settings
+            settings = replace(settings, flash_attention=False, cache_type_k="f16", cache_type_v="f16")
             self._exact_lane = Lane.open(self.model, settings, True, self._aside)
         return self._exact_lane
 
