@@ -26,7 +26,7 @@ class TokenLogprobs:
 def logprobs_of(row: NDArray[np.float32], token: int, top: int) -> TokenLogprobs:
     """`row`: float32 [n_vocab], only read; `top` likeliest, at most n_vocab of them.
 
-    Exponentials in float32 of differences to the greatest logit, summed in float64: within 1e-6 of the exact log-softmax.
+    Exponentials in float32 of differences to the greatest logit, summed in float64: within 1e-6 of exact ones.
     -inf for a token the model rules out. At 152 k tokens 0.15 ms, 0.35 ms with `top`."""
     greatest = row.max()
     mass = np.log(np.exp(row - greatest).sum(dtype=np.float64)) + np.float64(greatest)
