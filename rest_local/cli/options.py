@@ -60,7 +60,7 @@ class SamplingChoice:
     json_schema: Path | None = None
 
     def build(self) -> Sampling:
-        """Return the `Sampling`. Raises OptionError for a value out of range, and for a grammar or schema that is none."""
+        """Return the `Sampling`. Raises OptionError for a value out of range, a grammar or a schema that is none."""
         from rest_local.llama.sampling import Sampling
 
         return Sampling(
