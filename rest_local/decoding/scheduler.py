@@ -42,6 +42,7 @@ class Scheduler:
         self._forward = Forward(backend)
         self._curve = curve
         self._turn = 0  # who of the prompts is first
+        self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
 
     @property
     def busy(self) -> bool:
@@ -126,6 +127,8 @@ class Scheduler:
                 in_it = [part.generation for part in parts]
                 self._failed(running, [job for job in prompts if job.generation in in_it], error)
                 return
+            if parts:
+                self.part_seconds.append(time.perf_counter() - begun)
             for job, outcome in zip(running, outcomes, strict=True):
                 self._deliver(job, outcome, begun)
             for job in prompts:
