@@ -9,6 +9,8 @@
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
+    │   ├── QueueFull                  as many requests wait as may
+    │   ├── ServiceClosed              the engine was told to stop
     │   └── DecodeFailed               llama_decode refused or broke, with its code
     └── DatastoreError
         ├── DatastoreNotFound
@@ -85,6 +87,20 @@ class TemplateFailed(GenerationError):
         super().__init__(
             f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
         )
+
+
+class QueueFull(GenerationError):
+    """As many requests wait as may."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} requests are waiting already; try again in a moment")
+
+
+class ServiceClosed(GenerationError):
+    """The engine was told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine is stopping and takes no more requests; start it again")
 
 
 class DecodeFailed(GenerationError):
