@@ -9,8 +9,8 @@
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
-    │   ├── QueueFull                  as many requests wait as may
-    │   ├── ServiceClosed              the engine was told to stop
+    │   ├── QueueFull                  too many requests wait
+    │   ├── ServiceClosed              the engine's thread takes no more requests
     │   └── DecodeFailed               llama_decode refused or broke, with its code
     └── DatastoreError
         ├── DatastoreNotFound
@@ -92,15 +92,15 @@ class TemplateFailed(GenerationError):
 class QueueFull(GenerationError):
     """As many requests wait as may."""
 
-    def __init__(self, waiting: int) -> None:
-        super().__init__(f"{waiting} requests are waiting already; try again in a moment")
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are waiting already; try again later")
 
 
 class ServiceClosed(GenerationError):
-    """The engine was told to stop."""
+    """The engine is shutting down, or broke."""
 
     def __init__(self) -> None:
-        super().__init__("the engine is stopping and takes no more requests; start it again")
+        super().__init__("the engine takes no more requests; start it again")
 
 
 class DecodeFailed(GenerationError):

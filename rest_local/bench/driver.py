@@ -22,6 +22,7 @@ import numpy as np
 
 from rest_local.bench.synthetic import Shape, synthetic
 from rest_local.decoding.backend import Capability
+from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.drafting.sources import Sources
@@ -115,14 +116,14 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
             capability,
             lambda t: False,
         )
-        generation.start(prompt)
+        evaluate_prompt(generation, prompt)
         times = []
         for _ in range(steps):
             before, begun = backend.seconds, time.perf_counter()
-            generation.step(64)
+            step_alone(generation, 64)
             times.append(1e3 * (time.perf_counter() - begun - (backend.seconds - before)))
             # the text goes on as it began, whatever the model said: a draft has to be there at every step
-            generation._root = int(rng.choice(40, p=_zipf(40)))
+            generation.root = int(rng.choice(40, p=_zipf(40)))
     statistics = generation.statistics
     return {
         "median_ms": round(median(times), 4),

@@ -18,6 +18,7 @@ class Capability:
     kind: Literal["tree", "chain", "none"]
     reason: str
     longest: int = 63
+    shares: bool = True  # several sequences can hold the same cells
 
 
 class Backend(Protocol):
@@ -25,7 +26,8 @@ class Backend(Protocol):
 
     n_ctx: int
     n_batch: int
-    n_branches: int
+    n_branches: int  # sequence ids of one slot
+    n_slots: int
     n_vocab: int
     max_outputs: int
     batch: Batch
@@ -42,4 +44,4 @@ def remove_tail(backend: Backend, p0: int) -> bool:
 
     Recurrent state rolls back by sequence, not for all at once, and has only one.
     """
-    return backend.remove(-1 if backend.n_branches > 1 else 0, p0, -1)
+    return backend.remove(-1 if backend.n_branches * backend.n_slots > 1 else 0, p0, -1)

@@ -86,12 +86,13 @@ class Tuning:
 def capability_of(model: Model, context: Context, exact: bool) -> Capability:
     """What drafts this model can verify in this context, and why."""
     if model.has_encoder:
-        return Capability("none", "encoder-decoder models are decoded plainly")
+        return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
     if model.is_recurrent or model.is_hybrid:
         kind = "recurrent" if model.is_recurrent else "hybrid"
         if context.n_rs_seq > 0:
-            return Capability("chain", f"{kind} state can be rolled back {context.n_rs_seq} tokens", context.n_rs_seq)
-        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp")
+            reason = f"{kind} state can be rolled back {context.n_rs_seq} tokens"
+            return Capability("chain", reason, context.n_rs_seq, shares=False)
+        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp", shares=False)
     if exact:
         return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
     return Capability("tree", "full attention over removable cells")

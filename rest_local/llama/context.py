@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama.batch import Batch
+from rest_local.llama.batch import MOST_IDS, Batch
 
 if TYPE_CHECKING:
     from rest_local.llama.model import Model
@@ -41,6 +41,7 @@ class ContextSettings:
     n_ctx: int = 4096
     n_batch: int = 512
     n_branches: int = 8
+    n_slots: int = 1
     n_rs_seq: int = 0
     flash_attention: bool = False
     cache_type: str = "f16"
@@ -52,6 +53,9 @@ class ContextSettings:
             raise OptionError(f"cache type {self.cache_type}: choose one of {', '.join(CACHE_TYPES)}")
         if self.n_ctx < 8:
             raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least 8")
+        if not 0 < self.n_slots * self.n_branches <= MOST_IDS:
+            most = MOST_IDS // self.n_branches
+            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}")
         if self.threads < 0:
             raise OptionError(f"{self.threads} threads: give a positive number, or 0 for all cores")
 
@@ -60,7 +64,7 @@ class ContextSettings:
 
 
 class Context:
-    """Memory cells for `n_ctx` tokens shared by `n_branches` sequence ids (unified). Close it, or use `with`.
+    """Memory cells for `n_ctx` tokens shared by all sequence ids, `n_branches` for each slot. Close it, or use `with`.
 
     Raises ModelError where llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
     """
@@ -71,7 +75,7 @@ class Context:
         threads = settings.threads or default_threads()
         params.n_ctx = settings.n_ctx
         params.n_batch = params.n_ubatch = min(settings.n_batch, settings.n_ctx)
-        params.n_seq_max = settings.n_branches
+        params.n_seq_max = settings.n_slots * settings.n_branches
         params.n_rs_seq = settings.n_rs_seq
         params.n_outputs_max = min(MAX_OUTPUTS, params.n_batch)
         params.n_threads = params.n_threads_batch = threads
@@ -89,6 +93,7 @@ class Context:
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
         self.n_branches = settings.n_branches
+        self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
         self.n_vocab = model.n_vocab
         self.threads = threads

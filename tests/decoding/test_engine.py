@@ -127,7 +127,7 @@ def test_fast_output_differs_at_most_at_near_ties(
         engine.forget()
         stream = engine.generate(prefix, max_tokens=1, policy="off")
         next(iter(stream))
-        row = engine._context.logits(1)[0]
+        row = engine._lane.context.logits(1)[0]
         spread = float(row.max() - row.min())
         assert abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]])) < 0.05 * spread
 
@@ -178,7 +178,7 @@ def test_limits_are_refused_with_their_numbers(tiny_model: TinyModel) -> None:
         result = finish(engine, "a", 10_000)
         assert result.finish_reason == "length"
         assert len(result.tokens) == n_ctx
-        with pytest.raises(OptionError, match="-1 tokens"):
+        with pytest.raises(OptionError, match="max_tokens is -1"):
             engine.generate("a", max_tokens=-1)
         with pytest.raises(OptionError, match="policy"):
             engine.generate("a", policy="fastest")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
 
 from rest_local.decoding.backend import Capability
+from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
@@ -86,10 +87,10 @@ def generation(
 
 
 def run(generation: Generation, prompt: Sequence[int], n: int) -> list[int]:
-    generation.start(prompt)
+    evaluate_prompt(generation, prompt)
     out: list[int] = []
     while len(out) < n and (not out or out[-1] != END) and generation.room:
-        out += [token for token, _ in generation.step(n - len(out))]
+        out += [token for token, _ in step_alone(generation, n - len(out))]
     return out
 
 
@@ -123,11 +124,11 @@ def test_sampled_frequencies_are_the_models_own() -> None:
     backend, chooser = FakeBackend(), Draws(9)
     sources = Fortune(6, 8, 2, 0.7)
     task = generation(backend, sources, chooser)
-    task.start([3, 1, 4])
+    evaluate_prompt(task, [3, 1, 4])
     for _ in range(20_000):
-        counts[task.step(2)[0][0]] += 1
+        counts[step_alone(task, 2).tokens[0]] += 1
         task.slot.rewind(2)
-        task._root = 4
+        task.root = 4
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
     expected = 20_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
@@ -190,9 +191,9 @@ def test_generation_runs_to_the_last_cell_of_a_small_context() -> None:
 def test_prompts_that_do_not_fit_are_refused_with_both_numbers() -> None:
     task = generation(FakeBackend(n_ctx=64), SHAPES["tree"], Greedy())
     with pytest.raises(PromptTooLong, match=r"64 tokens and the context holds 64"):
-        task.start([1] * 64)
+        evaluate_prompt(task, [1] * 64)
     with pytest.raises(PromptEmpty):
-        task.start([])
+        evaluate_prompt(task, [])
     assert run(task, [1] * 63, 10) == plain([1] * 63, Greedy(), 2)[:2]
 
 
@@ -205,7 +206,7 @@ def test_the_shared_prefix_is_not_evaluated_again() -> None:
     backend.evaluated = 0
     follow_up = [*prompt, *answer, 7, 8]
     second = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), TREE, lambda token: False)
-    second.start(follow_up)
+    evaluate_prompt(second, follow_up)
     assert second.statistics.cached_tokens >= len(prompt) + len(answer) - 1
     assert backend.evaluated <= 3
     assert run(second, follow_up, 20) == plain(follow_up, Greedy(), 20)[:20]
