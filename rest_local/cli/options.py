@@ -40,6 +40,7 @@ class EngineChoice:
     exact: bool = False
     history: bool = False
     verify: str = "strict"
+    slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,7 @@ def _load(choice: EngineChoice) -> Engine:
         n_gpu_layers=choice.gpu_layers,
         exact=choice.exact,
         history=choice.history,
+        slots=choice.slots,
     )
 
 

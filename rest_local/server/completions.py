@@ -1,4 +1,4 @@
-"""POST /v1/completions: OpenAI's older call, which fill-in-the-middle clients use with `suffix` or tokens spelled out."""
+"""POST /v1/completions: OpenAI's older call, also for gaps, by `suffix` or with tokens spelled out."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from starlette.requests import Request as HttpRequest
@@ -16,9 +16,6 @@ from rest_local.server.prompts import chat_text, checked_ids, prompt_text, speci
 from rest_local.server.requests import TEMPERATURE
 from rest_local.server.running import json_response
 from rest_local.server.state import State, state_of
-
-if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine
 
 
 async def models(request: HttpRequest) -> Response:

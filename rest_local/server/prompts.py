@@ -53,7 +53,7 @@ def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
 
 
 def plain_prompts(engine: Engine, prompt: Prompt) -> list[list[int]]:
-    """The token ids of each prompt: one text, several, one list of ids, several. Raises OptionError for an unknown id."""
+    """Token ids of each prompt: a text, several, a list of ids, several. Raises OptionError for an unknown id."""
     if isinstance(prompt, str):
         return [engine.tokenize(prompt)]
     if prompt and isinstance(prompt[0], int):

@@ -51,7 +51,7 @@ class HttpServer(uvicorn.Server):
             yield
             return
         handled: dict[int, Callable[[int, FrameType | None], None]] = {
-            signal.SIGTERM: self.handle_exit,
+            signal.SIGTERM: self._terminate,
             signal.SIGINT: self._interrupt,
         }
         if hasattr(signal, "SIGHUP"):
@@ -62,6 +62,10 @@ class HttpServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit  # the second time
+        self.should_exit = True
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True

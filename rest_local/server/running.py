@@ -129,4 +129,3 @@ def event(value: Any) -> bytes:
 def json_response(value: Any, status: int = 200) -> Response:
     """A JSON answer; numbers that JSON has no word for are null."""
     return Response(to_json(value, inf_nan_mode="null"), status, media_type="application/json")
-
