@@ -29,7 +29,7 @@ POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # rest_local.planning.p
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine: the fields are the options of the same names. `history`: only commands that have the option."""
+    """Which engine: the fields are the options of the same names. `history`, `slots`: where a command has the option."""
 
     model: str | None = None
     datastore: tuple[str, ...] = ()

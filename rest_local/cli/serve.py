@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from rest_local.cli import options
 from rest_local.cli.options import EngineChoice
 
 if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine
     from rest_local.server.settings import Settings
 
 PORT = 8012  # rest_local.server.settings.DEFAULT_PORT, whose import would cost --help
@@ -64,7 +62,6 @@ def serve(
     port: int,
     alias: tuple[str, ...],
     api_key_file: Path | None,
-    slots: int,
     queue: int,
     metrics: bool,
     allow_host: tuple[str, ...],
@@ -92,13 +89,9 @@ def serve(
     )
     with listen(settings) as listening:
         log_to_stderr()
-        serving = Serving(settings, _name(engine_choice), lambda: _load(engine_choice, slots), queue=queue)
+        serving = Serving(settings, _name(engine_choice), lambda: options.load_engine(engine_choice), queue=queue)
         _announce(settings, listening.getsockname()[1])
         serving.run(listening)
-
-
-def _load(choice: EngineChoice, slots: int) -> Engine:
-    return options.load_engine(replace(choice, slots=slots))
 
 
 def _name(choice: EngineChoice) -> str:

@@ -19,6 +19,7 @@ from rest_local.server.answering import LOG
 log = logging.getLogger("rest_local.server")
 LONGEST = 200
 CLIENT_GONE = 499
+POLLED = ("/health", "/v1/health", "/metrics", "/slots")  # every few seconds, by some clients
 
 
 class JsonLines(logging.Formatter):
@@ -43,25 +44,31 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status, sent = time.perf_counter(), 0, False
+        begun, status = time.perf_counter(), CLIENT_GONE  # where no answer was sent to its end
+        started = status
 
         async def watched(message: Message) -> None:
-            nonlocal status, sent
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                started = message["status"]
             await send(message)
-            sent = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                status = started
 
         try:
             await self._app(scope, receive, watched)
+        except Exception:
+            status = 500
+            raise
         finally:
             fields = {
                 "event": "request",
                 "method": scope["method"][:LONGEST],
                 "path": scope["path"][:LONGEST],
-                "status": status if sent else CLIENT_GONE,
+                "status": status,
                 "milliseconds": round(1e3 * (time.perf_counter() - begun), 1),
                 "client": (scope.get("client") or ("?",))[0],
                 **scope.get(LOG, {}),
             }
-            log.info("request", extra={"fields": fields})
+            level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
+            log.log(level, "request", extra={"fields": fields})
