@@ -44,4 +44,4 @@ def remove_tail(backend: Backend, p0: int) -> bool:
 
     Recurrent state rolls back by sequence, not for all at once, and has only one.
     """
-    return backend.remove(-1 if backend.n_branches * backend.n_slots > 1 else 0, p0, -1)
+    return backend.remove(-1 if backend.n_branches > 1 else 0, p0, -1)

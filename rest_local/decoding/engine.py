@@ -312,6 +312,11 @@ class Engine:
                 return
         job.finish("cancelled")
 
+    def cancel_all(self) -> None:
+        """End every job."""
+        for lane in self._lanes:
+            lane.scheduler.cancel_all()
+
     @property
     def _lanes(self) -> list[Lane]:
         other = self._exact_lane
@@ -364,8 +369,7 @@ class Engine:
 
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
-        for lane in self._lanes:
-            lane.scheduler.cancel_all()
+        self.cancel_all()
         try:
             if self._earlier:
                 self._earlier.close()
