@@ -16,6 +16,7 @@ MAX_PROMPTS = 256
 
 Milliseconds = Annotated[float, Field(le=1e9)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Pair = Annotated[list[TokenId | str | bool | float], Field(min_length=2, max_length=2)]
 Stop = Annotated[str, Field(max_length=4096)]
 
 
@@ -107,7 +108,7 @@ class Generation(Body):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | list[tuple[TokenId | str, bool | float]] | None = None
+    logit_bias: dict[str, float] | list[Pair] | None = None
     samplers: str | list[str] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None

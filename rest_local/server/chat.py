@@ -14,6 +14,7 @@ from rest_local.server.answering import Answering, Part, submitted
 from rest_local.server.answers import chat_logprobs, new_id, timings, usage
 from rest_local.server.bodies import ChatBody
 from rest_local.server.errors import ApiError
+from rest_local.server.grammars import grammar_of
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import chat_text
 from rest_local.server.requests import request_of
@@ -41,7 +42,8 @@ def _requests(engine: Engine, body: ChatBody, n: int) -> list[Request]:
     )
     prompt = engine.tokenize(text)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return [request_of(engine, body, prompt, logprobs=logprobs, choice=choice) for choice in range(n)]
+    grammar = grammar_of(body)
+    return [request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i) for i in range(n)]
 
 
 class ChatAnswer(Answering):

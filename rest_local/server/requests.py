@@ -101,18 +101,20 @@ def _biases(body: Generation, vocabulary: Vocabulary) -> tuple[tuple[int, float]
     """OpenAI's object of ids, or llama-server's list, which may name text, and forbid with false."""
     if body.logit_bias is None:
         return ()
+    named = isinstance(body.logit_bias, dict)
     pairs = body.logit_bias.items() if isinstance(body.logit_bias, dict) else body.logit_bias
     found: list[tuple[int, float]] = []
     for token, bias in pairs:
-        value = float(bias) if not isinstance(bias, bool) else -math.inf
-        if bias is True:
+        value = -math.inf if bias is False else bias
+        if isinstance(value, (bool, str)):
             raise ApiError(400, "logit_bias: a bias is a number or false", param="logit_bias")
-        if isinstance(body.logit_bias, list) and isinstance(token, str):
-            found += [(int(each), value) for each in vocabulary.tokenize(token)]
+        if isinstance(token, str) and not named:
+            found += [(int(each), float(value)) for each in vocabulary.tokenize(token)]
             continue
-        if not str(token).isascii() or not str(token).isdigit() or int(token) >= vocabulary.size:
+        written = str(token)
+        if not (written.isascii() and written.isdigit() and len(written) < 11 and int(written) < vocabulary.size):
             raise ApiError(400, f"logit_bias: keys are token ids below {vocabulary.size}", param="logit_bias")
-        found.append((int(token), value))
+        found.append((int(written), float(value)))
     return tuple(found)
 
 

@@ -27,6 +27,7 @@ from rest_local.server.state import State
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
+    from rest_local.decoding.service import Service
 
 log = logging.getLogger("rest_local.server")
 
@@ -73,7 +74,10 @@ class HttpServer(uvicorn.Server):
 
 
 class Serving:
-    """One server and the engine it loads."""
+    """One server and the engine it loads.
+
+    `load`: called in a thread of its own; `queue`: requests that may wait; `start`: makes the service.
+    """
 
     def __init__(
         self,
@@ -83,9 +87,11 @@ class Serving:
         *,
         queue: int = 64,
         drain_seconds: int = DRAIN_SECONDS,
+        start: Callable[[Engine, int], Service] | None = None,
     ) -> None:
         self.settings, self.state = settings, State(settings, name)
-        self._load, self._queue, self._drain_seconds = load, queue, drain_seconds
+        self._load, self._start, self._queue = load, start or _start, queue
+        self.loaded = threading.Event()  # or failed
         self._error: BaseException | None = None
         config = uvicorn.Config(
             create_app(self.state),
@@ -118,6 +124,10 @@ class Serving:
         if self.http.interrupted:
             raise KeyboardInterrupt
 
+    def stop(self) -> None:
+        """As SIGTERM does, from any thread."""
+        self.http.should_exit = True
+
     def reload(self) -> None:
         """Opens the newest commits of the datastores."""
         try:
@@ -132,15 +142,14 @@ class Serving:
         threading.Thread(target=self.reload, name="rest-local-reload", daemon=True).start()
 
     def _open(self) -> None:
-        from rest_local.decoding.service import Service
-
         try:
             self.state.engine = self._load()
-            self.state.service = Service(self.state.engine, queue=self._queue)
+            self.state.service = self._start(self.state.engine, self._queue)
             log.info("model loaded", extra={"fields": {"event": "loaded", "model": self.state.model_id}})
         except BaseException as error:  # goes to whoever called `run`
             self._error = error
             self.http.should_exit = True
+        self.loaded.set()
 
     def _close(self) -> None:
         service, engine, embedder = self.state.service, self.state.engine, self.state.embedder
@@ -151,6 +160,12 @@ class Serving:
             embedder.close()
         if engine is not None:
             engine.close()
+
+
+def _start(engine: Engine, queue: int) -> Service:
+    from rest_local.decoding.service import Service
+
+    return Service(engine, queue=queue)
 
 
 def listen(settings: Settings) -> socket.socket:
