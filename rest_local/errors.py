@@ -4,7 +4,8 @@
     ├── OptionError                    exit 2: a wrong option or argument
     ├── ModelError
     │   ├── ModelNotFound
-    │   └── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
+    │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
+    │   └── AdapterInvalid             a LoRA adapter that is none, is damaged, or fits another model
     ├── GenerationError
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
@@ -57,8 +58,18 @@ class ModelNotFound(ModelError):
 class ModelInvalid(ModelError):
     """The file is not a model that llama.cpp can load."""
 
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "get the file again, or update llama-cpp-python if the model is newer"
+        super().__init__(f"model {path}: {cause}; {way_out}")
+        self.cause = cause
+
+
+class AdapterInvalid(ModelError):
+    """The file is not a LoRA adapter of this model."""
+
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
-        super().__init__(f"model {path}: {cause}; get the file again, or update llama-cpp-python if the model is newer")
+        super().__init__(f"LoRA adapter {path}: {cause}; leave it out, or give one made for this very model")
+        self.cause = cause
 
 
 class GenerationError(RestLocalError):

@@ -32,12 +32,13 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.totals import Totals
+from rest_local.decoding.tuning import settings_for
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Searchable
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
-from rest_local.llama.context import ContextSettings
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
@@ -130,6 +131,7 @@ class Engine:
         history: bool = False,
         verify: str = "strict",
         slots: int = 1,
+        options: ModelOptions | None = None,
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
@@ -138,14 +140,15 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells. Takes
+        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells. `options`:
+        how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes
         the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
         DatastoreError, OptionError.
         """
         _relaxed(verify, exact)
         if policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
-        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers)
+        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
         stores: list[Datastore] = []
         lane: Lane | None = None
         try:
@@ -154,8 +157,7 @@ class Engine:
                 path = datastore_path(name)
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
             size = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
-            settings = ContextSettings(n_ctx=size, threads=threads or 0, n_slots=slots)
-            lane = Lane.open(opened, settings, exact)
+            lane = Lane.open(opened, settings_for(opened.options, size, threads or 0, slots), exact)
             return cls(lane, stores, policy, history, verify)
         except BaseException:
             for store in stores:
@@ -195,6 +197,7 @@ class Engine:
         return {
             **self._lane.tuning.settings.to_dict(),
             "threads": self._lane.context.threads,
+            "threads_batch": self._lane.context.threads_batch,
             "n_ctx": self.n_ctx,
             "exact": self.exact,
             "policy": self.policy,
@@ -325,7 +328,8 @@ class Engine:
     def _exact(self) -> Lane:
         """The lane for exact requests, opened for the first of them."""
         if self._exact_lane is None:
-            settings = replace(self._lane.tuning.settings, flash_attention=False, cache_type="f16")
+            settings = self._lane.tuning.settings
+            settings = replace(settings, flash_attention=False, cache_type_k="f16", cache_type_v="f16")
             self._exact_lane = Lane.open(self.model, settings, True, self._aside)
         return self._exact_lane
 

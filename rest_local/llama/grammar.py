@@ -72,7 +72,7 @@ class Rules:
         self._size = 0
 
     def json(self, name: str) -> str:
-        """The name of one of JSON's own rules: value, object, array, string, char, number, integer, boolean, null, space."""
+        """The name of a rule of JSON: value, object, array, string, char, number, integer, boolean, null, space."""
         if name not in self._rules:
             self.set(name, _JSON[name])
             for needed in _NEEDS.get(name, ()):
