@@ -13,7 +13,8 @@ import pytest
 import rest_local
 
 PACKAGE = Path(rest_local.__file__).parent
-HEAVY = ("numpy", "llama_cpp", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs", "pydantic", "starlette", "uvicorn")
+LIBRARIES = ("numpy", "llama_cpp", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
+HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn")
 COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor")
 
 # Who may import whom, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) belong to all.

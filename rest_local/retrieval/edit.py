@@ -17,6 +17,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL
+from rest_local.retrieval.home import holds_files
 from rest_local.retrieval.rows import Int32Array
 
 WAIT_S = 2.0
@@ -56,6 +57,8 @@ def forget(path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files 
     Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable; DatastoreError
     where nothing would be left, since a datastore is never empty.
     """
+    if not holds_files(path):
+        raise DatastoreNotFound(path)  # a lock cannot be taken on what is not there
     with locked(path, wait_s), Datastore.open(path) as store:
         held = store.document_names()
         count = sum(name in names for name in held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.requests import Request as HttpRequest
@@ -12,10 +12,13 @@ from rest_local import __version__
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody
 from rest_local.server.errors import ApiError, loading
 from rest_local.server.parsing import parse
-from rest_local.server.prompts import chat_text, checked_ids, prompt_text, special_text
+from rest_local.server.prompts import chat_text, checked_ids, prompt_text, special_text, template_of
 from rest_local.server.requests import TEMPERATURE
 from rest_local.server.running import json_response
 from rest_local.server.state import State, state_of
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
 
 
 async def models(request: HttpRequest) -> Response:
@@ -60,6 +63,7 @@ async def props(request: HttpRequest) -> Response:
     state = state_of(request)
     service, engine = state.loaded()
     of_model, vocabulary = engine.model, engine.model.vocabulary
+    caps = await anyio.to_thread.run_sync(_template_caps, engine)
     slots = len(await anyio.to_thread.run_sync(service.slots))
     return json_response(
         {
@@ -72,13 +76,17 @@ async def props(request: HttpRequest) -> Response:
             "model_alias": state.model_id,
             "model_path": of_model.path.name,
             "chat_template": of_model.chat_template or "",
-            "chat_template_caps": {},
+            "chat_template_caps": caps,
             "modalities": {"vision": False, "audio": False},
             "bos_token": special_text(vocabulary, vocabulary.bos) or "",
             "eos_token": special_text(vocabulary, vocabulary.eos) or "",
             "build_info": f"rest-local {__version__}",
         }
     )
+
+
+def _template_caps(engine: Engine) -> dict[str, bool]:
+    return template_of(engine).capabilities.to_dict() if engine.model.chat_template else {}
 
 
 async def slots(request: HttpRequest) -> Response:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rest_local.errors import OptionError
-from rest_local.llama.template import render
+from rest_local.llama.conversation import ChatTemplate
 from rest_local.server.bodies import Message, Prompt, Tool
 from rest_local.server.errors import ApiError
 from rest_local.server.requests import text_of
@@ -31,20 +31,23 @@ def chat_text(
     add_generation_prompt: bool = True,
 ) -> str:
     """The conversation in the model's own template. Raises ApiError, TemplateFailed; 501 where there is no template."""
-    template = engine.model.chat_template
-    if not template:
-        raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
-    vocabulary = engine.model.vocabulary
-    plain = [message.model_dump(exclude_none=True) | {"content": text_of(message.content)} for message in messages]
-    return render(
-        template,
-        plain,
-        bos=special_text(vocabulary, vocabulary.bos),
-        eos=special_text(vocabulary, vocabulary.eos),
-        add_generation_prompt=add_generation_prompt,
+    for message in messages:
+        text_of(message.content)  # refuses parts that are not text
+    return template_of(engine).render(
+        [message.model_dump(exclude_none=True) for message in messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
         variables=variables,
+        add_generation_prompt=add_generation_prompt,
     )
+
+
+def template_of(engine: Engine) -> ChatTemplate:
+    """The model's own. Raises ApiError 501 where it has none."""
+    if not engine.model.chat_template:
+        raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
+    vocabulary = engine.model.vocabulary
+    bos, eos = special_text(vocabulary, vocabulary.bos), special_text(vocabulary, vocabulary.eos)
+    return ChatTemplate(engine.model.chat_template, bos, eos)
 
 
 def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:

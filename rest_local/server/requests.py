@@ -140,7 +140,7 @@ def text_of(content: str | list[Part] | None, param: str = "messages") -> str:
         if part.type not in ("text", "input_text", "output_text", "refusal"):
             raise ApiError(400, f"content parts of type {part.type[:40]!r}: only text can be read", param=param)
         texts.append(part.text or part.refusal or "")
-    return "\n".join(texts) if param == "messages" else "".join(texts)
+    return "".join(texts)
 
 
 def _datastores(body: Generation) -> tuple[str, ...] | None:

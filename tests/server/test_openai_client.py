@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from conftest import Live
+from live import Live
 
 MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
 

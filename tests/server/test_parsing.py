@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from conftest import Live
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from live import Live
 
 from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
 from rest_local.server.errors import ApiError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import Live
+from live import Live
 
 from rest_local.errors import OptionError, RestLocalError
 from rest_local.server.run import MAX_HEAD, listen
