@@ -32,7 +32,6 @@ _OF_STEPS = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_dec
 _GAUGES = {
     "requests_processing": ("running", "Requests that are being served."),
     "requests_deferred": ("waiting", "Requests that wait for a slot."),
-    "kv_cache_tokens": ("cells_used", "Memory cells in use."),
 }
 
 
@@ -50,6 +49,7 @@ class EngineTotals(Collector):
                 yield CounterMetricFamily(f"llamacpp:{name}", text, value=found[key])
         for name, (key, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"llamacpp:{name}", text, value=found[key])
+        yield GaugeMetricFamily("llamacpp:kv_cache_tokens", "Memory cells in use.", value=found["cells_used"])
         rates = {"prompt_tokens_seconds": ("prompt_tokens", "prompt_seconds")}
         rates["predicted_tokens_seconds"] = ("predicted_tokens", "predicted_seconds")
         for name, (count, seconds) in rates.items():
@@ -60,7 +60,8 @@ class EngineTotals(Collector):
 def exposition(service: Service, shows_steps: bool) -> bytes:
     """The text."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineTotals(service.statistics(), shows_steps))
+    cells = sum(slot["n_past"] for slot in service.slots())
+    registry.register(EngineTotals(service.statistics() | {"cells_used": cells}, shows_steps))
     return generate_latest(registry)
 
 

@@ -19,7 +19,14 @@ class Live:
 
     port: int
     serving: Serving
+    thread: threading.Thread
     service: Any = None
+
+    def stop(self) -> None:
+        """Stops it and waits for its last word."""
+        self.serving.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
 
     @property
     def url(self) -> str:
@@ -45,8 +52,7 @@ def served(serving: Serving) -> Iterator[Live]:
         thread = threading.Thread(target=serving.run, args=(listening,), name="server")
         thread.start()
         try:
-            yield Live(port, serving)
+            live = Live(port, serving, thread)
+            yield live
         finally:
-            serving.stop()
-            thread.join(60)
-            assert not thread.is_alive()
+            live.stop()
