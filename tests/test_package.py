@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "planning": {"drafting", "retrieval", "llama"},
     "decoding": {"planning", "drafting", "retrieval", "llama"},
     "bench": {"decoding", "planning", "drafting", "retrieval", "llama"},
+    "server": {"decoding", "planning", "drafting", "retrieval", "llama"},
     "cli": {"bench", "decoding", "planning", "drafting", "retrieval", "llama"},
 }
 

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's and llama-server's calls."""
