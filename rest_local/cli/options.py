@@ -63,9 +63,10 @@ class SamplingChoice:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar_file: Path | None = None
+    json_schema: Path | None = None
 
     def build(self) -> Sampling:
-        """Return the `Sampling`. Raises OptionError for a value out of range or a grammar file that is not text."""
+        """Return the `Sampling`. Raises OptionError for a value out of range, a grammar or a schema that is none."""
         from rest_local.llama.sampling import Sampling
 
         return Sampling(
@@ -79,8 +80,30 @@ class SamplingChoice:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
-            grammar=None if self.grammar_file is None else read_text(self.grammar_file, "grammar file"),
+            grammar=self._grammar(),
         )
+
+    def _grammar(self) -> str | None:
+        if self.grammar_file is not None and self.json_schema is not None:
+            raise OptionError("--grammar-file and --json-schema: give one of them")
+        if self.json_schema is not None:
+            return schema_grammar(self.json_schema)
+        return None if self.grammar_file is None else read_text(self.grammar_file, "grammar file")
+
+
+def schema_grammar(path: Path) -> str:
+    """The grammar of a JSON schema file. Raises OptionError that names the file and the cause."""
+    import json
+
+    from rest_local.llama.grammar import json_schema
+
+    text = read_text(path, "JSON schema")
+    try:
+        return json_schema(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"JSON schema {path}: no JSON: {error}") from error
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from error
 
 
 def read_text(path: Path, what: str) -> str:
@@ -174,6 +197,12 @@ _SAMPLING_OPTIONS = (
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
         help="GBNF grammar that the answer must follow.",
+    ),
+    click.option(
+        "--json-schema",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="JSON schema that the answer must be valid for.",
     ),
 )
 

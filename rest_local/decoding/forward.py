@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from rest_local.decoding.backend import Backend
 from rest_local.decoding.generation import Generation, Step
 from rest_local.decoding.slot import Rows
+from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
-from rest_local.planning.policy import Plan, StepCost
+from rest_local.planning.policy import StepCost
 
 Outcome = Step | RestLocalError  # an error of one request is its own
 
@@ -83,13 +84,16 @@ class Forward:
             self._share([part.generation for part in running], n_ctx, beside)
 
     def _share(self, generations: Sequence[Generation], n_ctx: int, beside: int) -> None:
-        drafting = [generation for generation in generations if len(generation.tree)]
         room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - beside
-        if not drafting or (len(drafting) == 1 and len(drafting[0].tree) <= room):
-            return
-        plan = drafting[0].policy.together(n_ctx, room, beside)
-        for generation, n in zip(drafting, share([g.tree for g in drafting], plan, room), strict=True):
-            generation.cut(n)
+        for generation in generations:  # whole trees, of policies that know no costs: while there is room
+            generation.cut(room)
+            room -= len(generation.tree)
+        growing = [(generation, growth) for generation in generations if (growth := generation.growth)]
+        plan = growing[0][0].policy.together(n_ctx, room, beside) if growing else None
+        if plan is not None:
+            order = grow_together([growth for _, growth in growing], plan.worth, room)
+            for number, (generation, _) in enumerate(growing):
+                generation.cut(order[: plan.best].count(number))
 
     def _decode(self, running: Sequence[Running], prompts: Sequence[Prompt]) -> tuple[NDArray[np.float32], float]:
         """Evaluate everything; where there is no room, smaller trees, then none.
@@ -160,30 +164,6 @@ class Forward:
 
 def _all(running: Sequence[Running], prompts: Sequence[Prompt]) -> list[Generation]:
     return [*(part.generation for part in running), *(part.generation for part in prompts)]
-
-
-def share(trees: Sequence[DraftTree], plan: Plan | None, room: int) -> list[int]:
-    """How many nodes of each tree to submit, `room` in all: the likeliest of all, while the plan finds them worth it.
-
-    A node counts no more than the one before it in its tree, so that what is taken of a tree is its beginning.
-    """
-    ranked: list[tuple[float, int]] = []
-    for number, tree in enumerate(trees):
-        least = 1.0
-        for probability in tree.probability:
-            least = min(least, probability)
-            ranked.append((-least, number))
-    ranked.sort()
-    wanted = min(room, len(ranked))
-    if plan is not None:
-        for minus, _ in ranked:
-            if not plan.worth(-minus):
-                break
-        wanted = min(wanted, plan.best)
-    counts = [0] * len(trees)
-    for _, number in ranked[:wanted]:
-        counts[number] += 1
-    return counts
 
 
 def evaluate_prompt(generation: Generation, prompt: Sequence[int]) -> None:

@@ -20,7 +20,7 @@ from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.slot import Rows, Slot
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.drafter import Draft, Growth
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
@@ -161,6 +161,11 @@ class Generation:
         if self._drafted.lookup_us is not None:
             self.statistics.lookup_us.append(self._drafted.lookup_us)
         self._draft_ms = 1e3 * (time.perf_counter() - begun)
+
+    @property
+    def growth(self) -> Growth | None:
+        """What the tree can still grow from, beside those of others."""
+        return self._drafted.growth
 
     def cut(self, n: int) -> None:
         """Submit only the first n nodes."""

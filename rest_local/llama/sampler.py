@@ -8,7 +8,7 @@ the n-th generated token always sees the n-th number of the seed, drafted or not
 
 from __future__ import annotations
 
-import ctypes
+import math
 import secrets
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -20,76 +20,47 @@ from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import GenerationError, OptionError
-from rest_local.llama import library
+from rest_local.llama.constraint import Candidates, Constraint
 from rest_local.llama.sampling import MAX_SEED, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
 __all__ = ["Sampler", "Sampling"]
 
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 _ALL_TOKENS = 1 << 17  # stands for repeat_last_n = -1; llama.cpp keeps a ring of that many ids
 _Native = Any  # llama_sampler_p
-
-
-class _Candidates:
-    """A reused llama_token_data_array over one numpy buffer."""
-
-    def __init__(self, size: int) -> None:
-        self.rows = np.zeros(size, _CANDIDATE)
-        self._ids = np.arange(size, dtype=np.int32)
-        self._first = self.rows.ctypes.data_as(bindings.llama_token_data_p)
-        self.array = bindings.llama_token_data_array(self._first, size, -1, False)
-        self.reference = ctypes.byref(self.array)
-
-    def fill(self, logits: NDArray[np.float32]) -> None:
-        """All candidates in order of their ids; samplers reorder and shorten, so the whole array is set anew."""
-        self.rows["id"] = self._ids
-        self.rows["logit"] = logits
-        self._rewind(len(self.rows))
-
-    def fill_one(self, token: int) -> None:
-        """A single candidate, to ask the grammar about it."""
-        self.rows[0] = (token, 0.0, 0.0)
-        self._rewind(1)
-
-    def fill_dummies(self) -> None:
-        """Two equal candidates, to draw a number for nothing."""
-        self.rows[:2] = [(0, 0.0, 0.0), (1, 0.0, 0.0)]
-        self._rewind(2)
-
-    def _rewind(self, size: int) -> None:
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, size, -1, False
-
-    @property
-    def selected(self) -> int:
-        """The id of the selected candidate. Read through the array: a sampler may have put another buffer there."""
-        return int(self.array.data[self.array.selected].id)
 
 
 class Sampler:
     """The sampler of one generation over one vocabulary. A context manager; not for several threads at once.
 
-    `seed`: the one in use, also where the options leave it open."""
+    `seed`: the one in use, also where the options leave it open. `constraint`: what may not be said next, also for
+    looking ahead on clones of it."""
 
-    _grammar: _Native
     _shape: _Native
     _dist: _Native
 
-    def __init__(self, vocabulary: Vocabulary, sampling: Sampling) -> None:
-        """Raises OptionError for a grammar llama.cpp cannot read, or a bias on a token the vocabulary does not have."""
+    def __init__(
+        self, vocabulary: Vocabulary, sampling: Sampling, *, min_tokens: int = 0, ignore_end: bool = False
+    ) -> None:
+        """`min_tokens`: no end token is chosen before as many tokens; `ignore_end`: never (but where a grammar allows
+        nothing else). Raises OptionError for a grammar llama.cpp cannot read, or a bias on a token the vocabulary does
+        not have."""
         _check_against(vocabulary, sampling)
-        self._open(vocabulary, sampling, secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed)
-        if sampling.grammar is not None:
-            self._grammar = _grammar(vocabulary, sampling.grammar)
+        banned = [token for token, bias in sampling.logit_bias if bias == -math.inf]
+        constraint = Constraint(
+            vocabulary, sampling.grammar, min_tokens=min_tokens, ignore_end=ignore_end, banned=banned
+        )
+        seed = secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed
+        self._open(vocabulary, sampling, seed, constraint)
         if not sampling.is_greedy:
             self._shape = _chain(vocabulary, sampling)
         if sampling.temperature > 0:
             self._dist = llama_cpp.llama_sampler_init_dist(self.seed)
 
-    def _open(self, vocabulary: Vocabulary, sampling: Sampling, seed: int) -> None:
-        self.vocabulary, self.sampling, self.seed = vocabulary, sampling, seed
-        self._grammar = self._shape = self._dist = None
-        self._candidates = None if sampling.is_greedy else _Candidates(vocabulary.size)
+    def _open(self, vocabulary: Vocabulary, sampling: Sampling, seed: int, constraint: Constraint) -> None:
+        self.vocabulary, self.sampling, self.seed, self.constraint = vocabulary, sampling, seed, constraint
+        self._shape = self._dist = None
+        self._candidates = None if sampling.is_greedy else Candidates(vocabulary.size)
         self._closed = False
 
     def sample(self, logits: NDArray[np.float32]) -> int:
@@ -100,11 +71,10 @@ class Sampler:
         forbids the likeliest token). Raises GenerationError where the grammar allows no token."""
         self._check_open()
         if self._candidates is None:
-            return int(logits.argmax())
+            return self._likeliest(logits)
         if self._dist is None:
             return self._sample_greedy(self._candidates, logits)
-        self._candidates.fill(logits)
-        self._constrain(self._candidates)
+        self.constraint.forbid(self._candidates, logits)
         llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
         if self._candidates.array.size > 1:
             llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
@@ -114,31 +84,31 @@ class Sampler:
         llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
         return token
 
-    def _sample_greedy(self, candidates: _Candidates, logits: NDArray[np.float32]) -> int:
+    def _likeliest(self, logits: NDArray[np.float32]) -> int:
+        """The row is copied only where an end is the likeliest and must wait."""
+        token = int(logits.argmax())
+        if not self.constraint.holds_ends or not self.vocabulary.is_end(token):
+            return token
+        without_ends = logits.copy()
+        without_ends[self.vocabulary.ends] = -np.inf
+        return int(without_ends.argmax())
+
+    def _sample_greedy(self, candidates: Candidates, logits: NDArray[np.float32]) -> int:
         """Bias and penalties change each logit on its own, so the best of all is the best allowed one if it is allowed:
-        the grammar is asked about that one first, and about all only if it says no."""
+        the constraint is asked about that one first, and about all only if it says no."""
         candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         token = candidates.selected
-        if self._grammar is None or self._allows(token):
+        if self.constraint.allows(token):
             return token
-        candidates.fill(logits)
-        self._constrain(candidates)
+        self.constraint.forbid(candidates, logits)
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         return candidates.selected
 
-    def _constrain(self, candidates: _Candidates) -> None:
-        if self._grammar is None:
-            return
-        llama_cpp.llama_sampler_apply(self._grammar, candidates.reference)
-        if not (candidates.rows["logit"] > -np.inf).any():
-            raise GenerationError("the grammar allows no token of this vocabulary here; change the grammar")
-
-    def _allows(self, token: int) -> bool:
-        assert self._candidates is not None
-        self._candidates.fill_one(token)
-        llama_cpp.llama_sampler_apply(self._grammar, self._candidates.reference)
-        return bool(self._candidates.rows["logit"][0] > -np.inf)
+    def allows(self, token: int) -> bool:
+        """Whether the token may be said next: by the grammar, the least length and the biases of -inf."""
+        self._check_open()
+        return self.constraint.allows(token)
 
     def accept(self, token: int) -> None:
         """The token is now part of the text: penalties and grammar advance. Once per generated token, in order.
@@ -147,10 +117,9 @@ class Sampler:
         self._check_open()
         if not 0 <= token < self.vocabulary.size:
             raise ValueError(f"token {token} is outside the vocabulary of {self.vocabulary.size} tokens")
-        if self._grammar is not None:
-            if not self._allows(token):
-                raise ValueError(f"token {token} is not allowed by the grammar here")
-            llama_cpp.llama_sampler_accept(self._grammar, token)
+        if not self.constraint.grammar_allows(token):
+            raise ValueError(f"token {token} is not allowed by the grammar here")
+        self.constraint.advance(token)
         if self._shape is not None:
             llama_cpp.llama_sampler_accept(self._shape, token)
 
@@ -165,6 +134,7 @@ class Sampler:
     def reset(self) -> None:
         """Back to the state it was made in: nothing observed or accepted, the draws from the seed's first number on."""
         self._check_open()
+        self.constraint.reset()
         for sampler in self._natives():
             llama_cpp.llama_sampler_reset(sampler)
 
@@ -172,10 +142,9 @@ class Sampler:
         """An independent sampler in the same state, the next draws included."""
         self._check_open()
         twin = Sampler.__new__(Sampler)
-        twin._open(self.vocabulary, self.sampling, self.seed)
-        twin._grammar, twin._shape, twin._dist = (
-            None if native is None else llama_cpp.llama_sampler_clone(native)
-            for native in (self._grammar, self._shape, self._dist)
+        twin._open(self.vocabulary, self.sampling, self.seed, self.constraint.clone())
+        twin._shape, twin._dist = (
+            None if native is None else llama_cpp.llama_sampler_clone(native) for native in (self._shape, self._dist)
         )
         return twin
 
@@ -183,7 +152,8 @@ class Sampler:
         """Frees llama.cpp's samplers; again does nothing."""
         for sampler in self._natives():
             llama_cpp.llama_sampler_free(sampler)
-        self._grammar = self._shape = self._dist = self._candidates = None
+        self.constraint.close()
+        self._shape = self._dist = self._candidates = None
         self._closed = True
 
     def __enter__(self) -> Sampler:
@@ -195,7 +165,7 @@ class Sampler:
         self.close()
 
     def _natives(self) -> list[_Native]:
-        return [native for native in (self._grammar, self._shape, self._dist) if native is not None]
+        return [native for native in (self._shape, self._dist) if native is not None]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -206,18 +176,6 @@ def _check_against(vocabulary: Vocabulary, sampling: Sampling) -> None:
     for token, _ in sampling.logit_bias:
         if token >= vocabulary.size:
             raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocabulary.size} tokens")
-
-
-def _grammar(vocabulary: Vocabulary, grammar: str) -> _Native:
-    source = grammar.encode("utf-8", "replace")
-    with library.log_lines.collected_errors() as errors, library.captured_stderr() as printed:
-        native = llama_cpp.llama_sampler_init_grammar(vocabulary.pointer, source, b"root")
-    if not native:
-        cause = next(
-            (line for line in [*printed, *errors] if line.strip()), "no rule `root`, or one that begins with itself"
-        )
-        raise OptionError(f"grammar: llama.cpp cannot read it: {cause.removeprefix('parse: ').strip()[:200]}")
-    return native
 
 
 def _chain(vocabulary: Vocabulary, sampling: Sampling) -> _Native:

@@ -114,6 +114,12 @@ class Vocabulary:
         """Whether a generation ends at this token (EOS, EOT, end of message ...). False outside the vocabulary."""
         return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_eog(self.pointer, token))
 
+    @cached_property
+    def ends(self) -> NDArray[np.int32]:
+        """Every token at which a generation ends. About 0.05 s for 150 k tokens, once per model."""
+        is_end, pointer = llama_cpp.llama_vocab_is_eog, self.pointer
+        return np.array([token for token in range(self.size) if is_end(pointer, token)], np.int32)
+
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, not text. False outside the vocabulary."""
         return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_control(self.pointer, token))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
@@ -134,7 +134,7 @@ class Auto:
         return Plan(cost[beside : beside + limit + 1], slope[beside:], 1.0 + beside)
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
-        """The tree of the best expected rate, often empty."""
+        """The tree of the best expected rate, often empty; beside other requests, what it can grow from."""
         self._beside = at.beside
         self._resting = self._rests > 0
         if self._resting:
@@ -148,8 +148,12 @@ class Auto:
         found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
-        result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
-        result.tree = result.tree.cut(plan.best)
+        if at.beside:
+            growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves)
+            result, result.growth = growth.draft, growth
+        else:
+            result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
+            result.tree = result.tree.cut(plan.best)
         result.lookup_us = lookup_us
         return result
 

@@ -12,6 +12,7 @@ import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
 from rest_local.errors import DecodeFailed, PromptTooLong
+from rest_local.llama.grammar import json_schema
 from rest_local.llama.sampling import Sampling
 
 Install = Callable[..., FakeEngine]
@@ -161,6 +162,38 @@ def test_grammar_file_that_is_not_text_is_refused(fake_engine: Install, call: Ca
     done = call("generate", "x", "--grammar-file", str(tmp_path / "g"))
     assert done.code == 2
     assert "not UTF-8" in done.err
+
+
+def test_a_json_schema_becomes_the_grammar(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine = fake_engine()
+    schema = tmp_path / "s.json"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    assert call("generate", "x", "--json-schema", str(schema)).code == 0
+    assert engine.arguments[0]["sampling"].grammar == json_schema({"enum": ["yes", "no"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ('{"type": "strin"}', "type 'strin'"),
+        ('{"$ref": "https://example.com/s"}', "only references within the schema"),
+        ("{}", "one of them"),
+    ],
+)
+def test_a_json_schema_that_is_none_is_wrong_usage(
+    fake_engine: Install, call: Call, tmp_path: Path, text: str, cause: str
+) -> None:
+    engine = fake_engine()
+    (tmp_path / "s.json").write_text(text)
+    both = ["--grammar-file", str(tmp_path / "s.json")] if text == "{}" else []
+    done = call("generate", "x", "--json-schema", str(tmp_path / "s.json"), *both)
+    assert done.code == 2
+    assert done.err.startswith("rest-local: error: ")
+    assert done.err.count("\n") == 1
+    assert cause in done.err
+    assert not engine.prompts
 
 
 def test_refusal_of_the_engine_is_one_line_and_exit_1(fake_engine: Install, call: Call) -> None:

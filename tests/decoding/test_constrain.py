@@ -1,0 +1,212 @@
+"""A draft node that the grammar forbids is never submitted, and constrained answers are those of plain decoding."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake_backend import FakeBackend
+
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.constrain import prune
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.slot import Slot
+from rest_local.drafting.candidates import SOURCE_NUMBER
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler, Sampling
+from rest_local.llama.vocabulary import Vocabulary
+from rest_local.planning.policy import Situation, StepCost
+
+CONTEXT = SOURCE_NUMBER["context"]
+SCHEMA_LIKE = 'root ::= "{" pair ("," pair)* "}"\npair ::= "\\"" [a-d]{1,3} "\\":" [0-9]{1,3}'
+TREE = Capability("tree", "fake")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+class Alternating:
+    """A language over small numbers: each token differs in parity from the one before. Counts its clones."""
+
+    is_free = False
+
+    def __init__(self, last: int = 0, open_: list[int] | None = None) -> None:
+        self._last, self._open = last, [0] if open_ is None else open_
+
+    def allows(self, token: int) -> bool:
+        return token % 2 != self._last % 2
+
+    def advance(self, token: int) -> None:
+        assert self.allows(token)
+        self._last = token
+
+    def clone(self) -> Alternating:
+        self._open[0] += 1
+        return Alternating(self._last, self._open)
+
+    def close(self) -> None:
+        self._open[0] -= 1
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> DraftTree:
+    tree = DraftTree(max_leaves=99)
+    for node in range(draw(st.integers(0, 25))):
+        parent = draw(st.integers(ROOT, node - 1))
+        tree.add(draw(st.integers(0, 6)), parent, 0.5 / (node + 1), CONTEXT)
+    return tree
+
+
+def _way(tree: DraftTree, node: int) -> list[int]:
+    return [] if node == ROOT else [*_way(tree, tree.parent[node]), tree.token[node]]
+
+
+@given(trees())
+def test_what_is_kept_is_what_a_walk_from_the_root_allows(tree: DraftTree) -> None:
+    constraint = Alternating()
+    pruned = prune(tree, constraint)
+    expected = [n for n in range(len(tree)) if all(a % 2 != b % 2 for a, b in zip([0, *_way(tree, n)], _way(tree, n)))]  # noqa: B905
+    assert [_way(pruned, n) for n in range(len(pruned))] == [_way(tree, n) for n in expected]
+    assert pruned.probability == [tree.probability[n] for n in expected]
+    assert (pruned is tree) == (len(expected) == len(tree))
+    assert constraint._open == [0]  # every clone was closed
+    assert constraint._last == 0  # and the original was only looked at
+    assert pruned.n_leaves == sum(not pruned.children_of(n) for n in range(len(pruned)))
+
+
+def test_clones_are_freed_where_the_constraint_breaks() -> None:
+    class Broken(Alternating):
+        def clone(self) -> Broken:
+            self._open[0] += 1
+            return Broken(self._last, self._open)
+
+        def advance(self, token: int) -> None:
+            if token == 3:
+                raise RuntimeError("broken")
+            super().advance(token)
+
+    tree = DraftTree()
+    for token in (1, 3, 5):
+        tree.add(2, tree.add(token, ROOT, 0.5, CONTEXT), 0.1, CONTEXT)
+    constraint = Broken()
+    with pytest.raises(RuntimeError, match="broken"):
+        prune(tree, constraint)
+    assert constraint._open == [0]
+
+
+def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+    """Scripted logits over the whole vocabulary: a few tokens matter, and ends are often among the likeliest."""
+    digest = hashlib.blake2b(np.array(history[-2:], "<i4").tobytes(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    row = np.full(size, -30.0, np.float32)
+    row[list(likely)] = 3 * rng.standard_normal(len(likely))
+    row[list(ends)] = 4 * rng.standard_normal(len(ends))
+    return row.astype(np.float32)
+
+
+class Guessing:
+    """A policy that drafts the likeliest tokens and random ones, in a tree, and prunes as the engine does."""
+
+    name, watches_entropy = "guessing", False
+
+    def __init__(self, seed: int, compute: Callable[[Sequence[int]], np.ndarray], sampler: Sampler | None) -> None:
+        self._rng, self._compute, self._sampler = np.random.default_rng(seed), compute, sampler
+        self.dropped = 0
+        self.tokens: list[int] = []
+
+    def begin(self, n_ctx: int) -> None:
+        return
+
+    def draft(self, sources: Lookup, at: Situation) -> Draft:
+        tree = DraftTree(at.leaves)
+        grown = [(ROOT, list(self.tokens))]
+        while grown and len(tree) < at.limit:
+            node, history = grown.pop(0)
+            best = np.argsort(-self._compute(history))[:4]
+            for token in self._rng.choice(best, 2, replace=False).tolist():
+                if tree.can_add(node) and len(tree) < at.limit:
+                    grown.append((tree.add(token, node, 0.5, CONTEXT), [*history, token]))
+        drafted = Draft(tree, lookup_us=1.0)
+        if self._sampler is None:
+            return drafted
+        pruned = prune(tree, self._sampler.constraint)
+        self.dropped += len(tree) - len(pruned)
+        return replace(drafted, tree=pruned)
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        self.tokens.extend(tokens)
+
+
+class Silent:
+    """Sources that say nothing: the policy above makes its own drafts."""
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        return
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        return
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "grammar": {"grammar": SCHEMA_LIKE},
+    "grammar and draws": {"grammar": SCHEMA_LIKE, "temperature": 1.2},
+    "penalties": {"repeat_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+    "penalties, draws and a grammar": {"grammar": SCHEMA_LIKE, "frequency_penalty": 1.0, "temperature": 0.9},
+    "biases": {"logit_bias": ((3, -math.inf), (40, 4.0)), "temperature": 0.7},
+    "nothing": {},
+    "draws": {"temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("min_tokens", [0, 7])
+@pytest.mark.parametrize("name", OPTIONS)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, seed: int) -> None:
+    """Sampler state advances once per accepted token: with drafts pruned, with drafts left as they are, and with none
+    the same tokens come. No pruned draft holds a token that the sampler would not have allowed there."""
+    likely = [*vocabulary.tokenize('{"}:,').tolist(), *vocabulary.tokenize("abcd0123").tolist(), 3, 40]
+    ends = vocabulary.ends.tolist()
+    sampling = Sampling(seed=seed, **OPTIONS[name])  # type: ignore[arg-type]
+
+    def compute(history: Sequence[int]) -> np.ndarray:
+        return _row(history, vocabulary.size, likely, ends)
+
+    def run(how: str) -> list[int]:
+        with Sampler(vocabulary, sampling, min_tokens=min_tokens) as sampler:
+            policy = Guessing(seed, compute, sampler if how == "pruned" else None)
+            backend = FakeBackend()
+            backend.n_vocab = vocabulary.size
+            backend.compute = lambda history, n: compute(history)
+            kind = Capability("none", "plain") if how == "plain" else TREE
+            task = Generation(backend, Slot(backend), policy, Silent(), sampler, kind, vocabulary.is_end)  # type: ignore[arg-type]
+            prompt = [5, 6, 7 + seed % 90]
+            task.start(prompt)
+            sampler.observe(prompt)
+            policy.tokens = prompt
+            out: list[int] = []
+            while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
+                out += [token for token, _ in task.step(30 - len(out))]
+            if how == "plain":
+                assert task.statistics.drafted == 0
+            elif how == "pruned":
+                assert policy.dropped or sampling.grammar is None
+            return out
+
+    plain = run("plain")
+    assert run("pruned") == plain
+    assert run("drafted") == plain
+    assert not any(vocabulary.is_end(token) for token in plain[:-1])

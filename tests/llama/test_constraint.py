@@ -1,0 +1,140 @@
+"""Ends held back, tokens banned, grammars followed on clones: what may not be said next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.errors import GenerationError
+from rest_local.llama.constraint import Constraint
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler, Sampling
+from rest_local.llama.vocabulary import Vocabulary
+
+DIGITS = 'root ::= [0-9]+ "."'
+SHORT = 'root ::= "7"'
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def _one(vocabulary: Vocabulary, text: str) -> int:
+    (token,) = vocabulary.tokenize(text).tolist()
+    return int(token)
+
+
+def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
+    """Every end is likelier than all else, then the given tokens."""
+    row = np.full(vocabulary.size, -20.0, np.float32)
+    row[vocabulary.ends] = 30.0
+    row[list(then)] = 10.0 - np.arange(len(then))
+    return row
+
+
+def test_ends_are_those_that_end(vocabulary: Vocabulary) -> None:
+    assert vocabulary.ends.tolist() == [i for i in range(vocabulary.size) if vocabulary.is_end(i)] != []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"presence_penalty": 0.1},
+        {"logit_bias": ((1, 0.5),)},
+        {"grammar": "root ::= [a-z0-9]*"},
+        {"grammar": "root ::= [a-z0-9]*", "temperature": 0.8, "seed": 1},
+    ],
+)
+def test_no_end_before_the_least_length_and_one_right_after(vocabulary: Vocabulary, options: dict[str, object]) -> None:
+    row = _end_first(vocabulary, _one(vocabulary, "7"), _one(vocabulary, "8"))
+    with Sampler(vocabulary, Sampling(**options), min_tokens=5) as sampler:  # type: ignore[arg-type]
+        for _ in range(5):
+            token = sampler.sample(row)
+            assert not vocabulary.is_end(token)
+            assert sampler.allows(token)
+            sampler.accept(token)
+        assert vocabulary.is_end(sampler.sample(row))
+    with Sampler(vocabulary, Sampling(**options), ignore_end=True) as sampler:  # type: ignore[arg-type]
+        for _ in range(20):
+            token = sampler.sample(row)
+            assert not vocabulary.is_end(token)
+            sampler.accept(token)
+
+
+def test_the_best_token_that_is_no_end_is_chosen_and_the_row_only_read(vocabulary: Vocabulary) -> None:
+    row = _end_first(vocabulary, 9, 8)
+    before = row.copy()
+    row.flags.writeable = False
+    with Sampler(vocabulary, Sampling(), min_tokens=1) as sampler:
+        assert sampler.sample(row) == 9
+    assert (row == before).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_a_grammar_is_complete_the_end_is_not_held_back(vocabulary: Vocabulary, temperature: float) -> None:
+    seven = _one(vocabulary, "7")
+    row = _end_first(vocabulary, seven)
+    with Sampler(vocabulary, Sampling(temperature=temperature, grammar=SHORT), min_tokens=9) as sampler:
+        assert sampler.sample(row) == seven
+        sampler.accept(seven)
+        end = sampler.sample(row)
+        assert vocabulary.is_end(end)
+        sampler.accept(end)
+
+
+def test_the_draws_are_not_shifted_by_held_ends(vocabulary: Vocabulary) -> None:
+    """Every position takes one number, whether an end had to be forbidden or not."""
+    rows = (np.random.default_rng(1).standard_normal((30, vocabulary.size))).astype(np.float32)
+    rows[:, vocabulary.ends] = -np.inf
+    with Sampler(vocabulary, Sampling(temperature=1.0, seed=5)) as free:
+        expected = [free.sample(row) for row in rows]
+    rows[::3, vocabulary.ends] = 40.0
+    with Sampler(vocabulary, Sampling(temperature=1.0, seed=5), ignore_end=True) as held:
+        assert [held.sample(row) for row in rows] == expected
+
+
+def test_allows_is_what_the_mask_says(vocabulary: Vocabulary) -> None:
+    seven, stop = _one(vocabulary, "7"), _one(vocabulary, ".")
+    flat = np.zeros(vocabulary.size, np.float32)
+    sampling = Sampling(grammar=DIGITS, temperature=1.0, seed=1, top_k=0, top_p=1.0, min_p=0.0)
+    with Sampler(vocabulary, sampling) as sampler:
+        for token in (seven, seven, stop):
+            allowed = {i for i in range(vocabulary.size) if sampler.allows(i)}
+            assert {sampler.sample(flat) for _ in range(400)} <= allowed
+            assert token in allowed
+            sampler.accept(token)
+        assert {i for i in range(vocabulary.size) if sampler.allows(i)} == set(vocabulary.ends.tolist())
+
+
+def test_banned_tokens_and_foreign_ids_are_not_allowed(vocabulary: Vocabulary) -> None:
+    with Sampler(vocabulary, Sampling(logit_bias=((7, -math.inf), (8, -5.0)))) as sampler:
+        assert [sampler.allows(i) for i in (7, 8, vocabulary.size, -1)] == [False, True, False, False]
+        assert not sampler.constraint.is_free
+    with Sampler(vocabulary, Sampling()) as free:
+        assert free.constraint.is_free
+
+
+def test_following_a_clone_leaves_the_original(vocabulary: Vocabulary) -> None:
+    seven, stop = _one(vocabulary, "7"), _one(vocabulary, ".")
+    constraint = Constraint(vocabulary, DIGITS, min_tokens=2)
+    twin = constraint.clone()
+    assert [twin.follow(token) for token in (stop, seven, stop, seven)] == [False, True, True, False]
+    assert twin.allows(int(vocabulary.ends[0]))
+    assert not constraint.allows(stop)
+    assert not constraint.allows(int(vocabulary.ends[0]))
+    twin.close()
+    twin.close()
+    assert constraint.follow(seven)
+    constraint.reset()
+    assert not constraint.allows(stop)
+    constraint.close()
+    with pytest.raises(GenerationError, match="closed"):
+        constraint.allows(seven)
