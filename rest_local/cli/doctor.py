@@ -38,6 +38,7 @@ def examine(engine: Engine) -> dict[str, Any]:
             "n_ctx_train": engine.model.n_ctx_train,
             "vocabulary": engine.model.n_vocab,
             "chat_template": engine.model.chat_template is not None,
+            "adapters": [f"{adapter.path}:{adapter.scale:g}" for adapter in engine.model.options.lora],
         },
         "drafting": {"kind": engine.capability.kind, "reason": engine.capability.reason},
         "settings": engine.settings,

@@ -110,6 +110,7 @@ def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: 
     cells they leave are used again.
     """
     result = Comparison()
+    longest = min(longest, backend.max_outputs - 1)
     rng = np.random.default_rng(7)
     try:
         backend.clear()
@@ -138,7 +139,9 @@ def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Compar
 
 
 def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
-    """The logits of every token of the text evaluated alone, one after another: float32 [n, n_vocab]. Clears the cells.
+    """The logits of every token of the text evaluated alone, one after another: float32 [n, n_vocab].
+
+    Clears the cells before and after.
     """
     try:
         backend.clear()
@@ -156,6 +159,9 @@ def compare_drafts(
     and then gives all of them back; the backend has two slots or more. Clears the cells before and after.
     """
     result = Comparison()
+    longest = min(longest, backend.max_outputs - 1)
+    if longest < 1:
+        return result
     rng = np.random.default_rng(11)
     slot = Slot(backend)
     beside = _Neighbour(backend, text, rng) if neighbour else None

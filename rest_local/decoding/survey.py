@@ -180,10 +180,10 @@ def _measure(
 def _cases(context: Context, text: Sequence[int], capability: Capability) -> Iterator[Case]:
     reference: Logits = rows_alone(context, text)
     kinds: tuple[Drafts, ...] = ("chains", "trees") if capability.kind == "tree" else ("chains",)
-    longest = min(capability.longest, context.max_outputs - 1)
     for drafts in kinds:
         for neighbours in (False, True):
-            yield Case(drafts, neighbours, compare_drafts(context, text, reference, drafts, longest, neighbours))
+            compared = compare_drafts(context, text, reference, drafts, capability.longest, neighbours)
+            yield Case(drafts, neighbours, compared)
 
 
 def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:

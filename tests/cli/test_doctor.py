@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_cli_engine import FakeEngine
 
+from rest_local.bench.tiny import tiny_adapter
 from rest_local.cli.doctor import cost_table
 from rest_local.cli.exactness_table import exactness_lines
 from rest_local.decoding import survey as survey_module
@@ -117,3 +119,18 @@ def test_settings_name_what_of_the_rope_is_not_the_models(fake_engine: Install, 
     assert "rope  freq_scale 0.25" in call("doctor").out
     fake_engine(settings={"rope": rope | {"freq_scale": 0.0}})
     assert "rope  the model's" in call("doctor").out
+
+
+def test_exactness_of_a_real_model_with_an_adapter(call: Call, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    adapter = tiny_adapter("llama", tmp_path / "adapter.gguf", strength=0.1)
+    done = call(
+        "doctor", "--exactness", "--json", "-m", str(tiny_model("llama", quant="Q8_0")), "-t", "1", "-c", "256",
+        "-fa", "on", "-ctk", "q8_0", "-ctv", "q4_0", "--lora-scaled", f"{adapter}:0.5", "--seconds", "20",
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    facts = json.loads(done.out)
+    assert facts["model"]["adapters"] == [f"{adapter}:0.5"]
+    assert (facts["settings"]["cache_type_k"], facts["settings"]["cache_type_v"]) == ("q8_0", "q4_0")
+    (setting,) = facts["exactness"]["settings"]
+    assert [case["rows"] > 20 for case in setting["cases"]] == [True] * 4
+    assert (setting["plain"], setting["step"]) == (1, 1)
