@@ -32,8 +32,8 @@ POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # rest_local.planning.p
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine: the fields are the options of the same names. `history`: only commands that have the option;
-    `options`: those of `rest_local.cli.load_options`.
+    """Which engine: the fields are the options of the same names. `history`, `slots`: only where a command has the
+    option; `options`: those of `rest_local.cli.load_options`.
     """
 
     model: str | None = None
@@ -45,6 +45,7 @@ class EngineChoice:
     exact: bool = False
     history: bool = False
     verify: str = "strict"
+    slots: int = 1
     options: ModelOptions = field(default_factory=ModelOptions)
 
 
@@ -331,6 +332,7 @@ def _load(choice: EngineChoice) -> Engine:
         n_gpu_layers=choice.gpu_layers,
         exact=choice.exact,
         history=choice.history,
+        slots=choice.slots,
         options=choice.options,
     )
 

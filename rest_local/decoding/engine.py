@@ -188,6 +188,11 @@ class Engine:
         return self._lane.scheduler.slots.slots
 
     @property
+    def part_seconds(self) -> list[float]:
+        """What the newest forward passes that held a part of a prompt took."""
+        return list(self._lane.scheduler.part_seconds)
+
+    @property
     def cost_curve(self) -> CostCurve:
         return self._lane.tuning.curve
 
@@ -273,7 +278,7 @@ class Engine:
         relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
         stores = self._stores(request.datastores)
         vocabulary = self.model.vocabulary
-        sampler = Sampler(vocabulary, request.sampling)
+        sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(request.prompt)
 
         def make(slot: Slot) -> Generation:
@@ -282,6 +287,9 @@ class Engine:
             history = self._earlier.history if self._earlier else None
             generation = lane.generation(slot, own, sampler, relaxed, stores, history)
             generation.statistics = statistics
+            generation.constraint = None if sampler.constraint.is_free else sampler.constraint
+            generation.logprobs = request.logprobs
+            generation.decode = self._decode if request.origins else None
             return generation
 
         def finished(result: Result) -> None:
@@ -328,10 +336,13 @@ class Engine:
     def _exact(self) -> Lane:
         """The lane for exact requests, opened for the first of them."""
         if self._exact_lane is None:
-            settings = self._lane.tuning.settings
-            settings = replace(settings, flash_attention=False, cache_type_k="f16", cache_type_v="f16")
+            settings = settings_for(self.model.options, self.n_ctx, self._lane.context.threads)
             self._exact_lane = Lane.open(self.model, settings, True, self._aside)
         return self._exact_lane
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        pieces = map(self.model.vocabulary.piece, tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def _stores(self, names: Sequence[str] | None) -> list[Datastore]:
         """Those of these names. Raises OptionError."""

@@ -82,6 +82,8 @@ class Forward:
             part.generation.draft(1 if prompted else part.wanted, n_ctx, beside)
         if beside > 0:
             self._share([part.generation for part in running], n_ctx, beside)
+        for part in running:
+            part.generation.prune()
 
     def _share(self, generations: Sequence[Generation], n_ctx: int, beside: int) -> None:
         room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - beside

@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.constrain import Following, prune
 from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.logprobs import TokenLogprobs, logprobs_of
 from rest_local.decoding.slot import Rows, Slot
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, Growth
+from rest_local.drafting.origin import Decode, Origin, origins_of
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
@@ -87,6 +90,8 @@ class Step:
 
     tokens: list[int]
     sources: list[str]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # by token, where asked for
+    origins: list[Origin | None] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return zip(self.tokens, self.sources, strict=True)
@@ -104,6 +109,9 @@ class Generation:
     capability: Capability
     ends: Callable[[int], bool]
     relaxed: Relaxed | None = None
+    constraint: Following | None = None  # nodes that it forbids are never submitted
+    logprobs: int | None = None  # how many of the likeliest tokens to report beside each
+    decode: Decode | None = None  # where set, origins of tokens are reported
     statistics: Statistics = field(default_factory=Statistics)
     pending: list[int] = field(default_factory=list)  # committed tokens that are still to be evaluated
     root: int = -1
@@ -171,6 +179,11 @@ class Generation:
         """Submit only the first n nodes."""
         self.tree = self.tree.cut(n)
 
+    def prune(self) -> None:
+        """Submit nothing that the request's constraint forbids."""
+        if self.constraint is not None:
+            self.tree = prune(self.tree, self.constraint)
+
     def add_to(self, rows: Rows) -> None:
         """Put root and tree into the batch."""
         self.layout = self.tree.layout(self.slot.n_branches) if len(self.tree) else None
@@ -181,7 +194,8 @@ class Generation:
 
         Raises DecodeFailed, and what the sampler raises; then the slot is to be rewound.
         """
-        verdict, loose = self._verify(logits)
+        told: list[TokenLogprobs] = []
+        verdict, loose = self._verify(logits, told)
         if not self.slot.accept(self.root, self.tree, self.layout, verdict.path):
             self.rebuild()
         self.root = verdict.tokens[-1]
@@ -192,7 +206,8 @@ class Generation:
         for place in loose:
             sources[place] += RELAXED_MARK
         said = verdict.tokens[: loose[0]] if loose else verdict.tokens  # from a relaxed token on the model says nothing
-        return Step(verdict.tokens, sources), Verdict(verdict.path, said)
+        origins = origins_of(self._drafted, verdict.tokens[:-1], self.decode) if self.decode else []
+        return Step(verdict.tokens, sources, told, [*origins, None]), Verdict(verdict.path, said)
 
     def learn(self, verdict: Verdict, n_tokens: int, cost: StepCost) -> None:
         """Tell the policy what came of the draft. `cost` is without what lookup and learning took: known here."""
@@ -207,7 +222,7 @@ class Generation:
         statistics.decode_ms += cost.decode_ms
         statistics.step_ms += cost.decode_ms + cost.driver_ms + self._draft_ms + self._learn_ms
 
-    def _verify(self, rows: NDArray[np.float32]) -> tuple[Verdict, list[int]]:
+    def _verify(self, rows: NDArray[np.float32], told: list[TokenLogprobs]) -> tuple[Verdict, list[int]]:
         """The verdict, and which of its tokens passed only because verification is relaxed."""
         tree = self.tree
         place = {node: row for row, node in enumerate(self.layout.order, 1)} if self.layout else {}
@@ -223,6 +238,8 @@ class Generation:
                 if chosen != token:
                     loose.append(len(visited))
             self.chooser.accept(chosen)
+            if self.logprobs is not None:
+                told.append(logprobs_of(row, chosen, self.logprobs))
             visited.append(place[node])
             return chosen
 
@@ -253,3 +270,4 @@ class Generation:
         """The next n pending tokens were evaluated."""
         self.slot.tokens += self.pending[:n]
         del self.pending[:n]
+        self.slot.checkpoint()

@@ -13,18 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rest_local.decoding.generation import Statistics, Step
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.drafting.origin import Origin
 from rest_local.llama.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True)
 class Piece:
     """Text that became certain in one step, and the step's tokens with the source of each (`model`: nobody drafted
-    it).
+    it); log-probabilities and origins by token, where they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    origins: tuple[Origin | None, ...] = ()
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Result:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = "cancelled"
     stopping_word: str = ""
     timings: dict[str, float] = field(default_factory=dict)
@@ -127,12 +132,19 @@ class Answer:
             text += certain
             if self.ended:
                 break
-        piece = Piece(text, tuple(step.tokens[:kept]), tuple(step.sources[:kept]))
+        piece = Piece(
+            text,
+            tuple(step.tokens[:kept]),
+            tuple(step.sources[:kept]),
+            tuple(step.logprobs[:kept]),
+            tuple(step.origins[:kept]),
+        )
         self.left -= kept
         self._predicted_ms += 1e3 * (time.perf_counter() - begun)
         self.result.text += text
         self.result.tokens += piece.tokens
         self.result.sources += piece.sources
+        self.result.logprobs += piece.logprobs
         return piece
 
     def end(self, reason: str) -> Piece:

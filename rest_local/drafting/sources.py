@@ -124,18 +124,18 @@ class Sources:
         sources to ask.
         """
         context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
-        found: list[tuple[str, Rows]] = []
+        found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
-                found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth)))
+                found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth), store))
         if "history" in only and self._history is not None:
-            found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth)))
+            found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth), None))
         if "prediction" in only and self._prediction:
-            found.append(("prediction", self._prediction.rows(context, depth)))
+            found.append(("prediction", self._prediction.rows(context, depth), None))
         if "context" in only:
             self._index()
-            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth)))
-        return [SourceRows(SOURCE_NUMBER[source], rows) for source, rows in found if len(rows)]
+            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
+        return [SourceRows(SOURCE_NUMBER[source], rows, store) for source, rows, store in found if len(rows)]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""

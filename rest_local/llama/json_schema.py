@@ -3,7 +3,7 @@
 Contract: what is generated is valid by the keywords understood; not everything valid can be generated. Understood: type
 (also a list), enum, const, $ref within the schema (also recursive), anyOf, oneOf (as anyOf), allOf, nullable;
 properties, required, additionalProperties; items, prefixItems, minItems, maxItems; minLength, maxLength, pattern;
-formats date, time, date-time and uuid; minimum and maximum of integers. Properties come in their order, further ones only
+formats date, time, date-time, uuid; minimum and maximum of integers. Properties come in their order, further ones only
 where none are named. Left to the model, as in llama-server: bounds of other numbers (but for the sign), uniqueItems,
 multipleOf, number of properties, other formats, length beside a pattern. What would change the shape and is not
 understood is refused.

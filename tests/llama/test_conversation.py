@@ -38,7 +38,8 @@ SHORT_IDS = CHATML.replace(
 )
 NOT_NONE = (  # as DeepSeek: an answer beside the calls, where the content is not none
     "{% for m in messages %}{% for c in m.tool_calls or [] %}"
-    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{% if m.content is not none %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% if m.content is not none %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 )
 OWN = {"chatml": CHATML, "tools": TOOLS_TOO, "strict": STRICT, "single": SINGLE, "text arguments": TEXT_ARGUMENTS,
        "short ids": SHORT_IDS, "not none": NOT_NONE}  # fmt: skip

@@ -76,7 +76,7 @@ def job_of(
 
     def make(slot: Slot) -> Generation:
         chosen = (policy or Off()).fork()
-        return Generation(backend, slot, chosen, sources or Silent(), sampler, TREE, ends, None, statistics)
+        return Generation(backend, slot, chosen, sources or Silent(), sampler, TREE, ends, statistics=statistics)
 
     answer = Answer(statistics, Detokenizer(lambda token: bytes([97 + token])), n, (), ends)
     return Job(Request(list(prompt), max_tokens=n, **options), sampler, answer, make, lambda result: None)

@@ -1,0 +1,58 @@
+"""What an answer consists of, in parts, as they become certain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Text that the model thought before it answered: `reasoning_content`."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """A tool is called; its arguments follow in fragments of the same index."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """A fragment of a call's arguments, JSON text."""
+
+    index: int
+    text: str
+
+
+Delta = Content | Reasoning | CallStart | CallArguments
+
+
+def joined(deltas: Iterable[Delta]) -> list[Delta]:
+    """The same with neighbours of one kind made one, and without empty text."""
+    whole: list[Delta] = []
+    for delta in deltas:
+        if not isinstance(delta, CallStart) and not delta.text:
+            continue
+        last = whole[-1] if whole else None
+        if isinstance(delta, Content) and isinstance(last, Content):
+            whole[-1] = Content(last.text + delta.text)
+        elif isinstance(delta, Reasoning) and isinstance(last, Reasoning):
+            whole[-1] = Reasoning(last.text + delta.text)
+        elif isinstance(delta, CallArguments) and isinstance(last, CallArguments) and last.index == delta.index:
+            whole[-1] = CallArguments(last.index, last.text + delta.text)
+        else:
+            whole.append(delta)
+    return whole

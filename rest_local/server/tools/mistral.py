@@ -1,0 +1,55 @@
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, and since 2025 `[TOOL_CALLS]name[ARGS]{...}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rest_local.llama.conversation import Call
+from rest_local.llama.grammar import Rules, literal
+from rest_local.server.tools.call import json_calls
+from rest_local.server.tools.format import Tool, ToolFormat, one_of, quoted, repeated
+from rest_local.server.tools.source import Malformed, Source, Wait
+
+_OPENING = "[TOOL_CALLS]"
+
+
+def _called(source: Source) -> Wait[None]:
+    yield from source.space()
+    if (yield from source.peek()) in ("[", "{"):
+        yield from json_calls(source)
+        return
+    name = yield from source.name()
+    if (yield from source.starts("[CALL_ID]")):
+        yield from source.name()
+    yield from source.starts("[ARGS]")
+    yield from source.space()
+    if (yield from source.peek()) != "{":
+        raise Malformed
+    source.start(name)
+    yield from source.value(source.arguments)
+
+
+def _force_list(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
+    calls = [f'"{{\\"name\\": " {quoted(t.name)} ", \\"arguments\\": " {t.arguments(rules)} "}}"' for t in tools]
+    return f"{literal(_OPENING + '[')} {repeated(rules, one_of(rules, calls), literal(', '), many)} {literal(']')}"
+
+
+def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
+    calls = [f"{literal(f'{_OPENING}{t.name}[ARGS]')} {t.arguments(rules)}" for t in tools]
+    return repeated(rules, one_of(rules, calls), '""', many)
+
+
+def _write_list(calls: Sequence[Call]) -> str:
+    listed = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    return _OPENING + json.dumps(listed, ensure_ascii=False)
+
+
+def _write(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"{_OPENING}{call['name']}[ARGS]{json.dumps(call['arguments'], ensure_ascii=False)}" for call in calls
+    )
+
+
+MISTRAL_LIST = ToolFormat("mistral-list", {_OPENING: _called}, _force_list, _write_list, id_characters=9)
+MISTRAL = ToolFormat("mistral", {_OPENING: _called}, _force, _write, id_characters=9)

@@ -1,0 +1,146 @@
+"""Calls written as Python, `[search(query="x", limit=3)]`: LFM2, and Llama's built-in tools.
+
+Read by Python's own parser and never run: only constants, lists, dictionaries and signs are taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import math
+import tokenize
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rest_local.llama.conversation import Call
+from rest_local.llama.grammar import Rules, literal
+from rest_local.server.tools.call import json_calls
+from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
+from rest_local.server.tools.hermes import tagged
+from rest_local.server.tools.source import Malformed, Source, Wait
+
+_OPENING, _CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of a list of calls. Malformed for anything else."""
+    if "#" in text and _has_comment(text):
+        raise Malformed
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
+        calls = [_call(node) for node in nodes]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Malformed from None
+    if not calls:
+        raise Malformed
+    return calls
+
+
+def _has_comment(text: str) -> bool:
+    """Python's parser would lose it."""
+    try:
+        return any(
+            part.type == tokenize.COMMENT for part in tokenize.generate_tokens(io.StringIO(text.strip()).readline)
+        )
+    except (tokenize.TokenError, SyntaxError):
+        return True
+
+
+def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, (ast.Name, ast.Attribute)):
+        raise Malformed
+    arguments = {keyword.arg: _value(keyword.value) for keyword in node.keywords if keyword.arg}
+    if len(arguments) != len(node.keywords):
+        raise Malformed
+    return ast.unparse(node.func), arguments
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.List):
+        return [_value(inner) for inner in node.elts]
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        return {
+            str(ast.literal_eval(key)): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key
+        }
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    value = ast.literal_eval(node)
+    if not isinstance(value, (str, int, float, bool, type(None))) or value in (math.inf, -math.inf):
+        raise Malformed
+    return value
+
+
+def _listed(source: Source) -> Wait[None]:
+    yield from source.space()
+    source_is_json = yield from _json_follows(source)
+    if source_is_json:
+        yield from json_calls(source)
+        yield from source.space()
+        yield from source.starts(_CLOSING)
+        return
+    text: list[str] = []
+    if not (yield from source.until((_CLOSING,), text.append)):
+        raise Malformed
+    for name, arguments in python_calls("".join(text)):
+        source.start(name)
+        source.arguments(json.dumps(arguments, ensure_ascii=False))
+
+
+def _json_follows(source: Source) -> Wait[bool]:
+    """Some versions of the model write objects between the same marks."""
+    while len(source.rest().lstrip("[ \n")) < 1 and not source.final:
+        yield
+    return source.rest().lstrip("[ \n")[:1] == "{"
+
+
+def _write(calls: Sequence[Call]) -> str:
+    def call(one: Call) -> str:
+        arguments = one["arguments"] if isinstance(one["arguments"], Mapping) else {}
+        return f"{one['name']}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+    return f"{_OPENING}[{', '.join(map(call, calls))}]{_CLOSING}"
+
+
+def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
+    calls = one_of(rules, [f'{literal(t.name)} "(" {_arguments(rules, t)} ")"' for t in tools])
+    return f"{literal(_OPENING + '[')} {repeated(rules, calls, literal(', '), many)} {literal(']' + _CLOSING)}"
+
+
+def _arguments(rules: Rules, tool: Tool) -> str:
+    """In the schema's order; from right to left, what may follow with something said before and without."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    first, later = '""', '""'
+    for key, schema in reversed(list(properties.items() if isinstance(properties, Mapping) else ())):
+        said = f"{literal(f'{key}=')} {_typed(rules, schema)} {rules.add(later)}"
+        must = isinstance(required, list) and key in required
+        later, first = (
+            f'", " {said}' + ("" if must else f" | {rules.add(later)}"),
+            said + ("" if must else f" | {rules.add(first)}"),
+        )
+    return rules.add(first)
+
+
+def _typed(rules: Rules, schema: Any) -> str:
+    """Python's spelling: strings without the escapes that Python reads differently, True, False and None."""
+    text = rules.add('"\\"" ([^"\\\\\\x00-\\x1F] | "\\\\" ["\\\\nrt])* "\\""')
+    flag, nothing = '"True" | "False"', '"None"'
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    values = schema.get("enum") if isinstance(schema, Mapping) else None
+    if isinstance(values, list) and values and all(isinstance(value, str) and value.isprintable() for value in values):
+        return rules.add(" | ".join(literal(json.dumps(value, ensure_ascii=False)) for value in values))
+    if kind in ("integer", "number"):
+        return rules.json(str(kind))
+    if kind in ("string", "boolean", "null"):
+        return {"string": text, "boolean": rules.add(flag), "null": rules.add(nothing)}[str(kind)]
+    value = rules.reserve()
+    items = f'"[" ({value} (", " {value})*)? "]"'
+    members = f'"{{" ({text} ": " {value} (", " {text} ": " {value})*)? "}}"'
+    rules.set(value, f"{text} | {rules.json('number')} | {flag} | {nothing} | {items} | {members}")
+    return rules.add({"array": items, "object": members}.get(str(kind), value))
+
+
+PYTHONIC = ToolFormat("pythonic", {_OPENING: _listed, "<tool_call>": tagged}, _force, _write)
