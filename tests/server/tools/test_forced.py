@@ -186,6 +186,8 @@ def test_a_response_format_is_kept(vocabulary: Vocabulary, name: str) -> None:
     for wanted in (schema, None):
         for seed in range(4):
             parser = form.parser(None, "")
-            deltas = joined([*parser.feed(generated(vocabulary, form.schema(wanted, ""), seed, b"final")), *parser.finish()])
+            deltas = joined(
+                [*parser.feed(generated(vocabulary, form.schema(wanted, ""), seed, b"final")), *parser.finish()]
+            )
             (content,) = [delta.text for delta in deltas if isinstance(delta, Content)]
             jsonschema_rs.Draft202012Validator(wanted or {"type": "object"}).validate(json.loads(content))
