@@ -4,11 +4,14 @@
     ├── OptionError                    exit 2: a wrong option or argument
     ├── ModelError
     │   ├── ModelNotFound
-    │   └── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
+    │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
+    │   └── AdapterInvalid             a LoRA adapter that is none, is damaged, or fits another model
     ├── GenerationError
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
+    │   ├── QueueFull                  too many requests wait
+    │   ├── ServiceClosed              the engine's thread takes no more requests
     │   └── DecodeFailed               llama_decode refused or broke, with its code
     └── DatastoreError
         ├── DatastoreNotFound
@@ -55,8 +58,18 @@ class ModelNotFound(ModelError):
 class ModelInvalid(ModelError):
     """The file is not a model that llama.cpp can load."""
 
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "get the file again, or update llama-cpp-python if the model is newer"
+        super().__init__(f"model {path}: {cause}; {way_out}")
+        self.cause = cause
+
+
+class AdapterInvalid(ModelError):
+    """The file is not a LoRA adapter of this model."""
+
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
-        super().__init__(f"model {path}: {cause}; get the file again, or update llama-cpp-python if the model is newer")
+        super().__init__(f"LoRA adapter {path}: {cause}; leave it out, or give one made for this very model")
+        self.cause = cause
 
 
 class GenerationError(RestLocalError):
@@ -85,6 +98,20 @@ class TemplateFailed(GenerationError):
         super().__init__(
             f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
         )
+
+
+class QueueFull(GenerationError):
+    """As many requests wait as may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are waiting already; try again later")
+
+
+class ServiceClosed(GenerationError):
+    """The engine is shutting down, or broke."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine takes no more requests; start it again")
 
 
 class DecodeFailed(GenerationError):

@@ -1,6 +1,8 @@
-"""What the driver itself costs a step: everything outside `llama_decode`, with a 152k vocabulary and a 16-node tree.
+"""What the driver itself costs a step: everything outside `llama_decode`, with a 152k vocabulary and 16 drafted nodes.
 
-    python -m rest_local.bench.driver [--steps N] [--nodes N] [--json]
+    python -m rest_local.bench.driver [--steps N] [--nodes N] [--sequences N]... [--json]
+
+The nodes are those of all sequences together, shared out by the planner.
 
 The model is synthetic and small (random weights, Qwen's vocabulary size), because its own time is left out; the cells,
 the logits, the sources, the planner and the walk are the real ones. Every step drafts the wanted number of nodes from a
@@ -13,7 +15,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +25,7 @@ import numpy as np
 
 from rest_local.bench.synthetic import Shape, synthetic
 from rest_local.decoding.backend import Capability
+from rest_local.decoding.forward import Forward, Running, evaluate_prompt
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.drafting.sources import Sources
@@ -62,8 +66,8 @@ class FixedBudget(Auto):
         super().book(done)
         self.verifying_ms.append(done.driver_ms)
 
-    def plan(self, n_ctx: int, limit: int) -> Plan:
-        super().plan(n_ctx, limit)
+    def together(self, n_ctx: int, limit: int, beside: int) -> Plan:
+        super().together(n_ctx, limit, beside)
         plan = Plan([1.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))
         plan.best_rate = 0.0
         return plan
@@ -86,52 +90,57 @@ class _TimedDecode:
         return code
 
 
-def run(steps: int = 400, nodes: int = 16, context_tokens: int = 1000) -> dict[str, Any]:
-    """Milliseconds a step outside `llama_decode`: median, mean, 99th percentile; with a draft and plain.
+def run(
+    steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 2, 4, 8)
+) -> dict[str, Any]:
+    """Milliseconds a step outside `llama_decode`: median, mean, 99th percentile; with drafts and plain, by sequences.
 
     `verifying_median_ms` leaves out the lookup and the growth of the tree: batch, walk, sampling and bookkeeping.
     """
+    result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "drafted": {}, "plain": {}}
     with tempfile.TemporaryDirectory() as directory:
         path = synthetic(SHAPE, "Q8_0", Path(directory) / "wide.gguf")
-        with Model.open(path) as model, Context(model, ContextSettings(n_ctx=4096)) as context:
-            drafted = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
-            plain = _measure(model, context, Off(), steps, context_tokens)
-    return {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "drafted": drafted, "plain": plain}
+        with Model.open(path) as model:
+            for n in sequences:
+                settings = ContextSettings(n_ctx=1024 + 2 * n * (context_tokens + steps), n_slots=n)
+                with Context(model, settings) as context:
+                    result["drafted"][n] = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
+                    context.clear()
+                    result["plain"][n] = _measure(model, context, Off(), steps, context_tokens)
+    return result
 
 
 def _measure(model: Model, context: Context, policy: Policy, steps: int, length: int) -> dict[str, float]:
     rng = np.random.default_rng(5)
-    prompt = rng.choice(40, length, p=_zipf(40)).tolist()
     backend = _TimedDecode(context)
-    context.clear()
     capability = Capability("none" if policy.name == "off" else "tree", "bench")
-    with Sampler(model.vocabulary, Sampling()) as sampler:
-        generation = Generation(
-            backend,
-            Slot(backend),
-            policy,
-            Sources([], model.n_vocab),
-            sampler,
-            capability,
-            lambda t: False,
-        )
-        generation.start(prompt)
+    slots = [Slot(backend, n * context.n_branches) for n in range(context.n_slots)]
+    with ExitStack() as stack:
+        generations = []
+        for slot in slots:
+            sampler = stack.enter_context(Sampler(model.vocabulary, Sampling()))
+            sources = Sources([], model.n_vocab)
+            generation = Generation(backend, slot, policy.fork(), sources, sampler, capability, lambda t: False)
+            evaluate_prompt(generation, rng.choice(40, length, p=_zipf(40)).tolist())
+            generations.append(generation)
+        forward = Forward(backend)
         times = []
         for _ in range(steps):
             before, begun = backend.seconds, time.perf_counter()
-            generation.step(64)
+            forward.step([Running(generation, 64) for generation in generations])
             times.append(1e3 * (time.perf_counter() - begun - (backend.seconds - before)))
             # the text goes on as it began, whatever the model said: a draft has to be there at every step
-            generation._root = int(rng.choice(40, p=_zipf(40)))
-    statistics = generation.statistics
+            for generation in generations:
+                generation.root = int(rng.choice(40, p=_zipf(40)))
+    statistics = [generation.statistics for generation in generations]
     return {
         "median_ms": round(median(times), 4),
         "mean_ms": round(float(np.mean(times)), 4),
         "p99_ms": round(float(np.percentile(times, 99)), 4),
         "verifying_median_ms": round(median(policy.verifying_ms), 4) if isinstance(policy, FixedBudget) else 0.0,
-        "nodes_per_step": round(statistics.drafted / steps, 2),
-        "accepted_per_step": round(statistics.accepted / steps, 3),
-        "lookup_us": round(float(np.median(statistics.lookup_us or [0.0])), 1),
+        "nodes_per_step": round(sum(s.drafted for s in statistics) / steps, 2),
+        "accepted_per_step": round(sum(s.accepted for s in statistics) / steps, 3),
+        "lookup_us": round(float(np.median([us for s in statistics for us in s.lookup_us] or [0.0])), 1),
     }
 
 
@@ -144,15 +153,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--sequences", type=int, action="append", help="may be repeated; 1, 2, 4 and 8 without it")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
-    result = run(args.steps, args.nodes)
+    result = run(args.steps, args.nodes, sequences=args.sequences or (1, 2, 4, 8))
     if not args.json:
         for side in ("drafted", "plain"):
-            row = result[side]
-            print(
-                f"{side:8} {row['nodes_per_step']:5} nodes  median {row['median_ms']} ms  p99 {row['p99_ms']} ms a step"
-            )
+            for n, row in result[side].items():
+                print(
+                    f"{side:8} {n} sequences {row['nodes_per_step']:5} nodes  median {row['median_ms']} ms"
+                    f"  p99 {row['p99_ms']} ms a step"
+                )
     print(json.dumps(result))
 
 

@@ -45,13 +45,22 @@ class Vocabulary:
     never: tuple[int, ...] = ()  # ids a fixture should not generate: control tokens and padding
 
 
-def write(path: Path, architecture: str, keys: dict[str, Any], vocabulary: Vocabulary, tensors: list[Tensor]) -> None:
-    """Writes the file, replacing it. `keys`: without "<architecture>." or with "general."; the value's type decides the
-    GGUF type (bool, int as uint32, float as float32, str, list)."""
-    writer = gguf.GGUFWriter(path, architecture)
+def write(
+    path: Path,
+    architecture: str,
+    keys: dict[str, Any],
+    vocabulary: Vocabulary | None,
+    tensors: list[Tensor],
+    tensors_per_file: int = 0,
+) -> Path:
+    """Writes the file, replacing it, and returns its path. `keys`: without "<architecture>.", or with "general." or
+    "adapter."; the value's type decides the GGUF type (bool, int as uint32, float as float32, str, list).
+
+    `tensors_per_file`: in several files instead, NAME-00001-of-00003.gguf; returns the first of them."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_file)
     for key, value in keys.items():
-        _add(writer, key if key.startswith("general.") else f"{architecture}.{key}", value)
-    for key, value in vocabulary.keys.items():
+        _add(writer, key if key.startswith(_WHOLE) else f"{architecture}.{key}", value)
+    for key, value in vocabulary.keys.items() if vocabulary else ():
         _add(writer, key, value)
     for tensor in tensors:
         byte_shape = (
@@ -66,8 +75,11 @@ def write(path: Path, architecture: str, keys: dict[str, Any], vocabulary: Vocab
     for tensor in tensors:
         writer.write_tensor_data(np.ascontiguousarray(tensor.make()))
     writer.close()
+    count = -(-len(tensors) // tensors_per_file) if tensors_per_file else 1
+    return path.with_name(f"{path.stem}-00001-of-{count:05d}.gguf") if count > 1 else path
 
 
+_WHOLE = ("general.", "adapter.")  # keys that are not the architecture's
 _PLAIN: dict[Any, np.dtype[Any]] = {
     gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
     gguf.GGMLQuantizationType.F16: np.dtype(np.float16),

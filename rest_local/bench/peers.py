@@ -21,14 +21,13 @@ from typing import Any
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.policy import Situation, Stateless, StepCost
 
 
-class Peer:
+class Peer(Stateless):
     """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that can use them."""
 
     name = "peer"
-    watches_entropy = False
 
     def __init__(self, history: Sequence[Sequence[int]] = ()) -> None:
         self.tokens: list[int] = []

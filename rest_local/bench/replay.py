@@ -25,7 +25,7 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import LONG_RUN
 from rest_local.planning.cost import LARGEST, CostCurve
-from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.planning.policy import Policy, Situation, Stateless, StepCost
 
 SHORTEST_ANSWER = 3
 LOOKUP_MS = 0.15  # what a policy is told of each: with this machine's own times a replay would not repeat itself
@@ -99,13 +99,12 @@ class Tally:
         }
 
 
-class Threshold:
+class Threshold(Stateless):
     """The policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest:
     for MAT against nodes a step, and for fixed budgets.
     """
 
     name = "threshold"
-    watches_entropy = False
 
     def __init__(self, least: float, nodes: int = LARGEST - 1) -> None:
         self.least = least

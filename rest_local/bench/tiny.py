@@ -19,6 +19,7 @@ from rest_local.bench.gguf_file import Array, Tensor, Vocabulary
 WIDTH, HEADS, KV_HEADS, HEAD, FEED = 64, 2, 1, 32, 128
 STATE, CONV, RANK, INNER = 16, 4, 4, 2 * WIDTH  # mamba
 SLIDING_WINDOW = 32
+EXPERTS, EXPERTS_USED = 4, 2
 _LOGIT_SPREAD = 4.0  # standard deviation of the logits: as peaked as a trained model, so that near-ties are rare
 
 
@@ -35,7 +36,7 @@ class _Builder:
         self.quantized(name, self.normal((out, into), gain / np.sqrt(into)))
 
     def quantized(self, name: str, data: Array) -> None:
-        raw = gguf.quants.quantize(data, self._quant)
+        raw = gguf.quants.quantize(data, self._quant)  # of experts too: the last axis is the row
         self.tensors.append(Tensor(f"{name}.weight", data.shape, self._quant, lambda: raw))
 
     def plain(self, name: str, data: Array) -> None:
@@ -70,6 +71,14 @@ class _Builder:
         self.matrix(f"{block}.ffn_gate", FEED, WIDTH)
         self.matrix(f"{block}.ffn_up", FEED, WIDTH)
         self.matrix(f"{block}.ffn_down", WIDTH, FEED)
+
+    def experts(self, block: str) -> None:
+        """A mixture of EXPERTS, with biases, as gpt-oss has them."""
+        self.matrix(f"{block}.ffn_gate_inp", EXPERTS, WIDTH, 2.0)
+        self.plain(f"{block}.ffn_gate_inp.bias", self.normal((EXPERTS,), 0.1))
+        for name, out, into in (("gate", FEED, WIDTH), ("up", FEED, WIDTH), ("down", WIDTH, FEED)):
+            self.quantized(f"{block}.ffn_{name}_exps", self.normal((EXPERTS, out, into), into**-0.5))
+            self.plain(f"{block}.ffn_{name}_exps.bias", self.normal((EXPERTS, out), 0.1))
 
     def mamba(self, block: str) -> None:
         self.matrix(f"{block}.ssm_in", 2 * INNER, WIDTH)
@@ -121,6 +130,27 @@ def _gemma3(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[st
     }
 
 
+def _gpt_oss(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+    """A sliding window in every second layer, attention sinks, experts."""
+    builder.embeddings(vocabulary, "output_norm")
+    for block in (f"blk.{i}" for i in range(n_layers)):
+        builder.ones(f"{block}.attn_norm", f"{block}.post_attention_norm")
+        builder.attention(block, bias=True)
+        builder.plain(f"{block}.attn_output.bias", builder.normal((WIDTH,), 0.1))
+        builder.plain(f"{block}.attn_sinks.weight", builder.normal((HEADS,), 1.0))
+        builder.experts(block)
+    return {
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.sliding_window": SLIDING_WINDOW,
+        "expert_count": EXPERTS,
+        "expert_used_count": EXPERTS_USED,
+        "expert_feed_forward_length": FEED,
+        "rope.dimension_count": HEAD,
+        "rope.freq_base": 10000.0,
+    }
+
+
 def _mamba(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
@@ -148,6 +178,7 @@ def _lfm2(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str,
 
 _ARCHITECTURES: dict[str, Callable[[_Builder, Vocabulary, int], dict[str, Any]]] = {
     "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
     "llama": _llama,
     "mamba": _mamba,
@@ -157,12 +188,21 @@ ARCHITECTURES = tuple(_ARCHITECTURES)
 
 
 def tiny(
-    arch: str, path: Path, *, n_layers: int = 4, n_ctx: int = 2048, seed: int = 1, quant: str = "F32", vocab: int = 384
+    arch: str,
+    path: Path,
+    *,
+    n_layers: int = 4,
+    n_ctx: int = 2048,
+    seed: int = 1,
+    quant: str = "F32",
+    vocab: int = 384,
+    tensors_per_file: int = 0,
 ) -> Path:
     """Writes a tiny model of `arch` (one of ARCHITECTURES) and returns the path. About 1 MB and 20 ms.
 
-    dense: llama, qwen2; sliding window of 32 in every second layer: gemma3; recurrent: mamba; hybrid: lfm2.
-    `quant`: F32, F16, Q8_0 for the matrices. `vocab`: tokens, padded; `seed`: the weights."""
+    dense: llama, qwen2; sliding window of 32 in every second layer: gemma3, gpt-oss (with experts); recurrent: mamba;
+    hybrid: lfm2. `quant`: F32, F16, Q8_0 for the matrices. `vocab`: tokens, padded; `seed`: the weights.
+    `tensors_per_file`: in several files, of which the first is returned."""
     builder = _Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(vocab)
     keys = {
@@ -177,5 +217,23 @@ def tiny(
         "vocab_size": vocabulary.size,
     }
     keys |= _ARCHITECTURES[arch](builder, vocabulary, n_layers)
-    gguf_file.write(path, arch, keys, vocabulary, builder.tensors)
-    return path
+    return gguf_file.write(path, arch, keys, vocabulary, builder.tensors, tensors_per_file)
+
+
+def tiny_adapter(
+    arch: str, path: Path, *, n_layers: int = 4, rank: int = 4, seed: int = 1, strength: float = 1.0, width: int = WIDTH
+) -> Path:
+    """Writes a LoRA adapter for the attention of a `tiny` model and returns the path. `strength`: how much it changes;
+    `width`: another than the model's, for one that does not fit."""
+    builder = _Builder(seed, "F32")
+    for block in (f"blk.{i}" for i in range(n_layers)):
+        for name, out in (("attn_q", HEADS * HEAD), ("attn_v", KV_HEADS * HEAD)):
+            builder.plain(f"{block}.{name}.weight.lora_a", builder.normal((rank, width), width**-0.5))
+            builder.plain(f"{block}.{name}.weight.lora_b", builder.normal((out, rank), strength))
+    keys = {
+        "general.type": "adapter",
+        "general.name": f"tiny {arch} adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(rank),
+    }
+    return gguf_file.write(path, arch, keys, None, builder.tensors)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
+from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.tuning import capability_of, tune
@@ -69,12 +70,12 @@ class _Bench:
             self.context, self.slot, policy, sources, _Recording(rest),
             capability_of(self.model, self.context, exact=False), lambda token: False,
         )  # fmt: skip
-        generation.start([*answer.prompt, answer.answer[0]])
+        evaluate_prompt(generation, [*answer.prompt, answer.answer[0]])
         begin(sources, answer)
         given: list[int] = []
         begun = time.perf_counter()
         while len(given) < len(rest):
-            given.extend(token for token, _ in generation.step(len(rest) - len(given)))
+            given.extend(token for token, _ in step_alone(generation, len(rest) - len(given)))
         ms = 1e3 * (time.perf_counter() - begun)
         if given != rest:
             raise AssertionError(f"answer {answer.name}: the step loop changed a recorded token")

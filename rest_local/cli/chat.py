@@ -16,6 +16,7 @@ import click
 
 from rest_local.cli import interrupt, options
 from rest_local.cli.options import EngineChoice, SamplingChoice
+from rest_local.cli.sections import SectionedCommand
 from rest_local.errors import PromptTooLong, RestLocalError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def converse(conversation: Conversation, interactive: bool) -> None:
                 note("the conversation is what fills the context; /clear forgets it")
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @options.engine_options
 @options.history_option
 @click.option(

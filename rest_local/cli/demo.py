@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import options
+from rest_local.cli.load_options import load_options
 from rest_local.cli.options import EngineChoice
+from rest_local.cli.sections import SectionedCommand
 from rest_local.errors import RestLocalError
+from rest_local.llama.options import ModelOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -211,10 +214,14 @@ def audience_for(as_json: bool) -> Callable[[Engine], Any] | None:
     return lambda engine: Screen(engine, console)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model.")
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are.")
-@click.option("--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU.")
+@click.option(
+    "-t", "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
+)
+@click.option(
+    "-ngl", "--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU."
+)
 @click.option(
     "-n", "--tokens", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="Tokens a run."
 )
@@ -222,8 +229,15 @@ def audience_for(as_json: bool) -> Callable[[Engine], Any] | None:
     "--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Timed pairs of runs."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the last line.")
+@load_options
 def demo(
-    model: str | None, threads: int | None, gpu_layers: int | None, tokens: int, repeats: int, as_json: bool
+    model: str | None,
+    threads: int | None,
+    gpu_layers: int | None,
+    load: ModelOptions,
+    tokens: int,
+    repeats: int,
+    as_json: bool,
 ) -> None:
     """Complete real Python plain and drafted, side by side, and measure both.
 
@@ -232,7 +246,7 @@ def demo(
     """
     from rest_local.bench.demo import CONTEXT, to_json
 
-    choice = EngineChoice(model=model, ctx=CONTEXT, threads=threads, gpu_layers=gpu_layers)
+    choice = EngineChoice(model=model, ctx=CONTEXT, threads=threads, gpu_layers=gpu_layers, options=load)
     choice = replace(choice, datastore=(prepare_datastore(choice, as_json),))
     comparisons = list(measure(choice, tokens, repeats, audience_for(as_json)))
     if not as_json:

@@ -12,6 +12,7 @@ import click
 from rest_local import __version__
 from rest_local.cli import options
 from rest_local.cli.options import EngineChoice
+from rest_local.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -90,7 +91,7 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @options.engine_options
 @options.json_option
 def doctor(engine_choice: EngineChoice, as_json: bool) -> None:

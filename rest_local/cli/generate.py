@@ -9,12 +9,13 @@ import click
 
 from rest_local.cli import options
 from rest_local.cli.options import EngineChoice, SamplingChoice
+from rest_local.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Result
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("prompt", required=False, metavar="[PROMPT | -]")
 @options.engine_options
 @options.history_option

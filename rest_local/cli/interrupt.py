@@ -1,8 +1,10 @@
-"""Ctrl-C: the first one raises KeyboardInterrupt as always, a second one ends the process at once, with 130.
+"""Ctrl-C: the first one raises KeyboardInterrupt as always, within milliseconds also while llama.cpp evaluates a long
+prompt on the CPU; a second one ends the process at once, with 130.
 
 Python runs signal handlers between bytecodes only: while llama.cpp evaluates a long prompt, a handler would wait for
 it. The byte that the C-level handler writes to the wake-up descriptor arrives at once, and ctypes gives up the
-interpreter lock during the call, so a thread that reads the descriptor can end the process in the middle of it.
+interpreter lock during the call, so a thread that reads the descriptor can break off what is evaluated, and end the
+process in the middle of it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 
 EXIT_CODE = 130
@@ -46,6 +49,14 @@ def _count(reading: int) -> None:
             if interrupts > 1:
                 _show_cursor()
                 os._exit(EXIT_CODE)
+            _break_off()
+
+
+def _break_off() -> None:
+    """End the `llama_decode` that runs, if one does, so that the handler's turn comes. Loads nothing by itself."""
+    abort_all = getattr(sys.modules.get("rest_local.llama.breaker"), "abort_all", None)
+    if abort_all is not None:
+        abort_all()
 
 
 def _show_cursor() -> None:

@@ -10,13 +10,16 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli.load_options import load_options
+from rest_local.cli.sections import in_section
 from rest_local.errors import DatastoreCorrupt, DatastoreError, OptionError
+from rest_local.llama.options import ModelOptions
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -29,7 +32,9 @@ POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # rest_local.planning.p
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine: the fields are the options of the same names. `history`: only commands that have the option."""
+    """Which engine: the fields are the options of the same names. `history`, `slots`: only where a command has the
+    option; `options`: those of `rest_local.cli.load_options`.
+    """
 
     model: str | None = None
     datastore: tuple[str, ...] = ()
@@ -40,6 +45,8 @@ class EngineChoice:
     exact: bool = False
     history: bool = False
     verify: str = "strict"
+    slots: int = 1
+    options: ModelOptions = field(default_factory=ModelOptions)
 
 
 @dataclass(frozen=True)
@@ -122,30 +129,34 @@ def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[s
     return tuple(pairs)
 
 
+_engine, _sampling = in_section("Engine"), in_section("Sampling")
+
 _ENGINE_OPTIONS = (
-    click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model."),
-    click.option(
+    _engine("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model."),
+    _engine(
         "-d",
         "--datastore",
         multiple=True,
         metavar="DATASTORE",
         help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
     ),
-    click.option(
-        "--ctx", type=click.IntRange(min=1), metavar="N", help="Context in tokens. Default: 4096, or the model's."
+    _engine(
+        "-c", "--ctx", type=click.IntRange(min=1), metavar="N", help="Context in tokens. Default: 4096, or the model's."
     ),
-    click.option(
-        "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
+    _engine(
+        "-t", "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
     ),
-    click.option("--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU."),
-    click.option(
+    _engine(
+        "-ngl", "--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU."
+    ),
+    _engine(
         "--policy",
         type=click.Choice(POLICY_NAMES),
         default="auto",
         show_default=True,
         help="When to draft: where it pays, never, or as a paper does.",
     ),
-    click.option(
+    _engine(
         "--verify",
         default="strict",
         show_default=True,
@@ -153,19 +164,19 @@ _ENGINE_OPTIONS = (
         help="Relaxed changes the output: a retrieved token passes among the K likeliest with RATIO of the greatest "
         "probability (3,0.3).",
     ),
-    click.option("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
+    _engine("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
 )
 
 _SAMPLING_OPTIONS = (
-    click.option("--temp", type=float, default=0.0, show_default=True, metavar="T", help="Temperature; 0 is greedy."),
-    click.option("--top-k", type=int, default=40, show_default=True, metavar="K", help="Sample among the K likeliest."),
-    click.option("--top-p", type=float, default=0.95, show_default=True, metavar="P", help="Nucleus sampling."),
-    click.option(
+    _sampling("--temp", type=float, default=0.0, show_default=True, metavar="T", help="Temperature; 0 is greedy."),
+    _sampling("--top-k", type=int, default=40, show_default=True, metavar="K", help="Sample among the K likeliest."),
+    _sampling("--top-p", type=float, default=0.95, show_default=True, metavar="P", help="Nucleus sampling."),
+    _sampling(
         "--min-p", type=float, default=0.05, show_default=True, metavar="P", help="Least share of the top probability."
     ),
-    click.option("--seed", type=int, metavar="N", help="Seed of the draws. Default: another one every time."),
-    click.option("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", help="1 is none."),
-    click.option(
+    _sampling("--seed", type=int, metavar="N", help="Seed of the draws. Default: another one every time."),
+    _sampling("--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X", help="1 is none."),
+    _sampling(
         "--repeat-last-n",
         type=int,
         default=64,
@@ -173,16 +184,16 @@ _SAMPLING_OPTIONS = (
         metavar="N",
         help="Tokens that the penalties look back at.",
     ),
-    click.option("--presence-penalty", type=float, default=0.0, show_default=True, metavar="X", help="0 is none."),
-    click.option("--frequency-penalty", type=float, default=0.0, show_default=True, metavar="X", help="0 is none."),
-    click.option(
+    _sampling("--presence-penalty", type=float, default=0.0, show_default=True, metavar="X", help="0 is none."),
+    _sampling("--frequency-penalty", type=float, default=0.0, show_default=True, metavar="X", help="0 is none."),
+    _sampling(
         "--logit-bias",
         multiple=True,
         callback=_parse_biases,
         metavar="TOKEN=BIAS",
         help="Add BIAS to the logit of a token id; may be repeated.",
     ),
-    click.option(
+    _sampling(
         "--grammar-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
@@ -196,7 +207,7 @@ _SAMPLING_OPTIONS = (
     ),
 )
 
-history_option = click.option(
+history_option = _engine(
     "--history/--no-history",
     default=True,
     show_default=True,
@@ -226,8 +237,20 @@ def _gather(
     return decorate
 
 
-engine_options = _gather(EngineChoice, "engine_choice", _ENGINE_OPTIONS)
+_engine_options = _gather(EngineChoice, "engine_choice", _ENGINE_OPTIONS)
 sampling_options = _gather(SamplingChoice, "sampling_choice", _SAMPLING_OPTIONS)
+
+
+def engine_options(command: Command) -> Command:
+    """Add the options of the engine and of loading its model; the argument is `engine_choice`. Give such a command
+    `cls=SectionedCommand`, so that its help stays readable.
+    """
+
+    @functools.wraps(command)
+    def merged(*, engine_choice: EngineChoice, load: ModelOptions, **values: Any) -> Any:
+        return command(engine_choice=replace(engine_choice, options=load), **values)
+
+    return _engine_options(load_options(merged))
 
 
 def warn(message: str) -> None:
@@ -309,6 +332,8 @@ def _load(choice: EngineChoice) -> Engine:
         n_gpu_layers=choice.gpu_layers,
         exact=choice.exact,
         history=choice.history,
+        slots=choice.slots,
+        options=choice.options,
     )
 
 

@@ -7,11 +7,13 @@ compares the file with what this prints.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
+from rest_local.cli.load_options import SECTIONS, load_options
 from rest_local.cli.main import ENVIRONMENT, cli
+from rest_local.cli.sections import section_of
 
 HEAD = f"""# Command line
 
@@ -22,22 +24,45 @@ Written by `make docs` from the commands themselves; a test compares. Every opti
 """
 
 
+LOADING = """## Loading a model
+
+Every command that loads a model takes these as well. Their names are llama.cpp's. Several values of one option in the
+environment are separated by blanks (files of `--lora` as in `PATH`).
+"""
+
+
 def reference() -> str:
     """Return docs/CLI.md."""
-    return "\n".join([HEAD, *_document(cli, "rest-local", None)])
+    return "\n".join([HEAD, *_document(cli, "rest-local", None), LOADING, *_load_options()])
+
+
+def _load_options() -> Iterator[str]:
+    @click.command()
+    @load_options
+    def command(load: object) -> None:
+        raise AssertionError("only its options are wanted")
+
+    yield from _table([option for option in command.params if isinstance(option, click.Option)])
+
+
+def _table(options: Sequence[click.Option]) -> Iterator[str]:
+    yield "| option | default | |\n|---|---|---|"
+    yield "\n".join(map(_row, options)) + "\n"
 
 
 def _document(command: click.Command, path: str, parent: click.Context | None) -> Iterator[str]:
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     yield f"## {path}\n"
     yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
-    rows = [_row(option) for option in command.params if isinstance(option, click.Option)]
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    own = [option for option in options if section_of(option) not in SECTIONS]
     arguments = [_placeholder(argument) for argument in command.params if isinstance(argument, click.Argument)]
     command_word = ["COMMAND"] if isinstance(command, click.Group) else []
-    yield f"    {' '.join([path, *(['[OPTIONS]'] if rows else []), *arguments, *command_word])}\n"
-    if rows:
-        yield "| option | default | |\n|---|---|---|"
-        yield "\n".join(rows) + "\n"
+    yield f"    {' '.join([path, *(['[OPTIONS]'] if options else []), *arguments, *command_word])}\n"
+    if own:
+        yield from _table(own)
+    if len(own) < len(options):
+        yield "And those of [loading a model](#loading-a-model).\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             child = command.get_command(context, name)

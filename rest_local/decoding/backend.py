@@ -18,6 +18,7 @@ class Capability:
     kind: Literal["tree", "chain", "none"]
     reason: str
     longest: int = 63
+    shares: bool = True  # several sequences can hold the same cells
 
 
 class Backend(Protocol):
@@ -25,7 +26,8 @@ class Backend(Protocol):
 
     n_ctx: int
     n_batch: int
-    n_branches: int
+    n_branches: int  # sequence ids of one slot
+    n_slots: int
     n_vocab: int
     max_outputs: int
     batch: Batch
@@ -34,6 +36,8 @@ class Backend(Protocol):
     def logits(self, n_outputs: int) -> NDArray[np.float32]: ...
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool: ...
     def copy(self, source: int, target: int, p0: int, p1: int) -> None: ...
+    def save(self, seq: int, *, partial: bool = False) -> bytes: ...
+    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool: ...
     def clear(self) -> None: ...
 
 

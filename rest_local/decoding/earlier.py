@@ -61,8 +61,10 @@ class Earlier:
 
 
 def key_of(model: Model) -> str:
-    """Names a model's files: legible, and different for another vocabulary, name or shape."""
-    shape = [model.vocabulary.hash, model.name, model.n_params, model.n_layer, model.n_embd]
+    """Names a model's files: legible, and different for another vocabulary, name or shape, and with LoRA adapters."""
+    shape: list[object] = [model.vocabulary.hash, model.name, model.n_params, model.n_layer, model.n_embd]
+    if model.adapters.identity:  # else as before there were any: what was kept stays found
+        shape.append(model.adapters.identity)
     legible = re.sub(r"[^a-z0-9]+", "-", model.name.lower())[:NAME_LENGTH].strip("-") or "model"
     return f"{legible}-{hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:12]}"
 

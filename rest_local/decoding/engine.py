@@ -1,4 +1,4 @@
-"""The engine: a model, its memory cells, its datastores and its history, and generations one after another.
+"""The engine: a model, its memory cells, its datastores and its history, and the generations that use them.
 
     with Engine.load("model.gguf", datastores=["mycode"]) as engine:
         stream = engine.generate("def main():", max_tokens=100)
@@ -6,15 +6,16 @@
             print(piece.text, end="")
         print(stream.result.draft["mat"])
 
-Contract: one generation at a time, on one thread. The prefix that a prompt shares with the last one is kept in the
-cells. What `policy`, datastores, history and drafting do can change the speed of an answer; in exact mode not a bit of
-it, in fast mode a token only at a near-tie (DESIGN.md section 4).
+Contract: on one thread; `rest_local.decoding.service` gives it a thread of its own. With one slot, a generation ends
+the one before; with more, as many run in the same forward passes. The prefix that a prompt shares with an earlier one
+is kept in the cells. What `policy`, datastores, history and drafting do can change the speed of an answer; in exact
+mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section 4).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,68 +25,96 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.earlier import Earlier
-from rest_local.decoding.generation import Generation
+from rest_local.decoding.generation import Generation, Statistics
+from rest_local.decoding.job import Job
+from rest_local.decoding.lane import Lane
+from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
-from rest_local.decoding.stream import Piece, Result, Stream
-from rest_local.decoding.tuning import Tuning, capability_of, tune
+from rest_local.decoding.stream import Answer, Piece, Result
+from rest_local.decoding.totals import Totals
+from rest_local.decoding.tuning import settings_for
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.sources import Sources
-from rest_local.errors import ModelError, OptionError
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.drafting.sources import Searchable
+from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
 from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 
 __all__ = ["Engine", "Piece", "Result", "Stream"]
 
-log = logging.getLogger("rest_local.engine")
-
 DEFAULT_CONTEXT = 4096
 
 
+class Stream:
+    """Iterate it for pieces; afterwards `result` is complete. Until then it holds what has come so far."""
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self._engine, self._job = engine, job
+        self._pieces = self._run()
+
+    @property
+    def result(self) -> Result:
+        return self._job.result
+
+    @property
+    def statistics(self) -> Statistics:
+        return self._job.answer.statistics
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def cancel(self) -> None:
+        """End now; the text so far stays in `result`, the engine is free for the next."""
+        self._engine.cancel(self._job)
+
+    def _run(self) -> Iterator[Piece]:
+        try:
+            while True:
+                yield from self._job.take()
+                if self._job.done:
+                    yield from self._job.take()
+                    break
+                self._engine.step()
+        finally:
+            self.cancel()
+        if self._job.error:
+            raise self._job.error
+
+
 class Engine:
-    """Make one with `Engine.load`; a context manager. Not thread safe."""
+    """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
+
+    `warnings`: what is off, and why.
+    """
 
     def __init__(
         self,
-        model: Model,
-        context: Context,
-        tuning: Tuning,
+        lane: Lane,
         datastores: Sequence[Datastore],
         policy: str,
-        exact: bool,
         history: bool = False,
         verify: str = "strict",
     ) -> None:
-        self.model = model
-        self.capability: Capability = capability_of(model, context, exact)
-        self.warnings: list[str] = []
-        if exact and not tuning.exact and self.capability.kind != "none":
-            reason = "no settings of this backend verify drafts bit for bit"
-            self.capability = Capability("none", f"exact: {reason}")
-            self.warnings.append(f"--exact: {reason}; decoding plainly")
-        elif self.capability.kind == "none":
-            self.warnings.append(f"drafting is off: {self.capability.reason}")
-        self.tuning = tuning
-        self.policy = policy
-        self.exact = exact
-        self.verify = verify
-        self._context = context
-        self._datastores = list(datastores)
-        self._policies = {name: make_policy(name, tuning.curve) for name in POLICIES}
-        self._slot = Slot(context)
-        auto = self._policies["auto"]
-        self._earlier = Earlier.open(model, auto.acceptance) if history and isinstance(auto, Auto) else None
-        self._sources = Sources(self._datastores, model.n_vocab, self._earlier.history if self._earlier else None)
+        self.model = lane.model
+        self.policy, self.verify = policy, verify
+        self.datastores = list(datastores)
+        self.warnings = [lane.warning] if lane.warning else []
+        self._lane = lane
+        self._exact_lane: Lane | None = lane if lane.exact else None
+        self._aside: list[Searchable] = lane.aside
+        auto = lane.policies["auto"]
+        self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
+        self.totals = Totals()
         self._running: Stream | None = None
 
     @classmethod
@@ -101,6 +130,8 @@ class Engine:
         exact: bool = False,
         history: bool = False,
         verify: str = "strict",
+        slots: int = 1,
+        options: ModelOptions | None = None,
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
@@ -109,44 +140,70 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
+        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells. `options`:
+        how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes
+        the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
         DatastoreError, OptionError.
         """
         _relaxed(verify, exact)
         if policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
-        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers)
+        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
         stores: list[Datastore] = []
-        context: Context | None = None
+        lane: Lane | None = None
         try:
             identity = opened.vocabulary.identity
             for name in datastores:
                 path = datastore_path(name)
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
-            wanted = ContextSettings(
-                n_ctx=n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT), threads=threads or 0
-            )
-            context, tuning = tune(opened, wanted, exact)
-            return cls(opened, context, tuning, stores, policy, exact, history, verify)
+            size = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
+            lane = Lane.open(opened, settings_for(opened.options, size, threads or 0, slots), exact)
+            return cls(lane, stores, policy, history, verify)
         except BaseException:
             for store in stores:
                 store.close()
-            if context:
-                context.close()
+            if lane:
+                lane.close()
             opened.close()
             raise
 
     @property
+    def exact(self) -> bool:
+        """Whether every request is decoded in settings that give the bits of plain decoding."""
+        return self._lane.exact
+
+    @property
+    def capability(self) -> Capability:
+        """What drafts the model can verify, and why."""
+        return self._lane.capability
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context: of one request, and of all of them together."""
+        return self._lane.context.n_ctx
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """Those that requests share; a reader in another thread sees a moment of them."""
+        return self._lane.scheduler.slots.slots
+
+    @property
+    def part_seconds(self) -> list[float]:
+        """What the newest forward passes that held a part of a prompt took."""
+        return list(self._lane.scheduler.part_seconds)
+
+    @property
     def cost_curve(self) -> CostCurve:
-        return self.tuning.curve
+        return self._lane.tuning.curve
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the engine computes with: context settings, threads in use, exact, policy, verify."""
         return {
-            **self.tuning.settings.to_dict(),
-            "threads": self._context.threads,
-            "n_ctx": self._context.n_ctx,
+            **self._lane.tuning.settings.to_dict(),
+            "threads": self._lane.context.threads,
+            "threads_batch": self._lane.context.threads_batch,
+            "n_ctx": self.n_ctx,
             "exact": self.exact,
             "policy": self.policy,
             "verify": self.verify,
@@ -155,7 +212,7 @@ class Engine:
     @property
     def self_test(self) -> dict[str, Any]:
         """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap."""
-        return self.tuning.self_test
+        return self._lane.tuning.self_test
 
     def generate(
         self,
@@ -177,57 +234,125 @@ class Engine:
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
-        if max_tokens < 0:
-            raise OptionError(f"{max_tokens} tokens: give 0 or more")
-        chosen = self._policy(self.policy if policy is None else policy)
-        relaxed = _relaxed(self.verify if verify is None else verify, self.exact, sampling)
-        if self._running:
-            self._running.cancel()
         vocabulary = self.model.vocabulary
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
-        if any(not 0 <= t < self.model.n_vocab for t in tokens):
-            raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
-        sampler = Sampler(vocabulary, sampling or Sampling())
-        generation = Generation(
-            self._context,
-            self._slot,
-            chosen,
-            self._sources,
-            sampler,
-            self.capability,
-            vocabulary.is_end,
-            relaxed,
+        if isinstance(prediction, str):
+            prediction = vocabulary.tokenize(prediction, special=False).tolist() if prediction else ()
+        request = Request(
+            self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt],
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(),
+            stop=tuple(stop),
+            prediction=prediction,
+            verify=verify,
         )
+        job = self.prepare(request, policy)
+        if self._running and len(self._lane.scheduler.slots.slots) == 1:
+            self._running.cancel()
+        stream = self._running = Stream(self, job)
         try:
-            generation.start(tokens)
-            self._sources.predict(self._predicted(prediction))
-            sampler.observe(tokens)
+            self.submit(job)
+            while not job.done and (job.generation is None or job.prefilling):
+                self.step()
+            if job.error:
+                raise job.error
         except BaseException:
-            sampler.close()
+            stream.cancel()
             raise
-
-        def finished() -> None:
-            sampler.close()
-            if self._earlier:
-                self._earlier.add(stream.result.tokens)
-
-        stream = Stream(generation, Detokenizer(vocabulary.piece), max_tokens, tuple(stop), finished)
-        self._running = stream
         return stream
 
-    def _policy(self, policy: str | Policy) -> Policy:
-        if not isinstance(policy, str):
-            return policy
-        if policy not in self._policies:
-            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
-        return self._policies[policy]
+    def prepare(self, request: Request, policy: str | Policy | None = None) -> Job:
+        """A job to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong, OptionError.
 
-    def _predicted(self, prediction: str | Sequence[int]) -> Sequence[int]:
-        """Token ids of a prediction; ids that the model does not have end it."""
-        if isinstance(prediction, str):
-            return self.model.vocabulary.tokenize(prediction, special=False).tolist() if prediction else ()
-        outside = next((i for i, t in enumerate(prediction) if not 0 <= t < self.model.n_vocab), len(prediction))
-        return prediction[:outside]
+        From any thread.
+        """
+        if not len(request.prompt):
+            raise PromptEmpty
+        if len(request.prompt) >= self.n_ctx:
+            raise PromptTooLong(len(request.prompt), self.n_ctx)
+        if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
+            raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
+        chosen = policy or request.policy or self.policy
+        if isinstance(chosen, str) and chosen not in POLICIES:
+            raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
+        exact = request.exact or self.exact
+        relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
+        stores = self._stores(request.datastores)
+        vocabulary = self.model.vocabulary
+        sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
+        sampler.observe(request.prompt)
+
+        def make(slot: Slot) -> Generation:
+            lane = self._exact() if exact else self._lane
+            own = lane.policies[chosen].fork() if isinstance(chosen, str) else chosen
+            history = self._earlier.history if self._earlier else None
+            generation = lane.generation(slot, own, sampler, relaxed, stores, history)
+            generation.statistics = statistics
+            generation.constraint = None if sampler.constraint.is_free else sampler.constraint
+            generation.logprobs = request.logprobs
+            generation.decode = self._decode if request.origins else None
+            return generation
+
+        def finished(result: Result) -> None:
+            self.totals.add(statistics, result)
+            if self._earlier:
+                self._earlier.add(result.tokens)
+
+        statistics = Statistics()
+        answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
+        known = next((i for i, t in enumerate(request.prediction) if not 0 <= t < self.model.n_vocab), None)
+        request = replace(request, prediction=request.prediction[:known])  # ids that the model does not have end it
+        return Job(request, sampler, answer, make, finished)
+
+    def submit(self, job: Job) -> None:
+        """Queue a prepared job; `step` until it is done."""
+        lane = self._exact() if job.request.exact else self._lane
+        lane.scheduler.submit(job)
+
+    def step(self) -> bool:
+        """One forward pass for all that run, and one for an exact request; False where there is nothing to do."""
+        busy = [lane for lane in self._lanes if lane.scheduler.busy]
+        for lane in busy:
+            lane.scheduler.step()
+        return bool(busy)
+
+    def cancel(self, job: Job) -> None:
+        """End a job now, wherever it is."""
+        for lane in self._lanes:
+            if lane.scheduler.has(job):
+                lane.scheduler.cancel(job)
+                return
+        job.finish("cancelled")
+
+    def cancel_all(self) -> None:
+        """End every job."""
+        for lane in self._lanes:
+            lane.scheduler.cancel_all()
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        other = self._exact_lane
+        return [self._lane] if other is None or other is self._lane else [self._lane, other]
+
+    def _exact(self) -> Lane:
+        """The lane for exact requests, opened for the first of them."""
+        if self._exact_lane is None:
+            settings = settings_for(self.model.options, self.n_ctx, self._lane.context.threads)
+            self._exact_lane = Lane.open(self.model, settings, True, self._aside)
+        return self._exact_lane
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        pieces = map(self.model.vocabulary.piece, tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def _stores(self, names: Sequence[str] | None) -> list[Datastore]:
+        """Those of these names. Raises OptionError."""
+        if names is None:
+            return self.datastores
+        known = {store.path.name: store for store in self.datastores}
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
+        return [known[name] for name in names]
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids with the model's start token and parsed special tokens; a start token the text has is not
@@ -253,21 +378,20 @@ class Engine:
         return render(self.model.chat_template, messages, bos=bos, eos=eos, add_generation_prompt=True)
 
     def forget(self) -> None:
-        """Drop the kept prefix: the next prompt is evaluated whole."""
-        self._slot.clear()
+        """Drop the kept prefixes: the next prompt is evaluated whole."""
+        for lane in self._lanes:
+            lane.scheduler.slots.forget()
 
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
-        if self._running:
-            self._running.cancel()
+        self.cancel_all()
         try:
-            if not self.model.closed:
-                self.tuning.store()
             if self._earlier:
                 self._earlier.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
-            self._context.close()
-            for store in self._datastores:
+            for lane in self._lanes:
+                lane.close()
+            for store in self.datastores:
                 store.close()
             self.model.close()
 

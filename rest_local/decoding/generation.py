@@ -1,29 +1,29 @@
-"""The step loop of one generation: plan, draft, decode, verify, commit, learn.
+"""One request on one slot: what it drafts, what the model says to it, and what of it is kept.
 
-Contract: works on token ids over a `Backend`; knows nothing about text. Yields the tokens of each step with the source
-that drafted them. Whatever ends it (done, cancelled, an interrupt, an error), the memory cells are back at the
-committed tokens when `step` has returned or raised.
-
-With `relaxed` (off by default) a retrieved token can take the place of the sampled one. Each is counted, and its source
-ends in `RELAXED_MARK`.
+Contract: the parts of a step that concern one request, over token ids; `rest_local.decoding.forward` puts those of many
+into one forward pass. Knows nothing about text. With `relaxed` (off by default) a retrieved token can take the place of
+the sampled one. Each is counted, and its source ends in `RELAXED_MARK`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.constrain import Following, prune
 from rest_local.decoding.entropy import entropy_of
-from rest_local.decoding.slot import Slot
+from rest_local.decoding.logprobs import TokenLogprobs, logprobs_of
+from rest_local.decoding.slot import Rows, Slot
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.drafter import Draft, Growth
+from rest_local.drafting.origin import Decode, Origin, origins_of
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
@@ -48,6 +48,7 @@ class Statistics:
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     steps: int = 0
+    drafts: int = 0  # steps that submitted something
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -58,6 +59,7 @@ class Statistics:
     step_ms: float = 0.0
 
     def count_draft(self, tree: DraftTree, path: Sequence[int]) -> None:
+        self.drafts += len(tree) > 0
         self.drafted += len(tree)
         self.accepted += len(path)
         for numbers, key in ((range(len(tree)), "drafted"), (path, "accepted")):
@@ -83,8 +85,21 @@ class Statistics:
 
 
 @dataclass
+class Step:
+    """What one forward pass gave one request. Iterates as (token, source)."""
+
+    tokens: list[int]
+    sources: list[str]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # by token, where asked for
+    origins: list[Origin | None] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return zip(self.tokens, self.sources, strict=True)
+
+
+@dataclass
 class Generation:
-    """One request on one slot. Call `start`, then `step` until `room` is 0 or the caller has enough."""
+    """Call `begin`; when nothing is `pending` any more, every forward pass gives at least one token."""
 
     backend: Backend
     slot: Slot
@@ -94,110 +109,123 @@ class Generation:
     capability: Capability
     ends: Callable[[int], bool]
     relaxed: Relaxed | None = None
+    constraint: Following | None = None  # nodes that it forbids are never submitted
+    logprobs: int | None = None  # how many of the likeliest tokens to report beside each
+    decode: Decode | None = None  # where set, origins of tokens are reported
     statistics: Statistics = field(default_factory=Statistics)
-    _root: int = -1
-    _entropies: tuple[float, ...] = ()
+    pending: list[int] = field(default_factory=list)  # committed tokens that are still to be evaluated
+    root: int = -1
+    tree: DraftTree = field(default_factory=DraftTree)  # of the step under way
+    layout: Layout | None = None
+    _drafted: Draft = field(default_factory=lambda: Draft(DraftTree()))
+    _draft_ms: float = 0.0
     _learn_ms: float = 0.0
+    _entropies: tuple[float, ...] = ()
 
-    def start(self, prompt: Sequence[int]) -> None:
-        """Evaluate the prompt but for its last token, which becomes the root; keep what the cells already hold.
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Keep what the slot already holds of the prompt; the rest is `pending`, but for the last token, the root.
 
-        Raises PromptEmpty, PromptTooLong, DecodeFailed. Interruptible between batches: what is evaluated stays.
+        Raises PromptEmpty, PromptTooLong.
         """
         if not len(prompt):
             raise PromptEmpty
         if len(prompt) >= self.backend.n_ctx:
             raise PromptTooLong(len(prompt), self.backend.n_ctx)
         begun = time.perf_counter()
-        self._root, self._entropies = int(prompt[-1]), ()
-        kept = self.slot.keep_prefix(prompt[:-1])
-        self._prefill(prompt[kept:-1])
+        kept = self._evaluate_up_to(prompt)
         self.sources.restart(prompt)
         self.policy.begin(len(prompt))
         self.statistics.prompt_tokens, self.statistics.cached_tokens = len(prompt), kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
+
+    def resume(self, slot: Slot, text: Sequence[int]) -> None:
+        """Go on behind `text` in a slot that holds some of it or nothing: after a pause, or with less context."""
+        self.slot = slot
+        self._evaluate_up_to(text)
+
+    def _evaluate_up_to(self, text: Sequence[int]) -> int:
+        kept = self.slot.keep_prefix(text[:-1])
+        self.root, self._entropies = int(text[-1]), ()
+        self.pending = [int(token) for token in text[kept:-1]]
+        return kept
 
     @property
     def room(self) -> int:
         """Tokens that can still be evaluated."""
         return self.backend.n_ctx - self.slot.n_past
 
-    def step(self, wanted: int) -> list[tuple[int, str]]:
-        """One forward pass: at least one and at most `wanted` tokens, each with its source.
+    def draft(self, wanted: int, n_ctx: int, beside: int = 0) -> None:
+        """When, what and how much: make the tree of this step, for at most `wanted` tokens.
 
-        Raises DecodeFailed after the state was cleared. In any case the cells hold the committed tokens afterwards.
+        `n_ctx`: tokens in all cells; `beside`: roots of other requests in the same forward pass.
         """
         begun = time.perf_counter()
-        n_past = self.slot.n_past
-        drafted = self._draft(min(wanted, self.room) - 1)
-        draft_ms = 1e3 * (time.perf_counter() - begun)
-        committed = False
-        try:
-            tree, layout, rows, decode_ms = self._decode(drafted.tree)
-            verdict, loose = self._verify(tree, layout, rows)
-            if not self.slot.accept(self._root, tree, layout, verdict.path):
-                self._rebuild(self.slot.tokens)
-            committed = True
-        finally:
-            if not committed:
-                self.slot.rewind(n_past)
-        self._root = verdict.tokens[-1]
+        limit = min(wanted, self.room) - 1
+        limit = min(limit, self.backend.max_outputs - 1 - beside, self.backend.n_batch - 1 - beside)
+        limit = 0 if self.capability.kind == "none" else max(0, min(limit, self.capability.longest))
+        leaves = self.slot.n_branches if self.capability.kind == "tree" else 1
+        self._drafted = self.policy.draft(self.sources, Situation(n_ctx, limit, leaves, self._entropies, beside))
+        self.tree = self._drafted.tree
+        if self._drafted.lookup_us is not None:
+            self.statistics.lookup_us.append(self._drafted.lookup_us)
+        self._draft_ms = 1e3 * (time.perf_counter() - begun)
+
+    @property
+    def growth(self) -> Growth | None:
+        """What the tree can still grow from, beside those of others."""
+        return self._drafted.growth
+
+    def cut(self, n: int) -> None:
+        """Submit only the first n nodes."""
+        self.tree = self.tree.cut(n)
+
+    def prune(self) -> None:
+        """Submit nothing that the request's constraint forbids."""
+        if self.constraint is not None:
+            self.tree = prune(self.tree, self.constraint)
+
+    def add_to(self, rows: Rows) -> None:
+        """Put root and tree into the batch."""
+        self.layout = self.tree.layout(self.slot.n_branches) if len(self.tree) else None
+        self.slot.add_step(rows, self.root, self.tree, self.layout)
+
+    def take(self, logits: NDArray[np.float32]) -> tuple[Step, Verdict]:
+        """Verify the tree against its rows, float32 [1 + nodes, n_vocab], and commit what was accepted.
+
+        Raises DecodeFailed, and what the sampler raises; then the slot is to be rewound.
+        """
+        told: list[TokenLogprobs] = []
+        verdict, loose = self._verify(logits, told)
+        if not self.slot.accept(self.root, self.tree, self.layout, verdict.path):
+            self.rebuild()
+        self.root = verdict.tokens[-1]
         self.sources.extend(verdict.tokens)
-        self.statistics.count_draft(tree, verdict.path)
-        step_ms = 1e3 * (time.perf_counter() - begun)
-        lookup_ms = None if drafted.lookup_us is None else draft_ms
-        driver_ms = step_ms - decode_ms - (lookup_ms or 0.0)
-        done = StepCost(n_past, len(tree), len(verdict.path), decode_ms, driver_ms + self._learn_ms, lookup_ms)
-        said = verdict.tokens[: loose[0]] if loose else verdict.tokens  # from a relaxed token on the model says nothing
-        self.policy.learn(drafted, said, done)
-        self._learn_ms = 1e3 * (time.perf_counter() - begun) - step_ms  # booked with the next step
-        self._count(len(verdict.tokens), decode_ms, step_ms + self._learn_ms)
+        self.statistics.count_draft(self.tree, verdict.path)
         self.statistics.relaxed += len(loose)
-        sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
+        sources = [SOURCES[self.tree.source[node]] for node in verdict.path] + [TARGET]
         for place in loose:
             sources[place] += RELAXED_MARK
-        return list(zip(verdict.tokens, sources, strict=True))
+        said = verdict.tokens[: loose[0]] if loose else verdict.tokens  # from a relaxed token on the model says nothing
+        origins = origins_of(self._drafted, verdict.tokens[:-1], self.decode) if self.decode else []
+        return Step(verdict.tokens, sources, told, [*origins, None]), Verdict(verdict.path, said)
 
-    def _draft(self, limit: int) -> Draft:
-        """When, what and how much: the draft to submit."""
-        limit = min(limit, self.backend.max_outputs - 1, self.backend.n_batch - 1, self.capability.longest)
-        leaves = self.slot.n_branches if self.capability.kind == "tree" else 1
-        limit = 0 if self.capability.kind == "none" else max(0, limit)
-        result = self.policy.draft(self.sources, Situation(self.slot.n_past, limit, leaves, self._entropies))
-        if result.lookup_us is not None:
-            self.statistics.lookup_us.append(result.lookup_us)
-        return result
+    def learn(self, verdict: Verdict, n_tokens: int, cost: StepCost) -> None:
+        """Tell the policy what came of the draft. `cost` is without what lookup and learning took: known here."""
+        begun = time.perf_counter()
+        lookup_ms = None if self._drafted.lookup_us is None else self._draft_ms
+        own_ms = cost.driver_ms + (self._draft_ms if lookup_ms is None else 0.0) + self._learn_ms
+        self.policy.learn(self._drafted, verdict.tokens, replace(cost, driver_ms=own_ms, lookup_ms=lookup_ms))
+        self._learn_ms = 1e3 * (time.perf_counter() - begun)  # booked with the next step
+        statistics = self.statistics
+        statistics.steps += 1
+        statistics.generated += n_tokens
+        statistics.decode_ms += cost.decode_ms
+        statistics.step_ms += cost.decode_ms + cost.driver_ms + self._draft_ms + self._learn_ms
 
-    def _decode(self, tree: DraftTree) -> tuple[DraftTree, Layout | None, NDArray[np.float32], float]:
-        """Evaluate root and tree; where there is no room, a smaller tree, then none.
-
-        Returns what was evaluated, its logits, and milliseconds: a GPU computes until the logits are asked for.
-        """
-        rebuilt = False
-        while True:
-            layout = tree.layout(self.slot.n_branches) if len(tree) else None
-            self.slot.fill_step(self._root, tree, layout)
-            begun = time.perf_counter()
-            code = self.backend.decode()
-            if code == 0:
-                rows = self.backend.logits(1 + len(tree))
-                return tree, layout, rows, 1e3 * (time.perf_counter() - begun)
-            if code == 1 and len(tree):  # no room, restored
-                tree = tree.cut(len(tree) // 2)
-            elif (code == 2 or code < -1) and not rebuilt:  # partly applied
-                self._rebuild(self.slot.tokens)
-                tree, rebuilt = DraftTree(), True
-            elif code == -1 and len(tree):  # refused, restored
-                tree = DraftTree()
-            else:
-                n_tokens = 1 + len(tree)
-                if code not in (1, -1):
-                    self.slot.clear()
-                raise DecodeFailed(code, n_tokens)
-
-    def _verify(self, tree: DraftTree, layout: Layout | None, rows: NDArray[np.float32]) -> tuple[Verdict, list[int]]:
+    def _verify(self, rows: NDArray[np.float32], told: list[TokenLogprobs]) -> tuple[Verdict, list[int]]:
         """The verdict, and which of its tokens passed only because verification is relaxed."""
-        place = {node: row for row, node in enumerate(layout.order, 1)} if layout else {}
+        tree = self.tree
+        place = {node: row for row, node in enumerate(self.layout.order, 1)} if self.layout else {}
         place[ROOT] = 0
         visited: list[int] = []
         loose: list[int] = []
@@ -210,6 +238,8 @@ class Generation:
                 if chosen != token:
                     loose.append(len(visited))
             self.chooser.accept(chosen)
+            if self.logprobs is not None:
+                told.append(logprobs_of(row, chosen, self.logprobs))
             visited.append(place[node])
             return chosen
 
@@ -218,33 +248,26 @@ class Generation:
             self._entropies = (*self._entropies, *(entropy_of(rows[row]) for row in visited[-NEWEST:]))[-NEWEST:]
         return verdict, loose
 
-    def _prefill(self, tokens: Sequence[int]) -> None:
-        """Evaluate committed tokens in batches. Raises DecodeFailed; then the cells hold what was evaluated before."""
-        size = self.backend.n_batch
-        for begin in range(0, len(tokens), size):
-            part = tokens[begin : begin + size]
-            n_past = self.slot.n_past
-            self.slot.fill_prompt(part)
-            code = None
-            try:
-                code = self.backend.decode()
-            finally:
-                if code in (0, 1, -1):
-                    pass
-                else:  # interrupted or partly applied: only what is committed may stay
-                    self.slot.rewind(n_past)
-            if code != 0:
-                raise DecodeFailed(code, len(part))
-            self.slot.tokens.extend(int(t) for t in part)
-
-    def _rebuild(self, tokens: Sequence[int]) -> None:
-        """Evaluate the committed tokens again from nothing."""
-        again = list(tokens)
+    def give_up_cells(self) -> None:
+        """Free the slot's cells; what was in them is pending again."""
+        self.pending = [*self.slot.tokens, *self.pending]
         self.slot.clear()
-        self._prefill(again)
 
-    def _count(self, tokens: int, decode_ms: float, step_ms: float) -> None:
-        self.statistics.steps += 1
-        self.statistics.generated += tokens
-        self.statistics.decode_ms += decode_ms
-        self.statistics.step_ms += step_ms
+    def rebuild(self) -> None:
+        """Evaluate the committed tokens again from nothing. Raises DecodeFailed; what is missing then is pending."""
+        n_tokens = self.slot.n_past
+        self.give_up_cells()
+        while self.slot.n_past < n_tokens:
+            rows = Rows()
+            part = self.pending[: min(n_tokens - self.slot.n_past, self.backend.n_batch)]
+            self.slot.add_prompt(rows, part)
+            rows.load(self.backend.batch)
+            if code := self.backend.decode():
+                raise DecodeFailed(code, len(part))
+            self.commit_pending(len(part))
+
+    def commit_pending(self, n: int) -> None:
+        """The next n pending tokens were evaluated."""
+        self.slot.tokens += self.pending[:n]
+        del self.pending[:n]
+        self.slot.checkpoint()

@@ -21,6 +21,7 @@ class Request:
     ignore_end      end tokens are never chosen
     prediction      tokens that the answer is likely to repeat; only makes drafts
     logprobs        None, or how many of the likeliest tokens to report beside each token (0: only its own)
+    origins         report where each drafted token comes from
     policy          name of a drafting policy, None for the engine's
     verify          `strict`, `relaxed[:K,RATIO]`, None for the engine's
     exact           alone in its steps, on a context whose settings give the bits of plain decoding
@@ -42,6 +43,7 @@ class Request:
     ignore_end: bool = False
     prediction: Sequence[int] = ()
     logprobs: int | None = None
+    origins: bool = False
     policy: str | None = None
     verify: str | None = None
     exact: bool = False

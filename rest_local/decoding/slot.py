@@ -2,26 +2,50 @@
 
 Contract: every branch id stays attached to the whole committed prefix; after a step only the tail is touched
 (DESIGN.md section 4: full-range copies cost 10 ms at 7 000 cells, tails 0.1 ms). A failed removal is never ignored: the
-cells are cleared and the tokens evaluated again at the next use.
+cells are cleared and the tokens evaluated again at the next use. Memory that cannot be cut back (recurrent state) goes
+back to a checkpoint, of which each part of a prompt leaves one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Backend, remove_tail
 from rest_local.drafting.tree import DraftTree, Layout
+from rest_local.llama.batch import Batch
 
-Int32 = NDArray[np.int32]
+
+@dataclass
+class Rows:
+    """The tokens of a batch under construction, of any number of slots. Plain lists: made into arrays once."""
+
+    token: list[int] = field(default_factory=list)
+    pos: list[int] = field(default_factory=list)
+    first_id: list[int] = field(default_factory=list)
+    n_ids: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+
+    def load(self, batch: Batch) -> None:
+        """Make this the content of the batch. Raises ValueError where it does not fit."""
+        batch.fill(*np.array([self.token, self.pos, self.first_id, self.n_ids, self.output], np.int32))
+
+
+MOST_CHECKPOINTS = 6
 
 
 class Slot:
-    """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token."""
+    """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
+    to keep states to go back to.
+    """
 
-    def __init__(self, backend: Backend, first_id: int = 0, n_branches: int | None = None) -> None:
+    def __init__(
+        self, backend: Backend, first_id: int = 0, n_branches: int | None = None, checkpoints: bool = False
+    ) -> None:
+        self._keeps_checkpoints = checkpoints
+        self._checkpoints: list[tuple[int, bytes]] = []  # tokens evaluated, and the state there; ascending
         self.backend = backend
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
@@ -31,41 +55,92 @@ class Slot:
     def n_past(self) -> int:
         return len(self.tokens)
 
-    def keep_prefix(self, prompt: Sequence[int]) -> int:
-        """Keep what the cells share with `prompt`, drop the rest; return how many tokens are kept."""
+    def common_prefix(self, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` the cells hold, from the first on. About 1 us for 100 tokens."""
         limit = min(len(prompt), len(self.tokens))
         own = np.asarray(self.tokens[:limit], np.int64)
         differ = np.flatnonzero(own != np.asarray(prompt[:limit], np.int64))
-        kept = int(differ[0]) if len(differ) else limit
-        self.rewind(kept)  # also where nothing differs: an interrupt may have left cells that nobody committed
+        return int(differ[0]) if len(differ) else limit
+
+    def keep_prefix(self, prompt: Sequence[int]) -> int:
+        """Keep what the cells share with `prompt`, drop the rest; return how many tokens are kept."""
+        self.rewind(self.common_prefix(prompt))  # even to the end: an interrupt may leave cells nobody committed
         return self.n_past
 
+    def share_prefix(self, other: Slot, n: int) -> None:
+        """Begin anew with the first `n` tokens of another slot: the cells themselves are shared, nothing is evaluated.
+
+        Costs a pass over the cells for each branch; only for memory that can remove a tail.
+        """
+        self.clear()
+        for branch in range(self.n_branches):
+            self.backend.copy(other.first_id, self.first_id + branch, 0, n)
+        self.tokens = other.tokens[:n]
+
     def rewind(self, n_past: int) -> None:
-        """Forget everything from position `n_past` on, drafts included. Where the model cannot, start from nothing."""
+        """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
+        checkpoint before, or to nothing.
+        """
         del self.tokens[n_past:]
-        if not self._remove_all(n_past):
+        removed = self._remove_all(n_past)
+        while self._checkpoints and self._checkpoints[-1][0] > n_past:
+            self._checkpoints.pop()
+        if not removed and not self._go_back():
             self.clear()
+
+    def checkpoint(self) -> None:
+        """Keep what is evaluated so far as a place to come back to, if this memory needs one. About a millisecond."""
+        if self._keeps_checkpoints and self.tokens:
+            self._checkpoints.append((self.n_past, self.backend.save(self.first_id, partial=True)))
+            del self._checkpoints[:-MOST_CHECKPOINTS]
+
+    def _go_back(self) -> bool:
+        """To the last checkpoint that works."""
+        while self._checkpoints:
+            n_past, state = self._checkpoints[-1]
+            if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
+                del self.tokens[n_past:]
+                return True
+            self._checkpoints.pop()
+        return False
 
     def clear(self) -> None:
         """Free this slot's cells."""
+        self._checkpoints.clear()
         self.tokens.clear()
         if not self._remove_all(0):
             self.backend.clear()
 
-    def fill_prompt(self, tokens: Sequence[int]) -> None:
-        """Load the next committed tokens into the batch, without logits."""
-        n_past = self.n_past
-        positions = np.arange(n_past, n_past + len(tokens))
-        self.backend.batch.fill(tokens, positions, self.first_id, self.n_branches, 0)
+    def add_prompt(self, rows: Rows, tokens: Sequence[int]) -> None:
+        """Put the next tokens to commit into the batch, without logits."""
+        n = len(tokens)
+        rows.token += tokens
+        rows.pos += range(self.n_past, self.n_past + n)
+        rows.first_id += [self.first_id] * n
+        rows.n_ids += [self.n_branches] * n
+        rows.output += [0] * n
+
+    def add_step(self, rows: Rows, root: int, tree: DraftTree, layout: Layout | None) -> None:
+        """Put the root and its draft into the batch, with the logits of every node."""
+        n_past, first_id = self.n_past, self.first_id
+        rows.token.append(root)
+        rows.pos.append(n_past)
+        rows.first_id.append(first_id)
+        rows.n_ids.append(self.n_branches)
+        rows.output.append(1)
+        if layout is not None:
+            token, depth = tree.token, tree.depth
+            rows.token += [token[node] for node in layout.order]
+            rows.pos += [n_past + depth[node] for node in layout.order]
+            rows.first_id += [first_id + layout.low[node] for node in layout.order]
+            rows.n_ids += [layout.count[node] for node in layout.order]
+            rows.output += [1] * len(layout.order)
 
     def fill_step(self, root: int, tree: DraftTree, layout: Layout | None) -> None:
-        """Load the root and its draft into the batch, with the logits of every node."""
-        batch = self.backend.batch
-        if layout is None:
-            batch.fill([root], self.n_past, self.first_id, self.n_branches, 1)
-            return
-        token, depth, low, count = layout.table(root, self.n_branches, tree)
-        batch.fill(token, self.n_past + depth, self.first_id + low, count, 1)
+        """A batch of this slot's step alone."""
+        rows = Rows()
+        self.add_step(rows, root, tree, layout)
+        rows.load(self.backend.batch)
 
     def accept(self, root: int, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
         """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt."""
@@ -99,7 +174,7 @@ class Slot:
         return True
 
     def _remove_all(self, p0: int) -> bool:
-        if self.n_branches == self.backend.n_branches:
+        if self.n_branches == self.backend.n_branches * self.backend.n_slots:
             return remove_tail(self.backend, p0)
         ids = range(self.first_id, self.first_id + self.n_branches)
         removed = [self.backend.remove(seq, p0, -1) for seq in ids]  # every one, also behind one that failed

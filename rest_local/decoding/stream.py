@@ -1,34 +1,34 @@
-"""From tokens to text: a generation as a stream of pieces, with stop strings, and its result.
+"""From tokens to text: an answer in pieces, with stop strings, and its result.
 
 Contract: text is held back while it may be the beginning of a stop string or of a character; the concatenated pieces
-are the text of the result. Ends by itself, by `cancel`, or by an exception in the loop, after which the engine is
-usable.
+are the text of the result. Knows neither slots nor scheduling.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rest_local.decoding.generation import Generation
-from rest_local.errors import DecodeFailed
+from rest_local.decoding.generation import Statistics, Step
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.drafting.origin import Origin
 from rest_local.llama.detokenizer import Detokenizer
-
-NO_ROOM = 1  # of `llama_decode`
 
 
 @dataclass(frozen=True)
 class Piece:
     """Text that became certain in one step, and the step's tokens with the source of each (`model`: nobody drafted
-    it).
+    it); log-probabilities and origins by token, where they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    origins: tuple[Origin | None, ...] = ()
 
 
 @dataclass
@@ -38,9 +38,12 @@ class Result:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = "cancelled"
+    stopping_word: str = ""
     timings: dict[str, float] = field(default_factory=dict)
     draft: dict[str, Any] = field(default_factory=dict)
+    truncated: bool = False  # a context shift dropped some of the text before
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -60,15 +63,17 @@ class StopFinder:
     """Finds the first stop string in text that arrives in parts; holds back what may be the beginning of one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
+        self.found = ""
         self._stops = tuple(s for s in stops if s)
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Text that is certain, and whether a stop string was found behind it."""
         self._held += text
-        hits = [i for i in (self._held.find(s) for s in self._stops) if i >= 0]
+        hits = [(i, s) for s in self._stops if (i := self._held.find(s)) >= 0]
         if hits:
-            certain, self._held = self._held[: min(hits)], ""
+            at, self.found = min(hits, key=lambda hit: hit[0])
+            certain, self._held = self._held[:at], ""
             return certain, True
         keep = max((self._overlap(s) for s in self._stops), default=0)
         cut = len(self._held) - keep
@@ -85,96 +90,75 @@ class StopFinder:
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
 
 
-class Stream:
-    """Iterate it for pieces; afterwards `result` is complete. Until then it holds what has come so far."""
+class Answer:
+    """Takes the tokens of each step, gives pieces of text, and completes the result when it ends."""
 
     def __init__(
         self,
-        generation: Generation,
+        statistics: Statistics,
         detokenizer: Detokenizer,
         max_tokens: int,
         stop: tuple[str, ...],
-        on_close: Callable[[], None],
+        ends: Callable[[int], bool],
     ) -> None:
         self.result = Result()
-        self.statistics = generation.statistics
-        self._generation = generation
+        self.statistics = statistics
+        self.left = max_tokens
+        self.ended = False  # by an end token or a stop string
         self._detokenizer = detokenizer
         self._stops = StopFinder(stop)
-        self._left = max_tokens
-        self._on_close: Callable[[], None] | None = on_close
+        self._ends = ends
+        self._begun: float | None = None
         self._predicted_ms = 0.0
-        self._pieces = self._run()
+        self._complete = False
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+    @property
+    def seconds(self) -> float:
+        """Since the first step of the answer began."""
+        return 0.0 if self._begun is None else time.perf_counter() - self._begun
 
-    def cancel(self) -> None:
-        """End now; the text so far stays in `result`, the engine is free for the next."""
-        self._pieces.close()
-        self._finish()
-
-    def _run(self) -> Generator[Piece, None, None]:
-        try:
-            while self._left > 0 and self._generation.room > 0:
-                try:
-                    piece, ended = self._advance()
-                except DecodeFailed as error:
-                    if error.code != NO_ROOM:
-                        raise
-                    break  # the cells are full before the context is: as if it were
-                if ended:
-                    self.result.finish_reason = "stop"
-                if piece.text or piece.tokens:
-                    yield piece
-                if ended:
-                    return
-            self.result.finish_reason = "length"
-            rest, found = self._stops.feed(self._detokenizer.finish())
-            rest += "" if found else self._stops.finish()
-            if rest:
-                self.result.text += rest
-                yield Piece(rest, (), ())
-        finally:
-            self._finish()
-
-    def _advance(self) -> tuple[Piece, bool]:
-        """One step, and whether the generation ended in it."""
-        begun = time.perf_counter()
-        step = self._generation.step(self._left)
-        text, ended, kept = "", False, 0
-        for token, _ in step:
-            if self._generation.ends(token):
-                ended = True
+    def take(self, step: Step, begun: float) -> Piece:
+        """The tokens of one step, which began at `begun` (`time.perf_counter`), up to where the answer ends."""
+        self._begun = begun if self._begun is None else self._begun
+        text, kept = "", 0
+        for token in step.tokens:
+            if self._ends(token):
+                self.ended = True
                 rest, found = self._stops.feed(self._detokenizer.finish())
                 text += rest + ("" if found else self._stops.finish())
                 break
             kept += 1
-            certain, ended = self._stops.feed(self._detokenizer.feed(token))
+            certain, self.ended = self._stops.feed(self._detokenizer.feed(token))
             text += certain
-            if ended:
+            if self.ended:
                 break
-        tokens = tuple(t for t, _ in step[:kept])
-        sources = tuple(s for _, s in step[:kept])
-        self._left -= kept
+        piece = Piece(
+            text,
+            tuple(step.tokens[:kept]),
+            tuple(step.sources[:kept]),
+            tuple(step.logprobs[:kept]),
+            tuple(step.origins[:kept]),
+        )
+        self.left -= kept
         self._predicted_ms += 1e3 * (time.perf_counter() - begun)
         self.result.text += text
-        self.result.tokens.extend(tokens)
-        self.result.sources.extend(sources)
-        return Piece(text, tokens, sources), ended
+        self.result.tokens += piece.tokens
+        self.result.sources += piece.sources
+        self.result.logprobs += piece.logprobs
+        return piece
 
-    def _finish(self) -> None:
-        if self._on_close is None:
-            return
-        close, self._on_close = self._on_close, None
-        try:
-            self._complete()
-        finally:  # last: an interrupt in there finds the result complete
-            close()
-
-    def _complete(self) -> None:
-        if self.result.finish_reason == "cancelled":  # what was held back was said all the same
-            self.result.text += self._stops.feed(self._detokenizer.finish())[0] + self._stops.finish()
+    def end(self, reason: str) -> Piece:
+        """The text that was still held back. Completes the result; a second call changes nothing."""
+        if self._complete:
+            return Piece("", (), ())
+        self._complete = True
+        rest = ""
+        if not self.ended:
+            rest, found = self._stops.feed(self._detokenizer.finish())
+            rest += "" if found else self._stops.finish()
+        self.result.text += rest
+        self.result.finish_reason = reason
+        self.result.stopping_word = self._stops.found
         s = self.statistics
         evaluated = s.prompt_tokens - s.cached_tokens
         predicted = len(self.result.tokens)
@@ -190,3 +174,4 @@ class Stream:
             "draft_n_accepted": s.accepted,
         }
         self.result.draft = s.to_dict()
+        return Piece(rest, (), ())

@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,18 @@ from rest_local.errors import DecodeFailed, ModelError
 from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings, default_threads
 from rest_local.llama.model import Model
+from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
 from rest_local.paths import cache_dir, write_atomically
 from rest_local.planning.cost import LARGEST, CostCurve, measure
 
 log = logging.getLogger("rest_local.tuning")
 
-FORMAT = 3
+FORMAT = 4
 WARM_MS = 5.0  # for longer plain steps what the last decode left behind makes no difference
 BUDGET_S = 2.0  # for the cost curve
 CONTEXTS = (64, 512, 2048)  # lengths at which it is measured, where they fit and can be afforded
 ROLLBACK = 16  # recurrent state snapshots to ask for: the longest chain such a model can take back
-FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type
+FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type: what is tried where the user left it open
 EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
 SELF_TEST_TOKENS = 256
 SELF_TEST_S = 2.0
@@ -77,7 +77,7 @@ class Tuning:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError("not a tuning of this version")
         try:
-            settings = ContextSettings(**data["settings"])
+            settings = ContextSettings.from_dict(data["settings"])
             return cls(settings, CostCurve.from_json(json.dumps(data["curve"])), data["self_test"], data["exact"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a tuning: {error}") from error
@@ -86,20 +86,51 @@ class Tuning:
 def capability_of(model: Model, context: Context, exact: bool) -> Capability:
     """What drafts this model can verify in this context, and why."""
     if model.has_encoder:
-        return Capability("none", "encoder-decoder models are decoded plainly")
+        return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
     if model.is_recurrent or model.is_hybrid:
         kind = "recurrent" if model.is_recurrent else "hybrid"
         if context.n_rs_seq > 0:
-            return Capability("chain", f"{kind} state can be rolled back {context.n_rs_seq} tokens", context.n_rs_seq)
-        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp")
+            reason = f"{kind} state can be rolled back {context.n_rs_seq} tokens"
+            return Capability("chain", reason, context.n_rs_seq, shares=False)
+        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp", shares=False)
     if exact:
         return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
     return Capability("tree", "full attention over removable cells")
 
 
+def settings_for(options: ModelOptions, n_ctx: int, threads: int, n_slots: int = 1) -> ContextSettings:
+    """What the user's options say about a context; flash attention and cache types are chosen by `tune`."""
+    return ContextSettings(
+        n_ctx=n_ctx,
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        n_slots=n_slots,
+        threads=threads,
+        threads_batch=options.threads_batch,
+        offload_kqv=options.kv_offload,
+        rope=options.rope,
+    )
+
+
+def candidates(wanted: ContextSettings, options: ModelOptions, exact: bool) -> list[ContextSettings]:
+    """The settings to choose from, the preferred first: all that `options` leaves open. A quantized V needs flash
+    attention.
+    """
+    result: list[ContextSettings] = []
+    for flash, cache_type in EXACT if exact else FAST:
+        cache_k, cache_v = options.cache_type_k or cache_type, options.cache_type_v or cache_type
+        if options.flash_attention != "auto":
+            flash = options.flash_attention == "on"
+        settings = replace(wanted, flash_attention=flash, cache_type_k=cache_k, cache_type_v=cache_v)
+        if (flash or cache_v in FLOAT_CACHE_TYPES) and settings not in result:
+            result.append(settings)
+    return result
+
+
 def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
     """An open context in the chosen settings, with what was measured; from the cache where it was measured before.
 
+    What `model.options` fixes of flash attention and cache types is kept, the rest is chosen.
     Takes up to about 5 seconds the first time (bounded by BUDGET_S and SELF_TEST_S, and a few steps of a large model).
     """
     name = f"{_key(model, wanted, exact)}.json"
@@ -138,11 +169,13 @@ def _measure(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Contex
 def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:
     """The first settings in which chains give the bits of plain decoding; else the first that work at all."""
     fallback: tuple[ContextSettings, Comparison] | None = None
-    for settings in (replace(wanted, flash_attention=f, cache_type=t) for f, t in EXACT):
+    refused: ModelError | None = None
+    for settings in candidates(wanted, model.options, exact=True):
         try:
             context = Context(model, settings)
         except ModelError as error:
             log.info("%s", error)
+            refused = error
             continue
         capability = capability_of(model, context, exact=True)
         comparison = _compare_exact(context, _affordable(context, text), capability)
@@ -151,7 +184,7 @@ def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) ->
         context.close()
         fallback = fallback or (settings, comparison)
     if fallback is None:
-        raise ModelError(f"model {model.path}: no context could be made in any settings")
+        raise refused or ModelError(f"model {model.path}: no context could be made in any settings")
     return Context(model, fallback[0]), fallback[1]
 
 
@@ -168,11 +201,13 @@ def _compare_exact(context: Context, text: Sequence[int], capability: Capability
 def _choose_fast(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:
     """The settings whose verification of 8 and 16 tokens, and plain step, are cheapest."""
     best: tuple[float, Context] | None = None
-    for settings in (replace(wanted, flash_attention=f, cache_type=t) for f, t in FAST):
+    refused: ModelError | None = None
+    for settings in candidates(wanted, model.options, exact=False):
         try:
             context = Context(model, settings)
         except ModelError as error:
             log.info("%s", error)
+            refused = error
             continue
         probe = DecodeProbe(context, text)
         sizes = [n for n in (1, 8, 16) if n <= context.max_outputs]
@@ -187,7 +222,7 @@ def _choose_fast(model: Model, wanted: ContextSettings, text: Sequence[int]) -> 
         else:
             context.close()
     if best is None:
-        raise ModelError(f"model {model.path}: no context could be made in any settings")
+        raise refused or ModelError(f"model {model.path}: no context could be made in any settings")
     return best[1], Comparison()
 
 
@@ -288,9 +323,8 @@ def measure_curve(context: Backend, text: Sequence[int], budget_s: float = BUDGE
 
 def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
     """Everything that a measurement depends on."""
-    status = os.stat(model.path)
     parts = [
-        FORMAT, os.path.realpath(model.path), status.st_size, status.st_mtime_ns, model.n_gpu_layers, exact,
+        FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity, exact,
         wanted.to_dict(), wanted.threads or default_threads(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]

@@ -63,8 +63,9 @@ class SourceRows:
     Plain lists: walking a few dozen rows is faster in Python than in numpy.
     """
 
-    def __init__(self, source: int, rows: Rows) -> None:
-        self.source = source
+    def __init__(self, source: int, rows: Rows, store: object = None) -> None:
+        """`store`: whose they are, to say later where they come from."""
+        self.source, self.store = source, store
         self.match: list[int] = rows.match.tolist()
         self.positions = rows.positions  # where in the source's text each row begins
         self.depth = rows.depth

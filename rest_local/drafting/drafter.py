@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from rest_local.drafting.candidates import Candidate, SourceRows
 from rest_local.drafting.tree import ROOT, DraftTree
@@ -39,12 +39,13 @@ class Draft:
     """A tree and the proposals at its expanded nodes (`ROOT` always among them).
 
     `lookup_us`: microseconds that asking the sources took, None where nobody was asked; of the papers' policies with
-    the growth of the tree, which they do in one.
+    the growth of the tree, which they do in one. `growth`: the tree is still to grow, beside those of others.
     """
 
     tree: DraftTree
     proposals: dict[int, Proposal] = field(default_factory=dict)
     lookup_us: float | None = None
+    growth: Growth | None = None
 
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
         """(evidence cell, was it right) for every proposal along the tokens the model gave, submitted or not."""
@@ -88,31 +89,71 @@ def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
     return Proposal(by_source, merged)
 
 
+class Growth:
+    """A tree that grows by its likeliest open candidate, a node at a time. 25 us for the first candidates, 5 us a node.
+
+    `draft`: what has grown so far. `most`: nodes it may have.
+    """
+
+    def __init__(self, sources: Sequence[SourceRows], estimate: Estimate, most: int, leaves: int) -> None:
+        self.draft = Draft(DraftTree(leaves))
+        self.most = most
+        self._estimate = estimate
+        self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
+        self._arrivals = 0
+        self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
+
+    @property
+    def best(self) -> float:
+        """Joint probability of the likeliest node that can be added; 0 if none can."""
+        heap, tree = self._heap, self.draft.tree
+        if len(tree.token) >= self.most:
+            return 0.0
+        while heap and not tree.can_add(heap[0][2]):
+            heappop(heap)
+        return -heap[0][0] if heap else 0.0
+
+    def grow(self) -> None:
+        """Add that node. Only where `best` is not 0."""
+        minus_joint, _, parent, token, source, members = heappop(self._heap)
+        tree = self.draft.tree
+        node = tree.add(token, parent, -minus_joint, source)
+        self._expand(node, -minus_joint, tree.depth[node], members)
+
+    def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
+        proposal = self.draft.proposals[node] = propose(members, depth, self._estimate)
+        for token, (probability, source, below) in proposal.merged.items():
+            if joint * probability >= LEAST_PROBABILITY:
+                self._arrivals += 1
+                heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
+
+
 def draft(sources: Sequence[SourceRows], estimate: Estimate, worth: Worth, limit: int, leaves: int) -> Draft:
-    """Grow a tree of at most `limit` nodes and `leaves` leaves. About 25 us, and 5 us a node.
+    """Grow a tree of at most `limit` nodes and `leaves` leaves.
 
     `worth` is asked before each addition with the joint probability of the best open candidate; candidates come in
     falling order, so the first no ends the growth.
     """
-    result = Draft(DraftTree(leaves))
-    tree, proposals = result.tree, result.proposals
-    heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, rows)
-    arrivals = 0
-    node, joint, depth = ROOT, 1.0, 0
-    members: Members = [(rows, range(len(rows))) for rows in sources]
-    while True:
-        proposal = proposals[node] = propose(members, depth, estimate)
-        for token, (probability, source, below) in proposal.merged.items():
-            if joint * probability >= LEAST_PROBABILITY:
-                arrivals += 1
-                heappush(heap, (-joint * probability, arrivals, node, token, source, below))
-        if len(tree) >= limit:
-            return result
-        while heap and not tree.can_add(heap[0][2]):
+    growth = Growth(sources, estimate, limit, leaves)
+    while (best := growth.best) and worth(best):
+        growth.grow()
+    return growth.draft
+
+
+def grow_together(growths: Sequence[Growth], worth: Worth, limit: int) -> list[int]:
+    """Grow many trees, the likeliest node of all of them next, to `limit` nodes in all; by node the tree it went to.
+
+    `worth` as for `draft`: since candidates come in falling order over all trees, the first no ends the growth.
+    """
+    order: list[int] = []
+    heap = [(-best, number) for number, growth in enumerate(growths) if (best := growth.best)]
+    heapify(heap)
+    while heap and len(order) < limit and worth(-heap[0][0]):
+        number = heap[0][1]
+        growths[number].grow()
+        order.append(number)
+        if best := growths[number].best:
+            heapreplace(heap, (-best, number))
+        else:
             heappop(heap)
-        if not heap or not worth(-heap[0][0]):
-            return result
-        minus_joint, _, parent, token, source, members = heappop(heap)
-        joint = -minus_joint
-        node = tree.add(token, parent, joint, source)
-        depth = tree.depth[node]
+    return order

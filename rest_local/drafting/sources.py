@@ -35,6 +35,7 @@ class Lookup(Protocol):
     """What drafts are made from: `Sources`, or a fake."""
 
     def restart(self, tokens: Sequence[int]) -> None: ...
+    def predict(self, tokens: Sequence[int]) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def rows(
         self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
@@ -51,16 +52,28 @@ class Searchable(Protocol):
 class Sources:
     """The stores to ask for one sequence. `extend` follows the sequence; `rows` asks every source about its end."""
 
-    def __init__(self, datastores: Sequence[Datastore], n_vocab: int, history: Searchable | None = None) -> None:
-        self._datastores = list(datastores)
-        self._history = history  # earlier answers, owned by the caller
+    def __init__(
+        self,
+        datastores: Sequence[Datastore],
+        n_vocab: int,
+        history: Searchable | None = None,
+        aside: list[Searchable] | None = None,
+    ) -> None:
+        """`history`: earlier answers. `aside`: stores that failed, to be shared by all who ask the same ones."""
         self._n_vocab = n_vocab
+        self._aside: list[Searchable] = [] if aside is None else aside
+        self.ask(datastores, history)
         self._tokens: list[int] = []
         self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
         self._prediction: Prediction | None = None
         self._growing = GrowingText()
         self._indexed = 0  # tokens of the sequence that `_growing` has
         self._whole = True  # False while an update is under way: an interrupt there means starting anew
+
+    def ask(self, datastores: Sequence[Datastore], history: Searchable | None = None) -> None:
+        """From now on ask these, but for those that were set aside."""
+        self._datastores = [store for store in datastores if store not in self._aside]
+        self._history = None if history in self._aside else history
 
     def restart(self, tokens: Sequence[int]) -> None:
         """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
@@ -111,18 +124,18 @@ class Sources:
         sources to ask.
         """
         context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
-        found: list[tuple[str, Rows]] = []
+        found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
-                found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth)))
+                found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth), store))
         if "history" in only and self._history is not None:
-            found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth)))
+            found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth), None))
         if "prediction" in only and self._prediction:
-            found.append(("prediction", self._prediction.rows(context, depth)))
+            found.append(("prediction", self._prediction.rows(context, depth), None))
         if "context" in only:
             self._index()
-            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth)))
-        return [SourceRows(SOURCE_NUMBER[source], rows) for source, rows in found if len(rows)]
+            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
+        return [SourceRows(SOURCE_NUMBER[source], rows, store) for source, rows, store in found if len(rows)]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""
@@ -144,6 +157,7 @@ class Sources:
         return rows
 
     def _set_aside(self, store: Searchable, why: str) -> None:
+        self._aside.append(store)
         if store is self._history:
             self._history = None
         else:

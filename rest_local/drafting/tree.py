@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 ROOT = -1
 
 
@@ -106,16 +103,3 @@ class Layout:
     order: list[int]
     low: list[int]
     count: list[int]
-
-    def table(self, root: int, n_ids: int, tree: DraftTree) -> NDArray[np.int32]:
-        """Rows token, depth, low, count of the root and then the nodes in batch order, int32 [4, 1 + nodes]."""
-        order = self.order
-        return np.array(
-            [
-                [root, *[tree.token[i] for i in order]],
-                [0, *[tree.depth[i] for i in order]],
-                [0, *[self.low[i] for i in order]],
-                [n_ids, *[self.count[i] for i in order]],
-            ],
-            np.int32,
-        )

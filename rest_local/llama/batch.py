@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Int32 = NDArray[np.int32]
 
+MOST_IDS = 256  # llama_max_parallel_sequences()
+
 
 class Batch:
     """Room for `capacity` tokens with up to `max_ids` sequence ids each; 8 * capacity * (max_ids / 2 + 4) bytes.
@@ -33,7 +35,7 @@ class Batch:
         self.n_ids = np.zeros(capacity, np.int32)
         self.ids = np.zeros((capacity, max_ids), np.int32)
         self.output = np.zeros(capacity, np.int8)
-        self._offsets = np.arange(max_ids, dtype=np.int32)
+        self._id_rows = np.arange(MOST_IDS, dtype=np.int32)[:, None] + np.arange(max_ids, dtype=np.int32)
         row = self.ids.strides[0]
         self._rows = self.ids.ctypes.data + row * np.arange(capacity, dtype=np.uint64)
         self.struct = llama_cpp.llama_batch(
@@ -56,15 +58,12 @@ class Batch:
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise ValueError(f"a batch of {n} tokens does not fit one of {self.capacity}")
-        few, many = (n_ids, n_ids) if isinstance(n_ids, int) else (np.min(n_ids), np.max(n_ids))
-        if few < 1 or many > self.max_ids:
+        counts = np.asarray(n_ids, np.int32)
+        if counts.min() < 1 or counts.max() > self.max_ids:
             raise ValueError(f"a token carries 1 to {self.max_ids} sequence ids")
         self.token[:n] = tokens
         self.pos[:n] = pos
-        self.n_ids[:n] = n_ids
-        if isinstance(first_id, int):
-            self.ids[:n] = self._offsets + first_id
-        else:
-            np.add(np.reshape(first_id, (-1, 1)), self._offsets, out=self.ids[:n])
+        self.n_ids[:n] = counts
+        self.ids[:n] = self._id_rows[np.asarray(first_id)]
         self.output[:n] = output
         self.n_tokens = self.struct.n_tokens = n

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama.batch import Batch
+from rest_local.llama import library
+from rest_local.llama.batch import MOST_IDS, Batch
+from rest_local.llama.breaker import Breaker
+from rest_local.llama.options import CACHE_TYPES, ROPE_SCALINGS, Rope
 
 if TYPE_CHECKING:
     from rest_local.llama.model import Model
 
-CACHE_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}  # enum ggml_type
 MAX_OUTPUTS = 64  # a step's root and draft; bounds the logits buffer at 64 x n_vocab floats
 
 
@@ -34,74 +37,103 @@ def default_threads() -> int:
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context computes. `flash_attention` and `cache_type` decide what verification costs and whether it is
+    """How a context computes. `flash_attention` and the cache types decide what verification costs and whether it is
     exact.
+
+    `n_slots` sequences of `n_branches` ids each share `n_ctx` cells. `n_ubatch`: tokens computed at once, 0 =
+    `n_batch`. `threads`: 0 = all cores; `threads_batch`: for more than one token, 0 = `threads`. Raises OptionError.
     """
 
     n_ctx: int = 4096
     n_batch: int = 512
+    n_ubatch: int = 0
     n_branches: int = 8
+    n_slots: int = 1
     n_rs_seq: int = 0
     flash_attention: bool = False
-    cache_type: str = "f16"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
     threads: int = 0
+    threads_batch: int = 0
     offload_kqv: bool = True
+    rope: Rope = field(default_factory=Rope)
 
     def __post_init__(self) -> None:
-        if self.cache_type not in CACHE_TYPES:
-            raise OptionError(f"cache type {self.cache_type}: choose one of {', '.join(CACHE_TYPES)}")
+        for cache_type in (self.cache_type_k, self.cache_type_v):
+            if cache_type not in CACHE_TYPES:
+                raise OptionError(f"cache type {cache_type}: choose one of {', '.join(CACHE_TYPES)}")
         if self.n_ctx < 8:
             raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least 8")
-        if self.threads < 0:
-            raise OptionError(f"{self.threads} threads: give a positive number, or 0 for all cores")
+        if not 0 < self.n_slots * self.n_branches <= MOST_IDS or self.n_slots < 1:
+            most = MOST_IDS // max(self.n_branches, 1)
+            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}")
+        if min(self.threads, self.threads_batch) < 0:
+            fewest = min(self.threads, self.threads_batch)
+            raise OptionError(f"{fewest} threads: give a positive number, or 0 for all cores")
+        if self.n_batch < 1 or self.n_ubatch < 0:
+            raise OptionError(f"batches of {self.n_batch} and {self.n_ubatch} tokens: give positive numbers")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ContextSettings:
+        """Of `to_dict`. Raises TypeError or KeyError for another shape."""
+        return cls(**{**data, "rope": Rope(**data["rope"])})
+
 
 class Context:
-    """Memory cells for `n_ctx` tokens shared by `n_branches` sequence ids (unified). Close it, or use `with`.
+    """Memory cells for `n_ctx` tokens shared by all sequence ids, `n_branches` for each slot. Close it, or use `with`.
 
+    Applies the model's LoRA adapters. `decode` and what goes with it belong to one thread, `abort` to any.
     Raises ModelError where llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         self.settings = settings
-        params = llama_cpp.llama_context_default_params()
-        threads = settings.threads or default_threads()
-        params.n_ctx = settings.n_ctx
-        params.n_batch = params.n_ubatch = min(settings.n_batch, settings.n_ctx)
-        params.n_seq_max = settings.n_branches
-        params.n_rs_seq = settings.n_rs_seq
-        params.n_outputs_max = min(MAX_OUTPUTS, params.n_batch)
-        params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = int(settings.flash_attention)
-        params.type_k = params.type_v = CACHE_TYPES[settings.cache_type]
-        params.offload_kqv = settings.offload_kqv
-        params.kv_unified = True
-        params.swa_full = True  # a rejected draft near the edge of a sliding window must be able to roll back
-        self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
+        params = _parameters(settings)
+        with library.log_lines.collected_errors() as errors:
+            self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self._pointer:
-            raise ModelError(f"model {model.path}: no context with {settings}; try a smaller --ctx or other settings")
+            said = f" ({errors[0][:200]})" if errors else ""
+            raise ModelError(
+                f"model {model.path}: no context with {settings}{said}; try a smaller --ctx or other settings"
+            )
+        try:
+            model.adapters.apply(self._pointer)
+        except BaseException:
+            llama_cpp.llama_free(self._pointer)
+            raise
         self._model = model
         self._memory = llama_cpp.llama_get_memory(self._pointer)
         # llama.cpp rounds the cells up; who asked for 64 tokens of context gets 64
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
         self.n_branches = settings.n_branches
+        self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
         self.n_vocab = model.n_vocab
-        self.threads = threads
+        self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
         self.max_outputs = int(params.n_outputs_max)
         self.batch = Batch(self.n_batch, settings.n_branches)
         self._logits: NDArray[np.float32] = np.empty((0, model.n_vocab), np.float32)
         self._logits_at = 0
+        self._breaker = Breaker(self._pointer)
 
     def decode(self) -> int:
         """Evaluate `self.batch`; the code of `llama_decode` (0 done, 1 no room, 2 aborted, negative refused or
         broken).
         """
-        return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
+        with self._breaker:
+            return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
+
+    def abort(self) -> bool:
+        """Break off the decode that is running, from any thread; it then returns 2 within a few milliseconds.
+
+        False where none was running: nothing happens, and the next one is not touched. Computed on the CPU only; a GPU
+        finishes what it was given. What was evaluated of the batch must be removed, where the model cannot, all of it.
+        """
+        return self._breaker.abort()
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
         """The rows of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.
@@ -125,12 +157,43 @@ class Context:
         """
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, p0, p1)
 
+    def end(self, seq: int) -> int:
+        """The position behind the last cell of `seq`; 0 for none."""
+        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
+
+    def save(self, seq: int, *, partial: bool = False) -> bytes:
+        """The state of a sequence, to come back to (`restore`). Copies the cells: about as many bytes as they hold.
+
+        `partial`: only what cannot be cut back, the recurrent state and the cells of a sliding window: kilobytes for a
+        hybrid model whose attention takes megabytes. For a model of full attention it is the whole state all the same.
+        """
+        flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, flags))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(llama_cpp.llama_state_seq_get_data_ext(self._pointer, buffer, size, seq, flags))
+        return bytes(memoryview(buffer)[:written])
+
+    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
+        """Go back to what `save` returned, with the same `partial`; False, with `seq` cleared, where it does not fit.
+
+        A partial state belongs to cells that are still there: every position before it, unchanged since. Follow it with
+        `remove(seq, position)`, which then succeeds. Nothing checks that, and logits would be wrong without an error.
+        """
+        flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
+        if read and read == len(state):  # 0 is its error
+            return True
+        self.remove(seq, 0)
+        return False
+
     def clear(self) -> None:
         """Free every cell."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:
         if self._pointer:
+            self._breaker.close()
             llama_cpp.llama_free(self._pointer)
             self._pointer = None
 
@@ -141,3 +204,29 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _parameters(settings: ContextSettings) -> Any:
+    """llama_context_params."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = settings.n_ctx
+    params.n_batch = min(settings.n_batch, settings.n_ctx)
+    params.n_ubatch = min(settings.n_ubatch or params.n_batch, params.n_batch)
+    params.n_seq_max = settings.n_slots * settings.n_branches
+    params.n_rs_seq = settings.n_rs_seq
+    params.n_outputs_max = min(MAX_OUTPUTS, params.n_batch)
+    params.n_threads = settings.threads or default_threads()
+    params.n_threads_batch = settings.threads_batch or params.n_threads
+    params.flash_attn_type = int(settings.flash_attention)
+    params.type_k, params.type_v = CACHE_TYPES[settings.cache_type_k], CACHE_TYPES[settings.cache_type_v]
+    params.offload_kqv = settings.offload_kqv
+    params.kv_unified = True
+    params.swa_full = True  # a rejected draft near the edge of a sliding window must be able to roll back
+    rope = settings.rope
+    if rope.scaling is not None:
+        params.rope_scaling_type = ROPE_SCALINGS.index(rope.scaling)
+    params.rope_freq_base, params.rope_freq_scale = rope.freq_base, rope.freq_scale
+    params.yarn_orig_ctx = rope.yarn_orig_ctx
+    for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"):
+        setattr(params, name, getattr(rope, name))
+    return params

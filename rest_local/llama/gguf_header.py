@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 from rest_local.errors import ModelInvalid, ModelNotFound
+from rest_local.llama.shards import shards_of
 
 _HEADER = struct.Struct("<4sIqq")
 _VERSIONS = (2, 3)
@@ -27,6 +28,12 @@ _FOREIGN = {
     b"<!DO": "a web page",
     b"<htm": "a web page",
 }
+
+
+def check_headers(path: Path) -> list[tuple[Path, os.stat_result]]:
+    """Every file of the model that begins with `path`, and its stat. Raises ModelNotFound, or ModelInvalid with the
+    file and the cause. Reads 24 bytes of each."""
+    return [(file, check_header(file)) for file in shards_of(path)]
 
 
 def check_header(path: Path) -> os.stat_result:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import llama_cpp
 from llama_cpp import llama_cpp as bindings
 
+from rest_local.errors import OptionError
+
 logger = logging.getLogger("rest_local.llama")
 logger.addHandler(logging.NullHandler())  # else logging prints warnings of an unconfigured program to stderr
 
@@ -86,6 +88,22 @@ def _log_callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
 
 llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # before init, which already logs
 llama_cpp.llama_backend_init()
+
+c_library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+_silence = ctypes.cast(c_library.abs, bindings.llama_log_callback)
+
+
+def mute() -> None:
+    """llama.cpp's log goes nowhere until `unmute`: for the moment in which a decode is broken off.
+
+    It says so in its log, and a Ctrl-C that waits for its turn would be raised in the Python callback, where ctypes can
+    only drop it. `abs` of the level does nothing and needs no Python."""
+    llama_cpp.llama_log_set(_silence, ctypes.c_void_p(0))
+
+
+def unmute() -> None:
+    """Undo `mute`; without one it does nothing."""
+    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
 @contextmanager
@@ -166,6 +184,36 @@ def devices() -> list[Device]:
         texts = (name(device).decode("utf-8", "replace"), description(device).decode("utf-8", "replace"))
         found.append(Device(*texts, total.value))
     return found
+
+
+def buffer_types() -> dict[str, int]:
+    """Where tensors can be placed: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
+    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    type_of = _ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
+    name = _ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
+    addresses = [type_of(get(i)) for i in range(count)]
+    return {name(address).decode("utf-8", "replace"): address for address in addresses if address}
+
+
+def use_numa(strategy: str) -> None:
+    """Spread memory and threads over the nodes of the machine: `distribute`, `isolate` or `numactl`.
+
+    Once per process, before the first model; the same again does nothing. Raises OptionError for another strategy."""
+    global _numa
+    if _numa is None:
+        llama_cpp.llama_numa_init(_NUMA[strategy])
+        _numa = strategy
+    elif _numa != strategy:
+        raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another one")
+
+
+_NUMA = {
+    "distribute": bindings.GGML_NUMA_STRATEGY_DISTRIBUTE,
+    "isolate": bindings.GGML_NUMA_STRATEGY_ISOLATE,
+    "numactl": bindings.GGML_NUMA_STRATEGY_NUMACTL,
+}
+_numa: str | None = None
 
 
 def _text(function: str) -> str:

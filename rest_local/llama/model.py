@@ -16,7 +16,10 @@ from llama_cpp import llama_cpp as bindings
 
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
-from rest_local.llama.gguf_header import check_header
+from rest_local.llama.adapters import Adapters
+from rest_local.llama.gguf_header import check_headers
+from rest_local.llama.options import ModelOptions
+from rest_local.llama.parameters import LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
 
 _ALL_LAYERS = -1
@@ -29,13 +32,16 @@ class Model:
     size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
     `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
     llama.cpp), `chat_template` (Jinja source or None), `is_recurrent`, `is_hybrid`, `has_encoder`, `vocab_only`,
-    `n_gpu_layers` (-1 = all).
+    `n_gpu_layers` (-1 = all), `options` it was loaded with, `adapters` that its contexts apply, `cache_key` (of all its
+    files: paths, sizes, times).
     """
 
-    def __init__(self, pointer: int, path: Path, *, vocab_only: bool, n_gpu_layers: int, cache_key: object) -> None:
+    def __init__(
+        self, pointer: int, path: Path, *, vocab_only: bool, n_gpu_layers: int, options: ModelOptions, cache_key: object
+    ) -> None:
         self._pointer: int | None = pointer
         self.path, self.vocab_only, self.n_gpu_layers = path, vocab_only, n_gpu_layers
-        self.cache_key = cache_key
+        self.options, self.cache_key = options, cache_key
         self.metadata = _metadata(pointer)
         self.name = self.metadata.get("general.name") or path.stem
         self.description = _grown(lambda buffer, size: bindings.llama_model_desc(pointer, buffer, size))
@@ -52,6 +58,7 @@ class Model:
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self.vocabulary = Vocabulary(bindings.llama_model_get_vocab(pointer), self._vocabulary_name(), cache_key)
         self.n_vocab = self.vocabulary.size
+        self.adapters = Adapters(pointer, () if vocab_only else options.lora)
 
     @classmethod
     def open(
@@ -59,31 +66,35 @@ class Model:
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int | None = None,
-        use_mmap: bool = True,
-        use_mlock: bool = False,
+        options: ModelOptions | None = None,
         vocab_only: bool = False,
     ) -> Model:
-        """Loads a model.
+        """Loads a model; of one in several files (`NAME-00001-of-00003.gguf`), give the first.
 
-        `n_gpu_layers`: layers put on the GPU, -1 = all; None = all where there is a GPU, else none. `vocab_only` reads
-        no weights: enough to tokenize. The first time a file is seen it is tried in a child process (about half a
-        second more), because a broken one can end the process that loads it.
-        Raises ModelNotFound; ModelInvalid for a directory, a truncated, foreign, hostile or unsupported file."""
+        `n_gpu_layers`: layers put on the GPU, -1 = all; None = all where there is a GPU, else none. `options`: how
+        else, LoRA adapters included. `vocab_only` reads no weights: enough to tokenize. The first time a file is seen
+        it is tried in a child process (half a second more), because a broken one can end the process that loads it.
+        Raises ModelNotFound; ModelInvalid for a directory, a truncated, foreign, hostile or unsupported file;
+        AdapterInvalid; OptionError for an option that this llama.cpp does not have."""
         file = Path(path).expanduser()
-        status = check_header(file)
-        probe.ensure_loadable(file, status, vocab_only)
+        options = options or ModelOptions()
+        files = check_headers(file)
+        if options.numa:
+            library.use_numa(options.numa)
         if n_gpu_layers is None:
             n_gpu_layers = _ALL_LAYERS if library.supports_gpu() else 0
-        parameters = llama_cpp.llama_model_default_params()
-        parameters.vocab_only = vocab_only
-        parameters.n_gpu_layers = n_gpu_layers
-        parameters.load_mode = _load_mode(use_mmap, use_mlock)
+        parameters = LoadParameters.of(options, n_gpu_layers, vocab_only=vocab_only)
+        probe.ensure_loadable(files, vocab_only, options)
         with library.log_lines.collected_errors() as errors:
-            pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters)
+            pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)
         if not pointer:
             raise ModelInvalid(file, probe.one_line(errors))
-        key = (os.path.realpath(file), status.st_size, status.st_mtime_ns)
-        return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, cache_key=key)
+        key = tuple((os.path.realpath(part), status.st_size, status.st_mtime_ns) for part, status in files)
+        try:
+            return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
+        except BaseException:
+            llama_cpp.llama_model_free(pointer)
+            raise
 
     @property
     def pointer(self) -> int:
@@ -102,6 +113,7 @@ class Model:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self.vocabulary.invalidate()
+            self.adapters.close()
             llama_cpp.llama_model_free(pointer)
 
     def __enter__(self) -> Model:
@@ -121,16 +133,6 @@ class Model:
         pre = self.metadata.get("tokenizer.ggml.pre")
         count = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(self.pointer))
         return f"{kind}{f'/{pre}' if pre else ''} of {count} tokens"
-
-
-def _load_mode(use_mmap: bool, use_mlock: bool) -> int:
-    modes = {
-        (False, False): llama_cpp.LLAMA_LOAD_MODE_NONE,
-        (True, False): llama_cpp.LLAMA_LOAD_MODE_MMAP,
-        (False, True): llama_cpp.LLAMA_LOAD_MODE_MLOCK,
-        (True, True): llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK,
-    }
-    return int(modes[use_mmap, use_mlock])
 
 
 def _metadata(pointer: int) -> dict[str, str]:

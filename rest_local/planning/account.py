@@ -22,20 +22,27 @@ MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gain
 RECORD_STEPS = 400.0  # the track record looks back about this many steps
 
 
-class Account:
-    """One per engine; `begin` with each request, `earn` before each step. Milliseconds throughout."""
+class Record:
+    """What drafting gained a step, in plain steps, over the last requests: shared by the accounts of one engine."""
 
     def __init__(self) -> None:
+        self.gain = 0.0
+
+
+class Account:
+    """One for each request; `begin` with it, `earn` before each step. Milliseconds throughout."""
+
+    def __init__(self, record: Record | None = None) -> None:
+        self.record = record or Record()
         self._credit = 0.0
         self._purse = 0.0
         self._plain = 1.0
-        self._record = 0.0  # what drafting gained a step, in plain steps, over the last requests
         self.risk = math.inf  # what the next draft may lose; no limit before the first request
 
     def begin(self, plain: float) -> None:
         """A new request. Its credit is what drafting gained a step of late: nothing on text that does not repeat."""
         self._plain = plain
-        self._credit = max(0.0, min(self._record, 1.0)) * plain
+        self._credit = max(0.0, min(self.record.gain, 1.0)) * plain
         self._purse = LOOKUPS_START * plain
 
     def earn(self, plain: float, steps: int = 1) -> None:
@@ -45,7 +52,7 @@ class Account:
         self._credit = min(self._credit + steps * ALLOWANCE * plain, most)
         self._purse = min(self._purse + steps * LOOKUP_ALLOWANCE * plain, most)
         self.risk = self._credit
-        self._record *= 1.0 - steps / RECORD_STEPS
+        self.record.gain *= 1.0 - steps / RECORD_STEPS
 
     def affords_lookup(self, lookup: float, repeats: Callable[[], bool]) -> bool:
         """Whether a lookup can be paid. `repeats` (is this a long repeat?) is asked where it matters."""
@@ -67,4 +74,4 @@ class Account:
         self._note(saved)
 
     def _note(self, gained: float) -> None:
-        self._record += gained / self._plain / RECORD_STEPS
+        self.record.gain += gained / self._plain / RECORD_STEPS

@@ -10,6 +10,7 @@ cost more than it holds.
 
 from __future__ import annotations
 
+import copy
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
@@ -65,13 +66,14 @@ class Plan:
 
     cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
     slope: list[float]  # least milliseconds a further node can cost from here
+    sure: float = 1.0  # tokens that the step gives without any of them: one for each request
     best: int = 0
     expected: float = 0.0
     best_rate: float = field(init=False)
     _grown: int = 0
 
     def __post_init__(self) -> None:
-        self.best_rate = MARGIN / self.cost[0]
+        self.best_rate = MARGIN * self.sure / self.cost[0]
 
     def worth(self, probability: float) -> bool:
         """Count a node of this joint probability in, and say whether growth should go on to it. Constant time."""
@@ -79,14 +81,19 @@ class Plan:
             return False
         self._grown += 1
         self.expected += probability
-        rate = (1.0 + self.expected) / self.cost[self._grown]
+        rate = (self.sure + self.expected) / self.cost[self._grown]
         if rate >= self.best_rate:
             self.best, self.best_rate = self._grown, rate
         return True
 
 
 class Auto:
-    """One per engine: owns the acceptance estimates and the account, and refines the cost curve. Not thread safe."""
+    """Owns the acceptance estimates and the account, and refines the cost curve. Its forks, one for each request, share
+    all but the account. Not thread safe.
+
+    With other requests in the same forward pass, a plain step's price is their share of it, a draft's is what it adds
+    to it. The sum over the requests is then the time that all of them lost or won.
+    """
 
     name = "auto"
     watches_entropy = False
@@ -96,24 +103,39 @@ class Auto:
         self.acceptance = Acceptance()
         self.driver = Driver()
         self.account = Account()
+        self._prices = Prices(curve, self.driver)
+        self._beside = 0  # roots of others in the step under way
         self._depth = DEPTH
         self._rests = 0  # steps to come that are neither asked nor booked
         self._unearned = 0  # such steps since the last one that was
         self._resting = False  # whether the step under way is one
-        self._refresh_in = 0
-        self._costs_at: tuple[int, list[float], list[float]] | None = None
+
+    def fork(self) -> Auto:
+        """One for another request, with an account of its own."""
+        other = copy.copy(self)
+        other.account = Account(self.account.record)
+        return other
 
     def plain_ms(self, n_ctx: int) -> float:
-        return self._costs(n_ctx)[0][0]
+        """This request's share of a step in which nobody drafts."""
+        return self._prices.at(n_ctx)[0][self._beside] / (1 + self._beside)
 
     def begin(self, n_ctx: int) -> None:
         """A new request."""
+        self._beside = 0
         self.account.begin(self.plain_ms(n_ctx))
         self._depth = DEPTH
         self._rests = self._unearned = 0
 
+    def together(self, n_ctx: int, limit: int, beside: int) -> Plan:
+        """Best first over the trees of all requests, by marginal gain under t(n)."""
+        cost, slope = self._prices.at(n_ctx)
+        limit = max(0, min(limit, LARGEST - 1 - beside))
+        return Plan(cost[beside : beside + limit + 1], slope[beside:], 1.0 + beside)
+
     def draft(self, sources: Lookup, at: Situation) -> Draft:
-        """The tree of the best expected rate, often empty."""
+        """The tree of the best expected rate, often empty; beside other requests, what it can grow from."""
+        self._beside = at.beside
         self._resting = self._rests > 0
         if self._resting:
             self._rests -= 1
@@ -126,8 +148,12 @@ class Auto:
         found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
-        result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
-        result.tree = result.tree.cut(plan.best)
+        if at.beside:
+            growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves)
+            result, result.growth = growth.draft, growth
+        else:
+            result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
+            result.tree = result.tree.cut(plan.best)
         result.lookup_us = lookup_us
         return result
 
@@ -144,9 +170,10 @@ class Auto:
 
         No draft may cost more than the account holds: a request starts with small drafts and earns its long ones.
         """
-        cost, slope = self._costs(n_ctx)
-        limit = max(0, min(limit, LARGEST - 1, bisect_right(cost, cost[0] + self.account.risk) - 1))
-        return Plan(cost[: limit + 1], slope)
+        beside = self._beside
+        cost = self._prices.at(n_ctx)[0]
+        affordable = bisect_right(cost, cost[beside] + self.account.risk) - 1 - beside
+        return self.together(n_ctx, min(limit, affordable), beside)
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Count every proposal that `tokens` decided, and book the step."""
@@ -157,32 +184,50 @@ class Auto:
 
     def book(self, done: StepCost) -> None:
         """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""
-        n_ctx = done.n_ctx
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
-        plain = self.plain_ms(n_ctx)
-        expected = self._costs(n_ctx)[0][done.n_nodes]
-        self.curve.observe(1 + done.n_nodes, n_ctx, done.decode_ms)
+        if done.leads:
+            n_tokens = 1 + done.n_nodes + done.beside + done.nodes_beside
+            self.curve.observe(n_tokens, done.n_ctx, done.decode_ms)
         self.driver.learn_step(done.n_nodes, done.driver_ms)
-        self._refresh_in -= 1
+        self._prices.grow_old()
         if done.lookup_ms is not None:
             self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))
             self.driver.learn_lookup(done.lookup_ms)
         if done.n_nodes:
-            spent = min(done.decode_ms + done.driver_ms, HICCUP * expected)
-            self.account.settle((1 + done.n_accepted) * plain - spent)
+            self.account.settle(self._saved(done))
 
-    def _costs(self, n_ctx: int) -> tuple[list[float], list[float]]:
-        """Cost by drafted nodes and least slope from there, recomputed every few steps: 60 us, spread over 16 steps."""
-        bucket = n_ctx >> 7
-        if self._costs_at is None or self._costs_at[0] != bucket or self._refresh_in <= 0:
-            cost = self.curve.at(n_ctx) + self.driver.step
-            cost[1:] += self.driver.tree + self.driver.NODE * np.arange(1, LARGEST)
+    def _saved(self, done: StepCost) -> float:
+        """Milliseconds that this request's draft won for all of them; negative where it failed."""
+        cost = self._prices.at(done.n_ctx)[0]
+        nodes = done.n_nodes + done.nodes_beside
+        spent = min(done.decode_ms + done.driver_ms, HICCUP * cost[min(done.beside + nodes, LARGEST - 1)])
+        return done.n_accepted * self.plain_ms(done.n_ctx) - (spent - cost[done.beside]) * done.n_nodes / nodes
+
+
+class Prices:
+    """Milliseconds of a step by its tokens, and the least slope from there: recomputed every few steps, 60 us."""
+
+    def __init__(self, curve: CostCurve, driver: Driver) -> None:
+        self._curve, self._driver = curve, driver
+        self._refresh_in = 0
+        self._bucket = -1
+        self._found: tuple[list[float], list[float]] = ([], [])
+
+    def grow_old(self) -> None:
+        """A step was learned from."""
+        self._refresh_in -= 1
+
+    def at(self, n_ctx: int) -> tuple[list[float], list[float]]:
+        """Both by tokens less one, [64], at so many tokens of context."""
+        if self._bucket != n_ctx >> 7 or self._refresh_in <= 0:
+            cost = self._curve.at(n_ctx) + self._driver.step
+            cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
             cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is filled up
             rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
             slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
-            self._costs_at = (bucket, cost.tolist(), slope.tolist())
-            self._refresh_in = REFRESH_STEPS
-        return self._costs_at[1], self._costs_at[2]
+            self._found = (cost.tolist(), slope.tolist())
+            self._bucket, self._refresh_in = n_ctx >> 7, REFRESH_STEPS
+        return self._found
 
 
 _GAPS = np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None]

@@ -12,7 +12,6 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,39 @@ OUTLIER = 3.0  # a step this many times dearer than known is clipped: the machin
 Probe = Callable[[int, int], float]  # (tokens in the batch, tokens in the context) -> milliseconds
 
 
-@dataclass
 class CostCurve:
     """`ms[c, n - 1]`: cost of n = 1..64 tokens at `contexts[c]` tokens of context. float64 [contexts, 64]."""
 
-    contexts: list[int]
-    ms: NDArray[np.float64]
-    _seen: dict[tuple[int, bool], int] = field(default_factory=dict, repr=False, compare=False)
+    def __init__(self, contexts: list[int], ms: NDArray[np.float64]) -> None:
+        self.contexts = contexts
+        self._seen: dict[tuple[int, bool], int] = {}
+        self._take(ms)
+
+    def _take(self, ms: NDArray[np.float64]) -> None:
+        self._ms = ms
+        self._rows: list[list[float]] = ms.tolist()
+        # What `observe` learned since, as factors: of all sizes, of all but n = 1, and of single ones. Behind a forward
+        # pass with its cold caches, changing numpy rows cost 48 us a step, noting a factor a few.
+        self._all = [1.0] * len(ms)
+        self._drafted = [1.0] * len(ms)
+        self._single: list[dict[int, float]] = [{} for _ in range(len(ms))]
+
+    @property
+    def ms(self) -> NDArray[np.float64]:
+        """The table as it is now; not to be written to."""
+        if self._seen and any(f != 1.0 for f in (*self._all, *self._drafted)):
+            ms = self._ms * np.array(self._all)[:, None]
+            ms[:, 1:] *= np.array(self._drafted)[:, None]
+            for row, single in zip(ms, self._single, strict=True):
+                for n, factor in single.items():
+                    row[n - 1] *= factor
+            self._take(ms)
+        return self._ms
+
+    def _known(self, c: int, n: int) -> float:
+        """`ms[c, n - 1]` without bringing the table up to date."""
+        drafted = self._drafted[c] * self._single[c].get(n, 1.0) if n > 1 else 1.0
+        return self._rows[c][n - 1] * self._all[c] * drafted
 
     @classmethod
     def from_points(cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> CostCurve:
@@ -55,14 +80,15 @@ class CostCurve:
         if low == high or n_ctx <= self.contexts[0]:
             return low, low, 0.0
         weight = (n_ctx - self.contexts[low]) / (self.contexts[high] - self.contexts[low])
-        rising = self.ms[high, 0] >= self.ms[low, 0]
+        rising = self._known(high, 1) >= self._known(low, 1)
         return low, high, min(weight, 4.0 if rising else 1.0)
 
     def at(self, n_ctx: int) -> NDArray[np.float64]:
         """Milliseconds of n = 1..64 tokens, float64 [64], interpolated between the measured context lengths."""
         low, high, weight = self._between(n_ctx)
-        line = self.ms[low] + weight * (self.ms[high] - self.ms[low])
-        return np.asarray(np.maximum(line, 0.5 * np.minimum(self.ms[low], self.ms[high])))
+        ms = self.ms
+        line = ms[low] + weight * (ms[high] - ms[low])
+        return np.asarray(np.maximum(line, 0.5 * np.minimum(ms[low], ms[high])))
 
     def observe(self, n: int, n_ctx: int, ms: float) -> None:
         """Refine from a real step of n tokens that took `ms`: the first few of a session count most.
@@ -75,18 +101,21 @@ class CostCurve:
             return
         low, high, weight = self._between(n_ctx)
         nearest = high if weight > 0.5 else low
-        row = self.ms[nearest]
-        now = float(self.ms[low, n - 1] + weight * (self.ms[high, n - 1] - self.ms[low, n - 1]))
+        now = self._known(low, n)
+        if low != high:
+            now += weight * (self._known(high, n) - now)
         seen = self._seen.get((nearest, n > 1), 0)
         self._seen[nearest, n > 1] = seen + 1
         change = min(ms, OUTLIER * now) / now - 1.0
         if n == 1:
-            row *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
+            self._all[nearest] *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
             return
-        row[1:] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
-        for other in (n - 2, n - 1, n):  # neighbours share part of the news
-            if 1 <= other < LARGEST:
-                row[other] *= 1.0 + change * (BLEND if other == n - 1 else BLEND / 2)
+        self._drafted[nearest] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
+        single = self._single[nearest]
+        for size in (n - 1, n, n + 1):  # neighbours share part of the news
+            if 1 < size <= LARGEST:
+                factor = 1.0 + change * (BLEND if size == n else BLEND / 2)
+                single[size] = single.get(size, 1.0) * factor
 
     def table(self) -> list[dict[str, float]]:
         """Rows {n_ctx, n, ms, ratio} at the measured sizes, for people and for JSON."""

@@ -15,6 +15,7 @@ Positions are those of one datastore: two of them share scores where their posit
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Candidate:
 
 
 class ReSpec:
-    """One per engine; scores of stored text outlast a request."""
+    """Scores of stored text outlast a request."""
 
     name = "respec"
 
@@ -62,13 +63,24 @@ class ReSpec:
         self._by = by
         self._trigger, self._feedback, self._most = trigger, feedback, candidates
         self._scores: dict[Place, float] = {}
+        self._own: dict[Place, float] = {}  # of places in the request's own text
         self._proposed: list[tuple[Candidate, int]] = []  # and how many of its tokens were submitted
+
+    def fork(self) -> ReSpec:
+        """One for another request: scores of stored text are shared."""
+        other = copy.copy(self)
+        other._proposed, other._own = [], {}
+        return other
+
+    def together(self, n_ctx: int, limit: int, beside: int) -> None:
+        """No rule but the room."""
 
     def begin(self, n_ctx: int) -> None:
         """A new request: its own text is another."""
         if self._by == "position":
-            kept = {} if len(self._scores) > MOST_SCORES else self._scores
-            self._scores = {place: score for place, score in kept.items() if place[0] not in _OF_REQUEST}
+            self._own.clear()
+        if len(self._scores) > MOST_SCORES:
+            self._scores.clear()
 
     def draft(self, sources: Lookup, at: Situation) -> Draft:
         """The chosen candidates as branches of one tree; nobody is asked where the target is uncertain."""
@@ -89,10 +101,14 @@ class ReSpec:
         for candidate, submitted in self._proposed:
             accepted = _agreeing(candidate.tokens, tokens)
             proposed = max(1, submitted, min(len(candidate.tokens), len(tokens)))
-            self._scores[candidate.place] = follow(candidate.score, accepted, proposed)
+            self._of(candidate.place)[candidate.place] = follow(candidate.score, accepted, proposed)
 
     def _score(self, place: Place) -> float:
-        return self._scores.get(place, START)
+        return self._of(place).get(place, START)
+
+    def _of(self, place: Place) -> dict[Place, float]:
+        """A place of the request's own text is gone with it; a match length of it is not."""
+        return self._own if self._by == "position" and place[0] in _OF_REQUEST else self._scores
 
     def _choose(self, found: Sequence[SourceRows]) -> Iterator[Candidate]:
         """The longest matches, the better score first among equals; each continuation once."""

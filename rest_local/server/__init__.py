@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's and llama-server's calls."""
+"""HTTP: OpenAI's and llama-server's calls on top of the engine's service."""

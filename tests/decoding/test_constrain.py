@@ -16,6 +16,7 @@ from support.fake_backend import FakeBackend
 
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.constrain import prune
+from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.drafting.candidates import SOURCE_NUMBER
@@ -194,12 +195,12 @@ def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, se
             kind = Capability("none", "plain") if how == "plain" else TREE
             task = Generation(backend, Slot(backend), policy, Silent(), sampler, kind, vocabulary.is_end)  # type: ignore[arg-type]
             prompt = [5, 6, 7 + seed % 90]
-            task.start(prompt)
+            evaluate_prompt(task, prompt)
             sampler.observe(prompt)
             policy.tokens = prompt
             out: list[int] = []
             while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
-                out += [token for token, _ in task.step(30 - len(out))]
+                out += [token for token, _ in step_alone(task, 30 - len(out))]
             if how == "plain":
                 assert task.statistics.drafted == 0
             elif how == "pruned":

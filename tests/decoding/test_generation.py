@@ -2,77 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
+from support.fake_sources import SHAPES, Fortune, Keen, fortune
 
 from rest_local.decoding.backend import Capability
+from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
-from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.policy import StepCost
-from rest_local.retrieval.rows import Rows
 
 TREE = Capability("tree", "fake")
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
-
-
-class Keen(Auto):
-    """Always looks up and always drafts: the planner that makes most mistakes."""
-
-    def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
-        return True
-
-    def book(self, done: StepCost) -> None:
-        return
-
-
-class Fortune:
-    """Drafts what may come: `truth` of the rows follow the model, the rest are random; `width` of them."""
-
-    def __init__(self, seed: int, width: int, depth: int, truth: float) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._width, self._depth, self._truth = width, depth, truth
-        self._tokens: list[int] = []
-
-    def restart(self, tokens: Sequence[int]) -> None:
-        self._tokens = list(tokens)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._tokens.extend(tokens)
-
-    def repeats(self) -> bool:
-        return False
-
-    def rows(self, *_: object, **__: object) -> list[SourceRows]:
-        rows = self._rng.integers(0, N_VOCAB, (self._width, self._depth))
-        for row in rows:
-            if self._rng.random() < self._truth:
-                history = list(self._tokens)
-                for k in range(int(self._rng.integers(1, self._depth + 1))):
-                    row[k] = int(logits_of(history).argmax())
-                    history.append(int(row[k]))
-        if not self._truth:  # never right
-            right = int(logits_of(self._tokens).argmax())
-            rows[:, 0][rows[:, 0] == right] = (right + 1) % END
-        match = np.sort(self._rng.integers(1, 20, self._width))[::-1]
-        found = Rows(rows.astype(np.int32), match.astype(np.int32), np.arange(self._width, dtype=np.int64))
-        return [SourceRows(SOURCE_NUMBER["context"], found)]
-
-
-SHAPES = {
-    "chain": Fortune(1, 1, 12, 0.9),
-    "bush": Fortune(2, 16, 1, 0.5),
-    "tree": Fortune(3, 8, 5, 0.6),
-    "deep": Fortune(4, 3, 16, 0.8),
-    "wrong": Fortune(5, 8, 6, 0.0),
-}
 
 
 def generation(
@@ -86,10 +32,10 @@ def generation(
 
 
 def run(generation: Generation, prompt: Sequence[int], n: int) -> list[int]:
-    generation.start(prompt)
+    evaluate_prompt(generation, prompt)
     out: list[int] = []
     while len(out) < n and (not out or out[-1] != END) and generation.room:
-        out += [token for token, _ in generation.step(n - len(out))]
+        out += [token for token, _ in step_alone(generation, n - len(out))]
     return out
 
 
@@ -103,7 +49,7 @@ def prompts(n: int) -> Iterator[list[int]]:
 def test_greedy_output_is_plain_decoding(shape: str) -> None:
     accepted = 0
     for prompt in prompts(20):
-        task = generation(FakeBackend(), SHAPES[shape], Greedy())
+        task = generation(FakeBackend(), fortune(shape), Greedy())
         assert run(task, prompt, 50) == plain(prompt, Greedy(), 50)
         accepted += task.statistics.accepted
     assert accepted == 0 if shape == "wrong" else accepted > 100
@@ -113,7 +59,7 @@ def test_greedy_output_is_plain_decoding(shape: str) -> None:
 def test_seeded_sampling_sees_the_draws_of_plain_decoding(shape: str) -> None:
     for seed, prompt in enumerate(prompts(20)):
         drafted, alone = Draws(seed, 0.7), Draws(seed, 0.7)
-        assert run(generation(FakeBackend(), SHAPES[shape], drafted), prompt, 50) == plain(prompt, alone, 50)
+        assert run(generation(FakeBackend(), fortune(shape), drafted), prompt, 50) == plain(prompt, alone, 50)
         assert drafted.accepted == alone.accepted
 
 
@@ -123,11 +69,11 @@ def test_sampled_frequencies_are_the_models_own() -> None:
     backend, chooser = FakeBackend(), Draws(9)
     sources = Fortune(6, 8, 2, 0.7)
     task = generation(backend, sources, chooser)
-    task.start([3, 1, 4])
+    evaluate_prompt(task, [3, 1, 4])
     for _ in range(20_000):
-        counts[task.step(2)[0][0]] += 1
+        counts[step_alone(task, 2).tokens[0]] += 1
         task.slot.rewind(2)
-        task._root = 4
+        task.root = 4
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
     expected = 20_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
@@ -179,8 +125,8 @@ def test_a_thousand_requests_without_acceptance_leave_no_cell() -> None:
 
 
 def test_generation_runs_to_the_last_cell_of_a_small_context() -> None:
-    for shape in SHAPES.values():
-        task = generation(FakeBackend(n_ctx=64), shape, Greedy())
+    for shape in SHAPES:
+        task = generation(FakeBackend(n_ctx=64), fortune(shape), Greedy())
         prompt = [5, 6, 7]
         out = run(task, prompt, 1000)
         assert out == plain(prompt, Greedy(), len(out))
@@ -188,24 +134,24 @@ def test_generation_runs_to_the_last_cell_of_a_small_context() -> None:
 
 
 def test_prompts_that_do_not_fit_are_refused_with_both_numbers() -> None:
-    task = generation(FakeBackend(n_ctx=64), SHAPES["tree"], Greedy())
+    task = generation(FakeBackend(n_ctx=64), fortune("tree"), Greedy())
     with pytest.raises(PromptTooLong, match=r"64 tokens and the context holds 64"):
-        task.start([1] * 64)
+        evaluate_prompt(task, [1] * 64)
     with pytest.raises(PromptEmpty):
-        task.start([])
+        evaluate_prompt(task, [])
     assert run(task, [1] * 63, 10) == plain([1] * 63, Greedy(), 2)[:2]
 
 
 def test_the_shared_prefix_is_not_evaluated_again() -> None:
     backend = FakeBackend()
     slot = Slot(backend)
-    first = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), TREE, lambda token: False)
+    first = Generation(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
     prompt = list(range(20)) * 4
     answer = run(first, prompt, 10)
     backend.evaluated = 0
     follow_up = [*prompt, *answer, 7, 8]
-    second = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), TREE, lambda token: False)
-    second.start(follow_up)
+    second = Generation(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
+    evaluate_prompt(second, follow_up)
     assert second.statistics.cached_tokens >= len(prompt) + len(answer) - 1
     assert backend.evaluated <= 3
     assert run(second, follow_up, 20) == plain(follow_up, Greedy(), 20)[:20]
@@ -216,7 +162,7 @@ def test_a_model_that_cannot_roll_back_starts_over() -> None:
     none = Capability("none", "fake")
     slot = Slot(backend)
     for prompt in ([1, 2, 3, 4], [1, 2, 9, 9, 9], [1, 2, 9, 9, 9, 4]):
-        task = Generation(backend, slot, Keen(FLAT), SHAPES["tree"], Greedy(), none, lambda token: token == END)
+        task = Generation(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), none, lambda token: token == END)
         assert run(task, prompt, 20) == plain(prompt, Greedy(), 20)
         assert task.statistics.drafted == 0
 
@@ -231,7 +177,7 @@ def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
             widths.append(self.batch.n_tokens)
             return super().decode()
 
-    task = generation(Watching(n_branches=n_branches), SHAPES["deep"], Greedy(), chain)
+    task = generation(Watching(n_branches=n_branches), fortune("deep"), Greedy(), chain)
     prompt = [4, 4, 2]
     assert run(task, prompt, 60) == plain(prompt, Greedy(), 60)
     assert max(widths) == 4
@@ -240,13 +186,13 @@ def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
 def test_cells_that_nobody_committed_are_dropped_by_the_next_request() -> None:
     """As an interrupt between a decode and its bookkeeping leaves them."""
     backend = FakeBackend()
-    task = generation(backend, SHAPES["tree"], Greedy())
+    task = generation(backend, fortune("tree"), Greedy())
     prompt = [1, 2, 3, 4, 5, 6]
     run(task, prompt, 5)
     n_past = task.slot.n_past
     backend.batch.fill([9, 9], [n_past, n_past + 1], 0, backend.n_branches, 0)
     assert backend.decode() == 0
     longer = [*task.slot.tokens, 7, 8]
-    again = generation(backend, SHAPES["tree"], Greedy(), slot=task.slot)
+    again = generation(backend, fortune("tree"), Greedy(), slot=task.slot)
     assert run(again, longer, 20) == plain(longer, Greedy(), 20)
     assert again.statistics.cached_tokens == n_past

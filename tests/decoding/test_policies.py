@@ -10,6 +10,7 @@ from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logit
 
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.verify import Relaxed
@@ -35,10 +36,10 @@ def task(policy: Policy, sources: Lookup, chooser: SEQUENTIAL, relaxed: Relaxed 
 
 
 def run(generation: Generation, prompt: Sequence[int], n: int) -> list[tuple[int, str]]:
-    generation.start(prompt)
+    evaluate_prompt(generation, prompt)
     out: list[tuple[int, str]] = []
     while len(out) < n and (not out or out[-1][0] != END):
-        out += generation.step(n - len(out))
+        out += step_alone(generation, n - len(out))
     return out
 
 
@@ -110,11 +111,11 @@ def test_entropies_are_those_of_the_newest_three_tokens() -> None:
     prompt = [1, 2, 3]
     policy = Scripted()
     generation = task(policy, Told([], N_VOCAB), Greedy())
-    generation.start(prompt)
+    evaluate_prompt(generation, prompt)
     said: list[int] = []
     for _ in range(4):
         every = [entropy_of(logits_of([*prompt, *said[:n]])) for n in range(len(said))]
-        said += [token for token, _ in generation.step(20)]
+        said += [token for token, _ in step_alone(generation, 20)]
         assert policy.seen[-1] == pytest.approx(every[-3:])
     assert len(said) > 8
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_backend import FakeBackend, Greedy
 
-from rest_local.decoding.backend import Capability
-from rest_local.decoding.generation import Generation
-from rest_local.decoding.slot import Slot
-from rest_local.decoding.stream import StopFinder, Stream
-from rest_local.drafting.candidates import SourceRows
-from rest_local.errors import DecodeFailed
-from rest_local.llama.detokenizer import Detokenizer
-from rest_local.planning.off import Off
+from rest_local.decoding.stream import StopFinder
 
 
 def parts_of(text: str, cuts: list[int]) -> list[str]:
@@ -60,31 +51,3 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
 @pytest.mark.parametrize("stops", [(), ("",)])
 def test_without_stop_strings_nothing_is_held(stops: tuple[str, ...]) -> None:
     assert StopFinder(stops).feed("anything") == ("anything", False)
-
-
-@pytest.mark.parametrize(("code", "reason"), [(1, "length"), (-1, None), (-3, None)])
-def test_a_plain_step_without_room_ends_the_text_and_other_failures_are_raised(code: int, reason: str | None) -> None:
-    class Silent:
-        def restart(self, tokens: Sequence[int]) -> None: ...
-        def extend(self, tokens: Sequence[int]) -> None: ...
-        def rows(self, *_: object, **__: object) -> list[SourceRows]:
-            return []
-
-        def repeats(self) -> bool:
-            return False
-
-    backend = FakeBackend()
-    capability = Capability("tree", "fake")
-    task = Generation(backend, Slot(backend), Off(), Silent(), Greedy(), capability, lambda token: False)
-    task.start([1, 2, 3])
-    closed: list[bool] = []
-    stream = Stream(task, Detokenizer(lambda token: b"x"), 50, (), lambda: closed.append(True))
-    backend.failures = dict.fromkeys(range(backend.calls + 6, backend.calls + 9), code)
-    if reason is None:
-        with pytest.raises(DecodeFailed, match=str(code)):
-            list(stream)
-    else:
-        assert "".join(piece.text for piece in stream) == "xxxxx"
-        assert stream.result.finish_reason == reason
-    assert stream.result.text == "xxxxx"
-    assert closed == [True]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_backend import FakeBackend
 
+from rest_local.decoding.slot import Slot
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.llama.batch import Batch
 
@@ -56,16 +58,18 @@ def test_every_prefix_is_a_tree(tree: DraftTree, n: int) -> None:
 
 @given(trees())
 def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
-    batch = Batch(64, 8)
-    token, depth, low, count = tree.layout(8).table(7, 8, tree)
-    assert (token[0], depth[0], low[0], count[0]) == (7, 0, 0, 8)
-    batch.fill(token, 100 + depth, low, count, 1)
+    backend = FakeBackend()
+    layout, batch = tree.layout(8), backend.batch
+    slot = Slot(backend)
+    slot.tokens = [1] * 100
+    slot.fill_step(7, tree, layout)
     assert batch.struct.n_tokens == len(tree) + 1
-    for i in range(len(tree) + 1):
-        assert batch.struct.token[i] == token[i]
-        assert batch.struct.pos[i] == 100 + depth[i]
+    nodes = [(7, 0, 0, 8), *((tree.token[n], tree.depth[n], layout.low[n], layout.count[n]) for n in layout.order)]
+    for i, (token, depth, low, count) in enumerate(nodes):
+        assert batch.struct.token[i] == token
+        assert batch.struct.pos[i] == 100 + depth
         ids = [batch.struct.seq_id[i][k] for k in range(batch.struct.n_seq_id[i])]
-        assert ids == list(range(low[i], low[i] + count[i]))
+        assert ids == list(range(low, low + count))
         assert batch.struct.logits[i] == 1
 
 

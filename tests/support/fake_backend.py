@@ -38,7 +38,10 @@ class Cell:
 class FakeBackend:
     """`failures`: call number (from 1) -> code to return, or an exception to raise after the cells were filled."""
 
-    def __init__(self, n_ctx: int = 256, n_branches: int = 8, n_batch: int = 64, removable: bool = True) -> None:
+    def __init__(
+        self, n_ctx: int = 256, n_branches: int = 8, n_batch: int = 64, removable: bool = True, n_slots: int = 1
+    ) -> None:
+        self.n_slots = n_slots
         self.n_ctx, self.n_branches, self.n_batch, self.n_vocab = n_ctx, n_branches, n_batch, N_VOCAB
         self.max_outputs = min(64, n_batch)
         self.batch = Batch(n_batch, n_branches)
@@ -71,7 +74,7 @@ class FakeBackend:
     def _place(self, numbers: range) -> None:
         for i in numbers:
             ids = set(self.batch.ids[i, : self.batch.n_ids[i]].tolist())
-            assert all(0 <= s < self.n_branches for s in ids)
+            assert all(0 <= s < self.n_branches * self.n_slots for s in ids)
             self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), ids))
 
     def _row(self, i: int, n: int) -> np.ndarray:

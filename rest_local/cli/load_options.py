@@ -1,0 +1,172 @@
+"""How a model is loaded and computed, by llama.cpp's usual names: the same options on every command that loads one.
+
+`load_options` hands them to the command as one `ModelOptions`, the argument `load`. What is not given is chosen: by
+llama.cpp, or by measuring (`rest_local.decoding.tuning`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rest_local.cli.sections import in_section
+from rest_local.errors import OptionError
+from rest_local.llama.options import (
+    CACHE_TYPES,
+    FLASH_ATTENTION,
+    NUMA,
+    ROPE_SCALINGS,
+    SPLIT_MODES,
+    Adapter,
+    ModelOptions,
+    Override,
+    Placement,
+    Rope,
+)
+
+Command = Callable[..., Any]
+
+SECTIONS = ("Loading", "Devices", "Computing")
+_loading, _devices, _computing = (in_section(title) for title in SECTIONS)
+_positive = click.IntRange(min=1)
+
+_OPTIONS = (
+    _loading(
+        "--lora",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="LoRA adapter to apply; may be repeated.",
+    ),
+    _loading(
+        "--lora-scaled", multiple=True, metavar="FILE:SCALE", help="LoRA adapter, by this strength; may be repeated."
+    ),
+    _loading("--mmap/--no-mmap", default=True, show_default=True, help="Map the file instead of reading it."),
+    _loading("--mlock", is_flag=True, help="Keep the weights in memory; never swap them out."),
+    _loading("--check-tensors", is_flag=True, help="Read and check every tensor."),
+    _loading("--repack/--no-repack", default=True, show_default=True, help="Rearrange weights for this CPU."),
+    _loading(
+        "--override-kv",
+        multiple=True,
+        metavar="KEY=TYPE:VALUE",
+        help="Another value for a key of the file; TYPE int, float, bool or str; may be repeated.",
+    ),
+    _devices("-sm", "--split-mode", type=click.Choice(SPLIT_MODES), help="How to use several GPUs. Default: layer."),
+    _devices("-ts", "--tensor-split", metavar="N0,N1,...", help="Share of each GPU, for example 3,1."),
+    _devices("-mg", "--main-gpu", type=click.IntRange(min=0), metavar="N", help="The GPU for all, or for the rest."),
+    _devices("-cmoe", "--cpu-moe", is_flag=True, help="Keep all experts in main memory."),
+    _devices(
+        "-ncmoe",
+        "--n-cpu-moe",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Keep the experts of the first N layers in main memory.",
+    ),
+    _devices(
+        "-ot",
+        "--override-tensor",
+        multiple=True,
+        metavar="PATTERN=BUFFER",
+        help="Place tensors whose name matches, for example 'ffn_.*_exps=CPU'; may be repeated.",
+    ),
+    _devices("--numa", type=click.Choice(NUMA), help="Spread over the nodes of a NUMA machine."),
+    _computing("-tb", "--threads-batch", type=_positive, metavar="N", help="CPU threads for more than one token."),
+    _computing(
+        "-fa",
+        "--flash-attn",
+        type=click.Choice(FLASH_ATTENTION),
+        default="auto",
+        show_default=True,
+        help="Flash attention; auto: what verifies drafts cheapest here.",
+    ),
+    _computing("-ctk", "--cache-type-k", type=click.Choice(tuple(CACHE_TYPES)), help="Type of cached keys."),
+    _computing(
+        "-ctv",
+        "--cache-type-v",
+        type=click.Choice(tuple(CACHE_TYPES)),
+        help="Type of cached values; a quantized one needs flash attention.",
+    ),
+    _computing("-b", "--batch-size", type=_positive, metavar="N", help="Tokens submitted at once. Default: 512."),
+    _computing("-ub", "--ubatch-size", type=_positive, metavar="N", help="Tokens computed at once. Default: the same."),
+    _computing(
+        "--kv-offload/--no-kv-offload",
+        "-kvo/-nkvo",
+        default=True,
+        show_default=True,
+        help="Keep the cache on the GPU, where there is one.",
+    ),
+    _computing("--rope-scaling", type=click.Choice(ROPE_SCALINGS), help="Default: the model's."),
+    _computing("--rope-scale", type=float, metavar="N", help="Stretch the context N times."),
+    _computing("--rope-freq-base", type=float, metavar="N", help="Default: the model's."),
+    _computing("--rope-freq-scale", type=float, metavar="N", help="1/N of --rope-scale."),
+    _computing("--yarn-orig-ctx", type=click.IntRange(min=0), metavar="N", help="Context the model was trained for."),
+    _computing("--yarn-ext-factor", type=float, metavar="N", help="0: interpolate only. Default: the model's."),
+    _computing("--yarn-attn-factor", type=float, metavar="N", help="Scale of the attention. Default: the model's."),
+    _computing("--yarn-beta-slow", type=float, metavar="N", help="Default: the model's."),
+    _computing("--yarn-beta-fast", type=float, metavar="N", help="Default: the model's."),
+)
+
+_SAME = (
+    "mmap", "mlock", "check_tensors", "repack", "split_mode", "main_gpu", "cpu_moe", "n_cpu_moe", "numa",
+    "threads_batch", "cache_type_k", "cache_type_v", "kv_offload",
+)  # fmt: skip
+_RENAMED = {"flash_attn": "flash_attention", "batch_size": "n_batch", "ubatch_size": "n_ubatch"}
+_YARN = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
+_ROPE = {
+    "rope_scaling": "scaling", "rope_freq_base": "freq_base", "rope_freq_scale": "freq_scale",
+    **{name: name for name in _YARN},
+}  # fmt: skip
+_PARSED = ("lora", "lora_scaled", "override_kv", "override_tensor", "tensor_split", "rope_scale")
+NAMES = (*_SAME, *_RENAMED, *_ROPE, *_PARSED)
+
+
+def model_options(values: Mapping[str, Any]) -> ModelOptions:
+    """Return what the given options say; None is left to the default. Raises OptionError."""
+    given = {name: value for name, value in values.items() if value is not None}
+    plain = {name: given[name] for name in _SAME if name in given}
+    plain |= {field: given[name] for name, field in _RENAMED.items() if name in given}
+    rope = {field: given[name] for name, field in _ROPE.items() if name in given}
+    if "rope_scale" in given:
+        rope["freq_scale"] = _stretched(given["rope_scale"], "rope_freq_scale" in given)
+    return ModelOptions(
+        **plain,
+        rope=Rope(**rope),
+        lora=(*map(Adapter, given.get("lora", ())), *map(Adapter.parse, given.get("lora_scaled", ()))),
+        override_kv=tuple(map(Override.parse, given.get("override_kv", ()))),
+        override_tensor=tuple(map(Placement.parse, given.get("override_tensor", ()))),
+        tensor_split=_shares(given.get("tensor_split", "")),
+    )
+
+
+def _stretched(scale: float, twice: bool) -> float:
+    if twice:
+        raise OptionError("--rope-scale and --rope-freq-scale say the same; give one of them")
+    if not scale > 0:
+        raise OptionError(f"--rope-scale {scale}: give a positive number")
+    return 1 / scale
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in re.split("[,/]", text)) if text else ()
+    except ValueError:
+        raise OptionError(f"--tensor-split {text}: give a share for each GPU, for example 3,1") from None
+
+
+def load_options(command: Command) -> Command:
+    """Add the options of this module; the argument is `load`."""
+
+    @functools.wraps(command)
+    def gathered(**values: Any) -> Any:
+        load = model_options({name: values.pop(name) for name in NAMES})
+        return command(load=load, **values)
+
+    with_options: Command = gathered
+    for option in reversed(_OPTIONS):
+        with_options = option(with_options)
+    return with_options

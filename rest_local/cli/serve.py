@@ -1,0 +1,116 @@
+"""`rest-local serve`: the model behind the HTTP interfaces of OpenAI and llama-server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rest_local.cli import options
+from rest_local.cli.options import EngineChoice
+
+if TYPE_CHECKING:
+    from rest_local.server.settings import Settings
+
+PORT = 8012  # rest_local.server.settings.DEFAULT_PORT, whose import would cost --help
+SLOTS = 4
+MAX_BODY = 8 << 20
+
+
+@click.command()
+@options.engine_options
+@options.history_option
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0 takes a free one."
+)
+@click.option(
+    "--alias", multiple=True, metavar="NAME", help="Name of the model for clients; repeatable. '*' answers to any."
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
+)
+@click.option(
+    "--slots", type=click.IntRange(1, 64), default=SLOTS, show_default=True, metavar="N", help="Answers at a time."
+)
+@click.option(
+    "--queue", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Requests that may wait."
+)
+@click.option("--metrics", is_flag=True, help="Serve /metrics for Prometheus.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Accept this name in Host headers; repeatable.")
+@click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable.")
+@click.option(
+    "--max-body",
+    type=click.IntRange(min=1024),
+    default=MAX_BODY,
+    show_default=True,
+    metavar="BYTES",
+    help="Refuse larger requests.",
+)
+@click.option(
+    "--share-statistics",
+    is_flag=True,
+    help="Show draft statistics and each step's text to other machines too; that tells what the datastore holds.",
+)
+def serve(
+    engine_choice: EngineChoice,
+    host: str,
+    port: int,
+    alias: tuple[str, ...],
+    api_key_file: Path | None,
+    queue: int,
+    metrics: bool,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    max_body: int,
+    share_statistics: bool,
+) -> None:
+    """Answer HTTP requests in the ways of OpenAI and llama-server, with a page to try it at /.
+
+    Ctrl-C or SIGTERM lets running answers end; SIGHUP opens the datastores' newest commits.
+    """
+    from rest_local.server.run import Serving, listen, log_to_stderr
+    from rest_local.server.settings import Settings
+
+    settings = Settings(
+        host=host,
+        port=port,
+        aliases=alias,
+        keys=_keys(api_key_file),
+        allowed_hosts=allow_host,
+        allowed_origins=allow_origin,
+        metrics=metrics,
+        max_body=max_body,
+        statistics=share_statistics,
+    )
+    with listen(settings) as listening:
+        log_to_stderr()
+        serving = Serving(settings, _name(engine_choice), lambda: options.load_engine(engine_choice), queue=queue)
+        _announce(settings, listening.getsockname()[1])
+        serving.run(listening)
+
+
+def _name(choice: EngineChoice) -> str:
+    """The file's name without its end: what llama-server's clients expect, and known before the file is read."""
+    return options.model_path(choice.model).stem
+
+
+def _keys(path: Path | None) -> tuple[bytes, ...]:
+    from rest_local.errors import OptionError
+    from rest_local.server.settings import parse_keys
+
+    if path is None:
+        return ()
+    try:
+        return parse_keys(path.read_bytes())
+    except OSError as error:
+        raise OptionError(f"API key file {path}: {error.strerror}") from error
+
+
+def _announce(settings: Settings, port: int) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    click.echo(f"rest-local: http://{host}:{port} (loading the model)", err=True)

@@ -1,0 +1,191 @@
+"""One forward pass for any number of requests: plan, draft, decode, verify, commit, learn.
+
+Contract: generations whose prompts are evaluated give roots and trees, others a part of their prompt, and all of it is
+one `llama_decode`. The node budget is shared: best first over all trees by marginal gain under t(n). Whatever ends a
+pass (done, an interrupt, an error), the memory cells are back at the committed tokens when `step` has returned or
+raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.decoding.backend import Backend
+from rest_local.decoding.generation import Generation, Step
+from rest_local.decoding.slot import Rows
+from rest_local.drafting.drafter import grow_together
+from rest_local.drafting.tree import DraftTree
+from rest_local.errors import DecodeFailed, RestLocalError
+from rest_local.planning.policy import StepCost
+
+Outcome = Step | RestLocalError  # an error of one request is its own
+
+
+@dataclass
+class Running:
+    """A request that generates: at most `wanted` tokens in this pass."""
+
+    generation: Generation
+    wanted: int
+
+
+@dataclass
+class Prompt:
+    """A request whose prompt is evaluated: its next `n` pending tokens."""
+
+    generation: Generation
+    n: int
+
+
+class Forward:
+    """Steps over one backend. `n_ctx` of a step: tokens in all its cells, for which `cells` asks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def step(self, running: Sequence[Running], prompts: Sequence[Prompt] = (), idle_cells: int = 0) -> list[Outcome]:
+        """One pass; by running request what it gave, at least a token each, or what went wrong with it alone.
+
+        `idle_cells`: tokens that slots of nobody keep. Raises DecodeFailed where nothing could be evaluated: code 1
+        means that there is no room for it in the cells.
+        """
+        slots = [generation.slot for generation in _all(running, prompts)]
+        before = [slot.n_past for slot in slots]
+        n_ctx = sum(before) + idle_cells
+        done = False
+        try:
+            self._draft(running, n_ctx, bool(prompts))
+            begun = time.perf_counter()
+            logits, decode_ms = self._decode(running, prompts)
+            shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
+            outcomes = self._take(running, logits, StepCost(n_ctx, 0, 0, decode_ms, shared_ms))
+            for part in prompts:
+                self._commit_prompt(part, decode_ms)
+            done = True
+            return outcomes
+        finally:
+            if not done:
+                for slot, n_past in zip(slots, before, strict=True):
+                    slot.rewind(min(n_past, slot.n_past))  # a rebuild that failed leaves less
+
+    def _draft(self, running: Sequence[Running], n_ctx: int, prompted: bool) -> None:
+        """A tree for each; then of all of them together what is worth it. Nobody drafts beside a part of a prompt,
+        whose tokens leave a draft no cheap place in the batch.
+        """
+        beside = len(running) - 1
+        for part in running:
+            part.generation.draft(1 if prompted else part.wanted, n_ctx, beside)
+        if beside > 0:
+            self._share([part.generation for part in running], n_ctx, beside)
+        for part in running:
+            part.generation.prune()
+
+    def _share(self, generations: Sequence[Generation], n_ctx: int, beside: int) -> None:
+        room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - beside
+        for generation in generations:  # whole trees, of policies that know no costs: while there is room
+            generation.cut(room)
+            room -= len(generation.tree)
+        growing = [(generation, growth) for generation in generations if (growth := generation.growth)]
+        plan = growing[0][0].policy.together(n_ctx, room, beside) if growing else None
+        if plan is not None:
+            order = grow_together([growth for _, growth in growing], plan.worth, room)
+            for number, (generation, _) in enumerate(growing):
+                generation.cut(order[: plan.best].count(number))
+
+    def _decode(self, running: Sequence[Running], prompts: Sequence[Prompt]) -> tuple[NDArray[np.float32], float]:
+        """Evaluate everything; where there is no room, smaller trees, then none.
+
+        Returns logits, and milliseconds: a GPU computes until the logits are asked for.
+        """
+        generations = [part.generation for part in running]
+        rebuilt = False
+        while True:
+            rows = Rows()
+            for generation in generations:
+                generation.add_to(rows)
+            for prompt in prompts:
+                prompt.generation.slot.add_prompt(rows, prompt.generation.pending[: prompt.n])
+            rows.load(self.backend.batch)
+            begun = time.perf_counter()
+            code = self.backend.decode()
+            if code == 0:
+                logits = self.backend.logits(sum(rows.output)) if generations else _NOTHING
+                return logits, 1e3 * (time.perf_counter() - begun)
+            drafted = any(len(generation.tree) for generation in generations)
+            if code == 1 and drafted:  # no room, restored
+                for generation in generations:
+                    generation.cut(len(generation.tree) // 2)
+            elif (code == 2 or code < -1) and not rebuilt:  # partly applied
+                rebuilt = True
+                for generation in _all(running, prompts):
+                    generation.rebuild()
+                    generation.tree = DraftTree()
+            elif code == -1 and drafted:  # refused, restored
+                for generation in generations:
+                    generation.tree = DraftTree()
+            else:
+                if code not in (1, -1):
+                    for generation in _all(running, prompts):
+                        generation.give_up_cells()
+                raise DecodeFailed(code, len(rows.token))
+
+    def _take(self, running: Sequence[Running], logits: NDArray[np.float32], cost: StepCost) -> list[Outcome]:
+        """Verify, commit and learn, request by request."""
+        outcomes: list[Outcome] = []
+        nodes = sum(len(part.generation.tree) for part in running)
+        row = 0
+        for number, generation in enumerate(part.generation for part in running):
+            begun = time.perf_counter()
+            own, n_past = len(generation.tree), generation.slot.n_past
+            mine = logits[row : row + 1 + own]
+            row += 1 + own
+            try:
+                step, verdict = generation.take(mine)
+            except RestLocalError as error:
+                generation.slot.rewind(n_past)
+                outcomes.append(error)
+                continue
+            driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
+            done = StepCost(
+                cost.n_ctx, own, len(verdict.path), cost.decode_ms, driver_ms,
+                beside=len(running) - 1, nodes_beside=nodes - own, leads=number == 0,
+            )  # fmt: skip
+            generation.learn(verdict, len(step.tokens), done)
+            outcomes.append(step)
+        return outcomes
+
+    def _commit_prompt(self, part: Prompt, ms: float) -> None:
+        part.generation.commit_pending(part.n)
+        part.generation.statistics.prompt_ms += ms
+
+
+def _all(running: Sequence[Running], prompts: Sequence[Prompt]) -> list[Generation]:
+    return [*(part.generation for part in running), *(part.generation for part in prompts)]
+
+
+def evaluate_prompt(generation: Generation, prompt: Sequence[int]) -> None:
+    """Begin a request and evaluate its whole prompt. Raises PromptEmpty, PromptTooLong, DecodeFailed. Interruptible
+    between batches: what is evaluated stays.
+    """
+    generation.begin(prompt)
+    forward = Forward(generation.backend)
+    while generation.pending:
+        forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
+
+
+def step_alone(generation: Generation, wanted: int) -> Step:
+    """One forward pass for one request: at least one and at most `wanted` tokens. Raises DecodeFailed after the state
+    was cleared, and what the sampler raises.
+    """
+    (outcome,) = Forward(generation.backend).step([Running(generation, wanted)])
+    if isinstance(outcome, Step):
+        return outcome
+    raise outcome
+
+
+_NOTHING = np.empty((0, 0), np.float32)

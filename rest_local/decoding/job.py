@@ -1,0 +1,114 @@
+"""A request on its way: waiting, evaluating its prompt, generating, done; and who is told what came of it.
+
+Contract: the scheduler moves it along, on one thread; what came so far is read by `Stream` and `Ticket`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rest_local.decoding.generation import Chooser, Generation
+from rest_local.decoding.request import Request
+from rest_local.decoding.slot import Slot
+from rest_local.decoding.stream import Answer, Piece, Result
+from rest_local.errors import RestLocalError
+
+
+class OwnedChooser(Chooser, Protocol):
+    """A sampler that is owned: closed when its request is done."""
+
+    def close(self) -> None: ...
+
+
+class Job:
+    """`make` gives it a generation in the slot that it is admitted to. `wake`: told of pieces and of the end, in the
+    thread that steps.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        sampler: OwnedChooser,
+        answer: Answer,
+        make: Callable[[Slot], Generation],
+        finished: Callable[[Result], None],
+    ) -> None:
+        self.request, self.sampler, self.answer = request, sampler, answer
+        self.prompt: Sequence[int] = request.prompt
+        self.generation: Generation | None = None
+        self.slot: Slot | None = None
+        self.done = False
+        self.error: RestLocalError | None = None
+        self.wake: Callable[[], None] | None = None
+        self.submitted = time.perf_counter()
+        self.shared = 0  # tokens in cells that another slot holds as well
+        self._make, self._finished = make, finished
+        self._pieces: deque[Piece] = deque()
+
+    @property
+    def result(self) -> Result:
+        """What has come so far; complete when `done`."""
+        return self.answer.result
+
+    @property
+    def text(self) -> Sequence[int]:
+        """Everything that has to be in the cells, and the root behind it."""
+        generation = self.generation
+        if generation is None:
+            return self.prompt
+        if self.slot is None:  # sent back to the queue
+            return [*generation.pending, generation.root]
+        return [*generation.slot.tokens, *generation.pending, generation.root]
+
+    @property
+    def prefilling(self) -> bool:
+        return self.generation is not None and bool(self.generation.pending)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` would give something."""
+        return bool(self._pieces)
+
+    def admit(self, slot: Slot, text: Sequence[int]) -> None:
+        """Go to work in `slot`. Raises PromptEmpty, PromptTooLong."""
+        self.slot = slot
+        if self.generation is None:
+            self.generation = self._make(slot)
+            self.generation.begin(text)
+            if self.request.prediction:
+                self.generation.sources.predict(self.request.prediction)
+        else:
+            self.generation.resume(slot, text)
+
+    def give(self, piece: Piece) -> None:
+        """Something new to read."""
+        if piece.text or piece.tokens:
+            self._pieces.append(piece)
+            if self.wake:
+                self.wake()
+
+    def take(self) -> list[Piece]:
+        """What has come since the last call; any thread."""
+        pieces = []
+        while self._pieces:
+            pieces.append(self._pieces.popleft())
+        return pieces
+
+    def finish(self, reason: str, error: RestLocalError | None = None) -> None:
+        """The end, however it came; again does nothing."""
+        if self.done:
+            return
+        try:
+            last = self.answer.end(reason)
+            self.error = error
+            self.sampler.close()
+            self._finished(self.result)
+            if last.text:
+                self._pieces.append(last)
+        finally:  # an interrupt in there finds it done
+            self.done = True
+            if self.wake:
+                self.wake()

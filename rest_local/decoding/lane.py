@@ -1,0 +1,86 @@
+"""One context and all that decodes on it: what it can verify, what it costs, its policies, its slots.
+
+Contract: an engine has one lane, and a second, of one slot, for requests that ask for exactness on an engine that is
+not exact: cells of others act like holes there, so such a request is alone on a context of its own (DESIGN.md
+section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.job import OwnedChooser
+from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.slot import Slot
+from rest_local.decoding.tuning import Tuning, capability_of, tune
+from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.sources import Searchable, Sources
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policy import Policy
+from rest_local.retrieval.datastore import Datastore
+
+
+class Lane:
+    """`warning`: what is off and why, or empty."""
+
+    def __init__(
+        self, model: Model, context: Context, tuning: Tuning, exact: bool, aside: list[Searchable] | None = None
+    ) -> None:
+        self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
+        self.capability, self.warning = _capability(model, context, tuning, exact)
+        self.policies: dict[str, Policy] = {name: make_policy(name, tuning.curve) for name in POLICIES}
+        self.scheduler = Scheduler(context, self.capability, tuning.curve)
+        self.aside: list[Searchable] = [] if aside is None else aside
+        self._sources: dict[int, Sources] = {}  # by slot: what is indexed of its text stays with it
+
+    @classmethod
+    def open(cls, model: Model, settings: ContextSettings, exact: bool, aside: list[Searchable] | None = None) -> Lane:
+        """Measures what was not measured before. `aside`: stores that failed, shared by lanes. Raises ModelError."""
+        if exact:
+            settings = replace(settings, n_slots=1)
+        context, tuning = tune(model, settings, exact)
+        try:
+            return cls(model, context, tuning, exact, aside)
+        except BaseException:
+            context.close()
+            raise
+
+    def generation(
+        self,
+        slot: Slot,
+        policy: Policy,
+        sampler: OwnedChooser,
+        relaxed: Relaxed | None,
+        stores: Sequence[Datastore],
+        history: Searchable | None,
+    ) -> Generation:
+        """A request's, in its slot."""
+        sources = self._sources.get(slot.first_id)
+        if sources is None:
+            sources = self._sources[slot.first_id] = Sources([], self.model.n_vocab, aside=self.aside)
+        sources.ask(stores, history)
+        ends: Callable[[int], bool] = self.model.vocabulary.is_end
+        return Generation(self.context, slot, policy, sources, sampler, self.capability, ends, relaxed)
+
+    def close(self) -> None:
+        """Keep what was learned of the costs; free the cells."""
+        try:
+            if not self.model.closed:
+                self.tuning.store()
+        finally:
+            self.context.close()
+
+
+def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> tuple[Capability, str]:
+    capability = capability_of(model, context, exact)
+    if exact and not tuning.exact and capability.kind != "none":
+        reason = "no settings of this backend verify drafts bit for bit"
+        return replace(capability, kind="none", reason=f"exact: {reason}"), f"--exact: {reason}; decoding plainly"
+    if capability.kind == "none":
+        return capability, f"drafting is off: {capability.reason}"
+    return capability, ""

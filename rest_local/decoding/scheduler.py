@@ -1,0 +1,232 @@
+"""Who is served in the next forward pass: admission, parts of prompts, cells that run out, the end of requests.
+
+Contract: jobs over one backend, on one thread; `step` does one forward pass for all that run. First come, first
+served: a free slot goes to the longest waiting request, and where the cells run out, what goes is, in this order: idle
+slots, drafts, parts of prompts, the youngest request back to the queue. So the oldest always gets on, and a request
+that fits the context alone is served in the end. Long prompts are evaluated in parts that do not hold up those who
+generate.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.forward import Forward, Outcome, Prompt, Running
+from rest_local.decoding.generation import Step
+from rest_local.decoding.job import Job
+from rest_local.decoding.slots import Slots
+from rest_local.errors import DecodeFailed, RestLocalError
+from rest_local.planning.cost import LARGEST, CostCurve
+
+log = logging.getLogger("rest_local.scheduler")
+
+NO_ROOM = 1  # of `llama_decode`
+STALL_MS = 100.0  # what a part of a prompt may add to a step of those who generate
+LEAST_PART = 16  # tokens of it
+LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
+SHIFT_KEEPS = 0.5  # of the text behind the kept tokens, when the context is full
+
+
+class Scheduler:
+    """Not thread safe. `curve` tells how large a part of a prompt may be."""
+
+    def __init__(self, backend: Backend, capability: Capability, curve: CostCurve) -> None:
+        self.backend = backend
+        self._shares = capability.shares
+        self.slots = Slots(backend, capability.shares)
+        self.waiting: deque[Job] = deque()
+        self.admitted: list[Job] = []  # the oldest first
+        self._forward = Forward(backend)
+        self._curve = curve
+        self._turn = 0  # who of the prompts is first
+        self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.admitted)
+
+    def submit(self, job: Job) -> None:
+        self.waiting.append(job)
+
+    def cancel(self, job: Job) -> None:
+        """End it now; its slot is free for the next."""
+        self._finish(job, "cancelled")
+
+    def has(self, job: Job) -> bool:
+        return job in self.admitted or job in self.waiting
+
+    def cancel_all(self) -> None:
+        """End everybody."""
+        for job in (*self.admitted, *self.waiting):
+            self.cancel(job)
+
+    def step(self) -> None:
+        """Admit who can be admitted, and do one forward pass."""
+        self._admit()
+        self._shift()
+        running = [job for job in self.admitted if not job.prefilling]
+        prompts = [job for job in self.admitted if job.prefilling]
+        self._expire(prompts)
+        prompts = [job for job in prompts if not job.done]
+        if running or prompts:
+            self._pass(running, prompts)
+
+    # Admission
+
+    def _admit(self) -> None:
+        while self.waiting and self.slots.has_idle:
+            job = self.waiting[0]
+            text = job.text
+            match = self.slots.match(text[:-1], job.request.keep_prefix)
+            if self.admitted and self._in_use() + len(text) - match.kept > self.backend.n_ctx:
+                return  # it would only be sent back
+            self.waiting.popleft()
+            slot = self.slots.take(match)
+            job.shared = match.kept if match.source else 0
+            self.admitted.append(job)
+            try:
+                job.admit(slot, text)
+            except RestLocalError as error:
+                self._finish(job, "error", error)
+                continue
+            if job.request.max_tokens == 0 and not job.prefilling:
+                self._finish(job, "length")
+
+    def _in_use(self) -> int:
+        """Cells that requests at work have, or will have when their prompts are evaluated."""
+        return sum(len(job.text) - job.shared for job in self.admitted)
+
+    def _send_back(self, job: Job) -> None:
+        """To the head of the queue; what it has said so far stays, its cells go."""
+        log.info("out of cells: a request waits for others to finish")
+        assert job.slot is not None
+        assert job.generation is not None
+        job.generation.give_up_cells()
+        self.admitted.remove(job)
+        self.slots.release(job.slot)
+        job.slot = None
+        self.waiting.appendleft(job)
+
+    # One forward pass
+
+    def _pass(self, running: list[Job], prompts: list[Job]) -> None:
+        begun = time.perf_counter()
+        parts = self._parts(prompts, len(running))
+        while True:
+            try:
+                outcomes = self._forward.step(self._wanted(running), parts, self.slots.idle_cells)
+            except DecodeFailed as error:
+                if error.code == NO_ROOM and self.slots.evict():
+                    continue
+                if error.code == NO_ROOM and running and parts:
+                    parts = []
+                    continue
+                in_it = [part.generation for part in parts]
+                self._failed(running, [job for job in prompts if job.generation in in_it], error)
+                return
+            if parts:
+                self.part_seconds.append(time.perf_counter() - begun)
+            for job, outcome in zip(running, outcomes, strict=True):
+                self._deliver(job, outcome, begun)
+            for job in prompts:
+                if not job.prefilling and job.request.max_tokens == 0:
+                    self._finish(job, "length")
+            return
+
+    def _wanted(self, running: list[Job]) -> list[Running]:
+        return [Running(job.generation, job.answer.left) for job in running if job.generation]
+
+    def _parts(self, prompts: list[Job], n_running: int) -> list[Prompt]:
+        """Parts of prompts for one pass, another one first each time."""
+        if not prompts:
+            return []
+        left = min(self._largest_part(n_running), self.backend.n_batch - n_running)
+        self._turn = (self._turn + 1) % len(prompts)
+        parts: list[Prompt] = []
+        for job in (*prompts[self._turn :], *prompts[: self._turn]):
+            if left > 0 and job.generation:
+                n_pending = len(job.generation.pending)
+                if not self._shares and n_pending > 2 * LAST_PART:
+                    n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
+                parts.append(Prompt(job.generation, min(left, n_pending)))
+                left -= parts[-1].n
+        return parts
+
+    def _largest_part(self, n_running: int) -> int:
+        """A whole batch where nobody generates; else what adds STALL_MS, on the last slope of the cost curve."""
+        if not n_running:
+            return self.backend.n_batch
+        cost = self._curve.at(sum(len(job.text) for job in self.admitted))
+        slope = max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST // 2), 1e-6)
+        return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
+
+    def _failed(self, running: list[Job], prompts: list[Job], error: DecodeFailed) -> None:
+        """Nothing could be evaluated for all of them together."""
+        together = [*running, *prompts]
+        if error.code == NO_ROOM:
+            youngest = max(together, key=self.admitted.index)
+            if len(self.admitted) > 1:
+                self._send_back(self.admitted[-1] if self.admitted[-1] not in together else youngest)
+            elif running:
+                self._finish(youngest, "length")  # the cells are full before the context is: as if it were
+            else:
+                self._finish(youngest, "error", error)
+        elif len(together) > 1:  # one of them may be at fault: each by itself
+            for job in together:
+                self._pass(*([], [job]) if job.prefilling else ([job], []))
+        else:
+            self._finish(together[0], "error", error)
+
+    # What came of it
+
+    def _deliver(self, job: Job, outcome: Outcome, begun: float) -> None:
+        if job.done:  # cancelled by who was woken for another
+            return
+        if not isinstance(outcome, Step):
+            self._finish(job, "error", outcome)
+            return
+        job.give(job.answer.take(outcome, begun))
+        late = job.request.seconds is not None and job.answer.seconds > job.request.seconds
+        if job.answer.ended:
+            self._finish(job, "stop")
+        elif job.answer.left <= 0 or late or self._is_full(job):
+            self._finish(job, "length")
+
+    def _is_full(self, job: Job) -> bool:
+        return job.generation is not None and job.generation.room <= 0 and not job.request.context_shift
+
+    def _shift(self) -> None:
+        """Those whose context is full go on with half of the text behind their kept tokens, evaluated anew: right for
+        every kind of memory, and what the model would say to that text.
+        """
+        for job in self.admitted:
+            generation = job.generation
+            if generation is None or generation.room > 0 or generation.pending:
+                continue
+            text = job.text
+            keep = min(job.request.keep_tokens, self.backend.n_ctx // 2)
+            rest = max(1, int(SHIFT_KEEPS * (self.backend.n_ctx - keep)))
+            text = [*text[:keep], *text[len(text) - rest :]]
+            generation.resume(generation.slot, text)
+            generation.sources.restart(text)
+            job.result.truncated = True
+
+    def _expire(self, prompts: list[Job]) -> None:
+        for job in prompts:
+            limit = job.request.prompt_seconds
+            if limit is not None and time.perf_counter() - job.submitted > limit:
+                self._finish(job, "length")
+
+    def _finish(self, job: Job, reason: str, error: RestLocalError | None = None) -> None:
+        """End a job wherever it is; its slot keeps what it holds until it is needed."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+        if job in self.admitted:
+            self.admitted.remove(job)
+        slot, job.slot = job.slot, None
+        if slot is not None:
+            self.slots.release(slot)
+        job.finish(reason, error)

@@ -1,0 +1,247 @@
+"""The engine in a thread of its own: requests go in from any thread, pieces of answers come out.
+
+    with Service(engine) as service:
+        ticket = service.submit(Request(engine.tokenize("def main():"), max_tokens=100))
+        for piece in ticket:
+            print(piece.text, end="")
+
+Contract: the thread steps while there is work and sleeps while there is none. The queue is bounded: who finds it full
+is refused at once. Cancelling takes effect before the next forward pass. An error of one request ends that request; one
+that nobody expected ends all of them, is logged, and leaves a service that refuses everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rest_local.decoding.engine import Engine
+from rest_local.decoding.job import Job
+from rest_local.decoding.request import Request
+from rest_local.decoding.stream import Piece, Result
+from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
+
+log = logging.getLogger("rest_local.service")
+
+QUEUE = 64
+T = TypeVar("T")
+
+
+class Ticket:
+    """What its owner knows of a submitted request. Any thread."""
+
+    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Callable[[], None] | None) -> None:
+        self.id = number
+        self._job = job
+        self._cancel = cancel
+        self._wake = wake
+        self._news = threading.Condition()
+        job.wake = self._tell
+
+    @property
+    def result(self) -> Result:
+        """What has come so far; complete when `done`."""
+        return self._job.result
+
+    @property
+    def done(self) -> bool:
+        return self._job.done
+
+    @property
+    def error(self) -> RestLocalError | None:
+        """What it ended with, if it was not what it should."""
+        return self._job.error
+
+    def poll(self) -> list[Piece]:
+        """What has come since the last call, without waiting. Ask `done` first: what comes before it is then here."""
+        return self._job.take()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the end. Raises what it ended with, and TimeoutError after `timeout` seconds."""
+        with self._news:
+            if not self._news.wait_for(lambda: self.done, timeout):
+                raise TimeoutError(f"request {self.id} is not done after {timeout} s")
+        if self.error:
+            raise self.error
+        return self.result
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Pieces as they come; raises at the end what it ended with."""
+        while True:
+            done = self.done
+            yield from self.poll()
+            if done:
+                break
+            with self._news:
+                self._news.wait_for(lambda: self.done or self._job.has_news)
+        if self.error:
+            raise self.error
+
+    def cancel(self) -> None:
+        """End it before the next forward pass; what was said stays in `result`."""
+        self._cancel(self._job)
+
+    def _tell(self) -> None:
+        with self._news:
+            self._news.notify_all()
+        if self._wake:
+            self._wake()
+
+
+class Service:
+    """Owns the thread, not the engine: whoever made that closes it, after this. `queue`: requests that may wait."""
+
+    def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
+        self.engine = engine
+        self._most_waiting = queue
+        self._lock = threading.Condition()
+        self._orders: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
+        self._alive: dict[int, Job] = {}
+        self._number = 0
+        self._closing = False
+        self._draining = True
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> Ticket:
+        """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end.
+
+        Raises at once what is wrong with it (PromptEmpty, PromptTooLong, OptionError), QueueFull, ServiceClosed.
+        """
+        job = self.engine.prepare(request)
+        with self._lock:
+            try:
+                self._check_room()
+            except RestLocalError:
+                job.sampler.close()
+                raise
+            self._number += 1
+            ticket = Ticket(self._number, job, self._cancel, wake)
+            self._alive[self._number] = job
+            self._orders.append(lambda: self.engine.submit(job))
+            self._lock.notify()
+        return ticket
+
+    def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
+        """Run something on the engine's thread, between two passes. Raises what it raises, ServiceClosed."""
+        future: Future[T] = Future()
+
+        def order() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(self.engine))
+                except BaseException as error:  # goes to whoever asked
+                    future.set_exception(error)
+
+        with self._lock:
+            if self._closing or self._failure:
+                raise ServiceClosed
+            self._orders.append(order)
+            self._lock.notify()
+        return future.result(timeout)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        with self._lock:
+            return self._count_waiting()
+
+    @property
+    def running(self) -> int:
+        """Requests that have a slot."""
+        with self._lock:
+            return sum(job.slot is not None and not job.done for job in self._alive.values())
+
+    def slots(self) -> list[dict[str, Any]]:
+        """By slot: id, state (idle, prefill, running), n_past, and the request it serves."""
+        with self._lock:
+            served = {id(job.slot): (number, job) for number, job in self._alive.items() if job.slot is not None}
+        rows = []
+        for number, slot in enumerate(self.engine.slots):
+            request, job = served.get(id(slot), (None, None))
+            state = "idle" if job is None else "prefill" if job.prefilling else "running"
+            rows.append({"id": number, "state": state, "n_past": slot.n_past, "request": request})
+        return rows
+
+    def statistics(self) -> dict[str, Any]:
+        """Totals since the engine was opened, and what is going on."""
+        return {**self.engine.totals.to_dict(), "running": self.running, "waiting": self.waiting}
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Take nothing more; give what is under way so many seconds to end, then end it. Again does nothing."""
+        with self._lock:
+            self._closing, self._draining = True, drain_seconds > 0
+            self._lock.notify()
+        self._thread.join(drain_seconds or None)
+        with self._lock:
+            self._draining = False
+            self._lock.notify()
+        self._thread.join()
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_room(self) -> None:
+        if self._closing or self._failure:
+            raise ServiceClosed
+        if self._count_waiting() >= self._most_waiting:
+            raise QueueFull(self._most_waiting)
+
+    def _count_waiting(self) -> int:
+        return sum(job.slot is None and not job.done for job in self._alive.values())
+
+    def _cancel(self, job: Job) -> None:
+        with self._lock:
+            self._orders.append(lambda: self.engine.cancel(job))
+            self._lock.notify()
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self.engine.step()
+        except BaseException as error:  # nobody can catch it: the thread ends here
+            log.exception("the engine stopped")
+            self._failure = error
+        self._end_all()
+
+    def _obey(self) -> bool:
+        """Carry out what was ordered, and wait for orders where there is nothing to do; False: the end."""
+        while True:
+            with self._lock:
+                self._alive = {number: job for number, job in self._alive.items() if not job.done}
+                while not self._orders and not self._alive and not self._closing:
+                    self._lock.wait()
+                orders, self._orders = self._orders, deque()
+                ending = self._closing and not (self._draining and self._alive)
+            for order in orders:
+                order()
+            if ending:
+                return False
+            if self._alive:
+                return True
+
+    def _end_all(self) -> None:
+        with self._lock:
+            self._closing = True
+            orders, self._orders = self._orders, deque()
+            jobs, self._alive = list(self._alive.values()), {}
+        for order in orders:
+            order()
+        for job in jobs:
+            if self._failure:
+                job.finish("error", ServiceClosed())
+            else:
+                self.engine.cancel(job)

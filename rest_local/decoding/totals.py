@@ -1,0 +1,49 @@
+"""What an engine did since it was opened, summed over its requests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rest_local.decoding.generation import Statistics
+from rest_local.decoding.stream import Result
+
+
+@dataclass
+class Totals:
+    """Counted when a request ends, however it ends. Seconds; tokens evaluated of prompts leave out cached ones."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    predicted_tokens: int = 0
+    predicted_seconds: float = 0.0
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    relaxed: int = 0
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, statistics: Statistics, result: Result) -> None:
+        """Count a request in."""
+        self.requests += 1
+        self.prompt_tokens += statistics.prompt_tokens - statistics.cached_tokens
+        self.cached_tokens += statistics.cached_tokens
+        self.prompt_seconds += 1e-3 * statistics.prompt_ms
+        self.predicted_tokens += len(result.tokens)
+        self.predicted_seconds += 1e-3 * result.timings["predicted_ms"]
+        self.steps += statistics.steps
+        self.drafts += statistics.drafts
+        self.drafted += statistics.drafted
+        self.accepted += statistics.accepted
+        self.relaxed += statistics.relaxed
+        for source, counts in statistics.by_source.items():
+            mine = self.by_source.setdefault(source, {"drafted": 0, "accepted": 0})
+            for key, count in counts.items():
+                mine[key] += count
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy, for other threads."""
+        return asdict(self)

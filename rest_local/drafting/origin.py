@@ -1,0 +1,65 @@
+"""Where accepted tokens were drafted from: for people who want to see it (the page of the server).
+
+Contract: a draft and the tokens that came of it go in, for each token the evidence that it was drafted on. Costs some
+5 us a token, and for stored text reading the document up to there, so it is asked for, not always done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.tree import ROOT
+from rest_local.retrieval.datastore import Datastore
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`probability`: joint, as the planner estimated it; `match`: tokens of context that agreed; `file` and `line`
+    (from 1): of the longest match, where it is stored text.
+    """
+
+    source: str
+    probability: float
+    match: int
+    file: str | None = None
+    line: int | None = None
+
+
+def origins_of(draft: Draft, tokens: Sequence[int], decode: Decode) -> list[Origin | None]:
+    """By token; None for what nobody drafted, and all behind it."""
+    found: list[Origin | None] = []
+    node = ROOT
+    for depth, token in enumerate(tokens):
+        child = next((c for c in draft.tree.children_of(node) if draft.tree.token[c] == token), None)
+        if child is None:
+            break
+        found.append(_origin(draft, node, child, depth, decode))
+        node = child
+    return found + [None] * (len(tokens) - len(found))
+
+
+def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) -> Origin:
+    tree = draft.tree
+    source, probability = tree.source[node], tree.probability[node]
+    proposal = draft.proposals.get(parent)
+    if proposal is None or tree.token[node] not in proposal.merged:  # of a policy that keeps no evidence
+        return Origin(SOURCES[source], probability, 0)
+    rows, numbers = next(
+        (rows, numbers) for rows, numbers in proposal.merged[tree.token[node]][2] if rows.source == source
+    )
+    first = numbers[0]
+    name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)
+    return Origin(SOURCES[source], probability, rows.match[first] + depth, name, line)
+
+
+def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int | None]:
+    if not isinstance(store, Datastore):
+        return None, None
+    name, _ = store.locate(position)
+    return name, decode(store.before(position).tolist()).count("\n") + 1

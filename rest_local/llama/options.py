@@ -1,0 +1,196 @@
+"""What a user may fix about how a model is loaded and computed, under llama.cpp's usual names.
+
+Contract: frozen values, checked when they are made as far as no model is needed for that; what is left at its default
+is chosen, by llama.cpp or by measuring (`rest_local.decoding.tuning`). Imports nothing heavy, so that the command line
+can declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.parameters`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rest_local.errors import OptionError
+
+# enum ggml_type. Those that llama.cpp's own command line offers; others are refused by it, or were never tried there.
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
+}  # fmt: skip
+FLOAT_CACHE_TYPES = ("f32", "f16", "bf16")
+FLASH_ATTENTION = ("auto", "on", "off")
+SPLIT_MODES = ("none", "layer", "row", "tensor")  # enum llama_split_mode
+NUMA = ("distribute", "isolate", "numactl")
+ROPE_SCALINGS = ("none", "linear", "yarn")  # enum llama_rope_scaling_type
+OVERRIDE_TYPES = ("int", "float", "bool", "str")
+LONGEST_OVERRIDE = 127  # bytes of a key, and of a string, in llama_model_kv_override
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter: a GGUF file, and how strongly it counts (1 as trained, 0 not at all)."""
+
+    path: Path
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.scale):
+            raise OptionError(f"LoRA adapter {self.path}: a scale of {self.scale}; give a finite number")
+
+    @classmethod
+    def parse(cls, text: str) -> Adapter:
+        """FILE:SCALE; the last colon separates. Raises OptionError."""
+        path, _, scale = text.rpartition(":")
+        try:
+            value = float(scale)
+        except ValueError:
+            path = ""
+        if not path:
+            raise OptionError(f"LoRA adapter {text!r}: give FILE:SCALE, for example style.gguf:0.5")
+        return cls(Path(path), value)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions; the defaults leave everything to the model file.
+
+    `scaling`: None or one of ROPE_SCALINGS. `freq_base`, `freq_scale`: 0 = the model's. The four factors of YaRN:
+    negative = the model's; `yarn_orig_ctx`: tokens of context it was trained for, 0 = the model's.
+    """
+
+    scaling: str | None = None
+    freq_base: float = 0.0
+    freq_scale: float = 0.0
+    yarn_orig_ctx: int = 0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_slow: float = -1.0
+    yarn_beta_fast: float = -1.0
+
+    def __post_init__(self) -> None:
+        if self.scaling is not None and self.scaling not in ROPE_SCALINGS:
+            raise OptionError(f"rope scaling {self.scaling}: choose one of {', '.join(ROPE_SCALINGS)}")
+        for name in ("freq_base", "freq_scale", "yarn_orig_ctx"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                what = f"rope {name.replace('_', ' ')}"
+                raise OptionError(f"{what} is {value}: give a positive number, or 0 for the model's")
+        for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"):
+            if not math.isfinite(getattr(self, name)):
+                raise OptionError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give a finite number")
+
+
+@dataclass(frozen=True)
+class Override:
+    """A key of the model file with another value, as `--override-kv KEY=TYPE:VALUE`."""
+
+    key: str
+    kind: str
+    value: int | float | bool | str
+
+    @classmethod
+    def parse(cls, text: str) -> Override:
+        """Raises OptionError for what is not KEY=TYPE:VALUE of a known type that llama.cpp can hold."""
+        key, equals, typed = text.partition("=")
+        kind, colon, value = typed.partition(":")
+        if not (key and equals and colon) or kind not in OVERRIDE_TYPES:
+            raise OptionError(f"override {text!r}: give KEY=TYPE:VALUE, TYPE one of {', '.join(OVERRIDE_TYPES)}")
+        if max(len(key.encode()), len(value.encode())) > LONGEST_OVERRIDE or "\0" in text:
+            raise OptionError(f"override {key[:40]!r}: key and value hold at most {LONGEST_OVERRIDE} bytes each")
+        try:
+            return cls(key, kind, _value(kind, value))
+        except ValueError:
+            raise OptionError(f"override {text!r}: {value!r} is no {kind}") from None
+
+
+def _value(kind: str, text: str) -> int | float | bool | str:
+    """Raises ValueError for what is no `kind`."""
+    if kind == "bool":
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    if kind == "int":
+        number = int(text)
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(text)
+        return number
+    return float(text) if kind == "float" else text
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Tensors whose names match a pattern (an ECMAScript regular expression) go to a buffer, such as CPU or CUDA0."""
+
+    pattern: str
+    buffer: str
+
+    @classmethod
+    def parse(cls, text: str) -> Placement:
+        """PATTERN=BUFFER; the last equals sign separates. Raises OptionError."""
+        pattern, _, buffer = text.rpartition("=")
+        if not pattern or not buffer or "\0" in text:
+            raise OptionError(f"tensor override {text!r}: give PATTERN=BUFFER, for example 'ffn_.*_exps=CPU'")
+        return cls(pattern, buffer)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is loaded and its context made. Raises OptionError for values that cannot be.
+
+    Weights: `mmap`, `mlock`, `check_tensors` (reads and checks every tensor), `repack` (weights rearranged for the
+    CPU), `override_kv`, `lora` (all applied at once).
+    Devices: `split_mode` over several GPUs, `tensor_split` (their shares), `main_gpu`, `override_tensor`, `cpu_moe`
+    (experts of all layers stay in main memory), `n_cpu_moe` (those of the first N layers), `numa` (once per process).
+    Context: `n_batch` (tokens submitted at once) and `n_ubatch` (computed at once, 0 = the same), `threads_batch` (for
+    more than one token, 0 = as for one), `kv_offload`, `rope`. `flash_attention` and `cache_type_k`, `cache_type_v`:
+    `auto` and None leave the choice to measuring, anything else fixes it.
+    """
+
+    mmap: bool = True
+    mlock: bool = False
+    check_tensors: bool = False
+    repack: bool = True
+    override_kv: tuple[Override, ...] = ()
+    lora: tuple[Adapter, ...] = ()
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int = 0
+    override_tensor: tuple[Placement, ...] = ()
+    cpu_moe: bool = False
+    n_cpu_moe: int = 0
+    numa: str | None = None
+    n_batch: int = 512
+    n_ubatch: int = 0
+    threads_batch: int = 0
+    flash_attention: str = "auto"
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    kv_offload: bool = True
+    rope: Rope = field(default_factory=Rope)
+
+    def __post_init__(self) -> None:
+        _one_of("flash attention", self.flash_attention, FLASH_ATTENTION)
+        _one_of("split mode", self.split_mode, SPLIT_MODES)
+        for name, value, choices in (
+            ("cache type K", self.cache_type_k, tuple(CACHE_TYPES)),
+            ("cache type V", self.cache_type_v, tuple(CACHE_TYPES)),
+            ("numa", self.numa, NUMA),
+        ):
+            if value is not None:
+                _one_of(name, value, choices)
+        for name in ("main_gpu", "n_cpu_moe", "n_ubatch", "threads_batch"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give 0 or more")
+        if self.n_batch < 1:
+            raise OptionError(f"a batch of {self.n_batch} tokens: give at least 1")
+        if any(not math.isfinite(share) or share < 0 for share in self.tensor_split):
+            raise OptionError("tensor split: shares are numbers from 0 on, such as 3,1")
+        if self.tensor_split and not sum(self.tensor_split):
+            raise OptionError("tensor split: at least one share must be above 0")
+        if self.flash_attention == "off" and self.cache_type_v not in (None, *FLOAT_CACHE_TYPES):
+            raise OptionError(f"cache type V {self.cache_type_v} needs flash attention; leave --flash-attn at auto")
+
+
+def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{what} {value}: choose one of {', '.join(choices)}")

@@ -1,0 +1,196 @@
+"""One HTTP request's answers as they grow: what all generating routes have in common.
+
+A route subclasses `Answering` and says how a part becomes an event, and what the whole answer looks like. The same
+parts make both, so a streamed answer and one at once cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rest_local.llama.detokenizer import Detokenizer
+from rest_local.server.answers import origins
+from rest_local.server.filters import GATHERED, Gathered, Indentation
+from rest_local.server.running import EventStream, Pulse, Running, json_response
+from rest_local.server.state import State
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.logprobs import TokenLogprobs
+    from rest_local.decoding.request import Request
+    from rest_local.decoding.service import Service, Ticket
+    from rest_local.decoding.stream import Piece, Result
+    from rest_local.server.bodies import Generation
+
+GATHERED_TOKENS = 16  # where steps must not be seen, ids and log-probabilities go out in groups of as many
+LOG = "rest_local.log"
+
+
+@dataclass
+class Part:
+    """What one piece adds to an answer."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    origins: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.tokens or self.logprobs or self.origins)
+
+
+class Choice:
+    """One answer. `steps`: text goes out as the steps give it; `tells`: with where each token was drafted from."""
+
+    def __init__(self, engine: Engine, *, steps: bool, tells: bool, n_indent: int = 0) -> None:
+        self.text = ""
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self._held = Part()
+        self._group = 1 if steps else GATHERED_TOKENS
+        self._indentation = Indentation(n_indent)
+        self._gathered = Gathered(0 if steps else GATHERED)
+        self._texts = Detokenizer(engine.model.vocabulary.piece) if steps and tells else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete although the model would go on."""
+        return self._indentation.ended
+
+    def feed(self, piece: Piece) -> Part:
+        """What can be sent now."""
+        told = []
+        if self._texts is not None:
+            told = origins([self._texts.feed(token) for token in piece.tokens], piece)
+        self._held.tokens += piece.tokens
+        self._held.logprobs += piece.logprobs
+        return self._part(self._gathered.feed(self._indentation.feed(piece.text)), self._group, told)
+
+    def finish(self) -> Part:
+        """What was held back."""
+        text = self._gathered.feed(self._indentation.finish()) + self._gathered.finish()
+        return self._part(text, 1, [])
+
+    def _part(self, text: str, group: int, told: list[dict[str, Any]]) -> Part:
+        held = self._held
+        tokens = len(held.tokens) - len(held.tokens) % group
+        entries = len(held.logprobs) - len(held.logprobs) % group
+        part = Part(text, held.tokens[:tokens], held.logprobs[:entries], told)
+        self._held = Part("", held.tokens[tokens:], held.logprobs[entries:])
+        self.text += part.text
+        self.tokens += part.tokens
+        self.logprobs += part.logprobs
+        return part
+
+
+class Answering:
+    """The answers to one request. `per_prompt`: how many of them belong to each prompt, next to each other."""
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        body: Generation,
+        running: Running,
+        *,
+        model: str,
+        per_prompt: int = 1,
+        n_indent: int = 0,
+    ) -> None:
+        self.state, self.engine, self.body, self.model = state, engine, body, model
+        self.per_prompt = per_prompt
+        self.shows_steps = state.settings.shows_steps
+        self.tells = self.shows_steps and bool(body.rest_local and body.rest_local.origins)
+        self._running = running
+        self.remaining = len(running.tickets)  # answers that are not complete
+        self.choices = [
+            Choice(engine, steps=self.shows_steps, tells=self.tells, n_indent=n_indent) for _ in running.tickets
+        ]
+
+    def begin(self) -> list[bytes]:
+        """Events before the first part."""
+        return []
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        """Events for a part of answer `number`; `Choice` has it already."""
+        raise NotImplementedError
+
+    def complete(self, number: int) -> list[bytes]:
+        """Events when answer `number` is complete; `remaining` is 0 at the last one."""
+        raise NotImplementedError
+
+    def end(self) -> list[bytes]:
+        """Events when all are."""
+        raise NotImplementedError
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of a request that is not streamed."""
+        raise NotImplementedError
+
+    @property
+    def results(self) -> list[Result]:
+        """Complete once `end` or `whole` is called."""
+        return [ticket.result for ticket in self._running.tickets]
+
+    async def respond(self, request: HttpRequest) -> Response:
+        """The response; the tickets run until it is sent, or the client is gone."""
+        if self.body.stream:
+            return EventStream(self._running, self._events(request))
+        async with self._running.attended(request.receive):
+            async for _ in self._events(request):
+                pass
+        return json_response(self.whole())
+
+    async def _events(self, request: HttpRequest) -> AsyncIterator[bytes]:
+        for event in self.begin():
+            yield event
+        async for number, piece in self._running.pieces():
+            choice = self.choices[number]
+            part = choice.finish() if piece is None else choice.feed(piece)
+            if part:
+                for event in self.advance(number, part):
+                    yield event
+            if piece is None:
+                self.remaining -= 1
+                for event in self.complete(number):
+                    yield event
+            elif choice.ended:
+                self._running.stop(number)
+        self._note(request)
+        for event in self.end():
+            yield event
+
+    def _note(self, request: HttpRequest) -> None:
+        """Counts for the log: nothing of what was said."""
+        request.scope[LOG] = {
+            "prompt_tokens": sum(int(r.timings["cache_n"] + r.timings["prompt_n"]) for r in self.results),
+            "cached_tokens": sum(int(r.timings["cache_n"]) for r in self.results),
+            "completion_tokens": sum(len(r.tokens) for r in self.results),
+            "finish": [r.finish_reason for r in self.results],
+        }
+
+
+async def submitted(service: Service, prepare: Callable[[], Sequence[Request]]) -> Running:
+    """Makes the engine's requests in a thread of its own, since templates, tokenizing and grammars take time that
+    others should not wait for, and submits them: all of them or none. Raises what `prepare` and `submit` raise.
+    """
+    pulse = Pulse()
+
+    def submit() -> list[Ticket]:
+        tickets: list[Ticket] = []
+        try:
+            for request in prepare():
+                tickets.append(service.submit(request, pulse))
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+        return tickets
+
+    return Running(await anyio.to_thread.run_sync(submit), pulse)

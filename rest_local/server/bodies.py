@@ -1,0 +1,258 @@
+"""The bodies of OpenAI's calls and what llama-server adds to them, as types.
+
+Strict: a string is not a number. Unknown fields are ignored, since clients send many (`user`, `store`, `cache_control`,
+`id_slot`). null is as good as absent. What a value means is decided in `requests` and `prompts`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_CHOICES = 16
+MAX_STOPS = 1024
+MAX_PROMPTS = 256
+
+Milliseconds = Annotated[float, Field(le=1e9)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Pair = Annotated[list[TokenId | str | bool | float], Field(min_length=2, max_length=2)]
+Stop = Annotated[str, Field(max_length=4096)]
+
+
+class Body(BaseModel):
+    """Base of all: strict types, finite numbers, unknown fields ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        return {key: field for key, field in value.items() if field is not None} if isinstance(value, dict) else value
+
+
+class Part(Body):
+    """One part of a message's content. Only text can be read; others are refused where the prompt is made."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Part] | None
+
+
+class Message(BaseModel):
+    """One message. Further fields (`tool_calls`, `name`, `reasoning_content` ...) go to the template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    role: str
+    content: Content = None
+
+
+class Prediction(Body):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"] = "content"
+    content: str | list[Part]
+
+
+class StreamOptions(Body):
+    """What a stream ends with."""
+
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    """The value of `response_format.json_schema`."""
+
+    name: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's forms, and llama-server's `{"type": "json_object", "schema": {...}}`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class Extension(Body):
+    """What only this server knows. `origins`: tell with each token where it was drafted from."""
+
+    origins: bool | None = None
+    policy: str | None = None
+    verify: str | None = None
+    exact: bool | None = None
+    context_shift: bool | None = None
+
+
+class Generation(Body):
+    """What every call that generates may say, under OpenAI's names or llama-server's."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=-2)] | None = None
+    n_predict: Annotated[int, Field(ge=-2)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    top_k: int | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | list[Pair] | None = None
+    samplers: str | list[str] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    n_keep: int | None = None
+    cache_prompt: bool | None = None
+    t_max_prompt_ms: Milliseconds | None = None
+    t_max_predict_ms: Milliseconds | None = None
+    prediction: Prediction | None = None
+    datastore: str | list[str] | None = None
+    rest_local: Extension | None = None
+
+
+class ToolFunction(BaseModel):
+    """A function that the model may call; further fields go to the template."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """A tool; only functions exist."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class NamedFunction(Body):
+    """The function that has to be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """`tool_choice` as an object."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class ChatBody(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=-2)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+
+Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
+
+
+class CompletionBody(Generation):
+    """POST /v1/completions."""
+
+    prompt: Prompt = ""
+    suffix: str | None = None
+    echo: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | bool | None = None
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class NativeBody(Generation):
+    """POST /completion."""
+
+    prompt: str | list[TokenId | str] = ""
+    n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
+    n_indent: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+    response_fields: Annotated[list[str], Field(max_length=256)] | None = None
+    return_tokens: bool | None = None
+
+
+class Extra(Body):
+    """A piece of another file."""
+
+    text: str
+    filename: str | None = None
+
+
+class InfillBody(NativeBody):
+    """POST /infill."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[Extra], Field(max_length=4096)] | None = None
+    prompt: str = ""
+
+
+class TokenizeBody(Body):
+    """POST /tokenize."""
+
+    content: str
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+
+
+class TemplateBody(Body):
+    """POST /apply-template."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+
+class SearchBody(Body):
+    """POST /datastores/{name}/search."""
+
+    text: Annotated[str, Field(min_length=1)]
+    limit: Annotated[int, Field(ge=1, le=100)] | None = None
+
+
+class DocumentBody(Body):
+    """POST /datastores/{name}/documents."""
+
+    name: Annotated[str, Field(min_length=1, max_length=1024)]
+    text: Annotated[str, Field(min_length=1)]
+    allow_secrets: bool | None = None

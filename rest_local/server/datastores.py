@@ -1,0 +1,187 @@
+"""Datastores by HTTP: list, search, add text, forget it. What changes is used by the next step that looks something up.
+
+Names are looked up among the datastores that are open and those in the user's directory, never joined to a path.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rest_local.errors import DatastoreError, DatastoreNotFound
+from rest_local.retrieval.corpus import printable
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.edit import add, forget
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.home import datastore_path, list_datastores
+from rest_local.retrieval.secret import secret_content, secret_name
+from rest_local.retrieval.tokenizing import tokenize_documents
+from rest_local.server.bodies import DocumentBody, SearchBody
+from rest_local.server.errors import ApiError
+from rest_local.server.parsing import parse
+from rest_local.server.running import json_response
+from rest_local.server.state import state_of
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.service import Service
+
+log = logging.getLogger("rest_local.server")
+
+PLACES = 10
+CONTINUATION = 32  # tokens shown of what follows a place
+NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+async def list_all(request: HttpRequest) -> Response:
+    """Those that are open, and those that could be."""
+    _, engine = state_of(request).loaded()
+    return json_response({"object": "list", "data": await anyio.to_thread.run_sync(_list, engine)})
+
+
+async def search(request: HttpRequest) -> Response:
+    """Where the end of a text occurs, and how it goes on there."""
+    body = await parse(request, SearchBody)
+    _, engine = state_of(request).loaded()
+    path = _known(engine, request.path_params["name"])
+    found = await anyio.to_thread.run_sync(_search, engine, path, body.text, body.limit or PLACES)
+    return json_response(found)
+
+
+async def add_document(request: HttpRequest) -> Response:
+    """Adds a text, or replaces the one of its name; makes a datastore of a new name, which is then open as well."""
+    body = await parse(request, DocumentBody)
+    service, engine = state_of(request).loaded()
+    path = _place(engine, request.path_params["name"])
+    return json_response(await anyio.to_thread.run_sync(_add, service, engine, path, body))
+
+
+async def forget_document(request: HttpRequest) -> Response:
+    """Removes a document from the files."""
+    service, engine = state_of(request).loaded()
+    path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
+
+    def work() -> int:
+        count = forget(path, {document})
+        if count:
+            reopen(service, engine)
+        return count
+
+    count = await anyio.to_thread.run_sync(work)
+    if not count:
+        raise ApiError(404, "the datastore has no document of that name", code="document_not_found")
+    return json_response({"forgotten": count})
+
+
+def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
+    """Opens the newest commit of every open datastore, and those of `also`. One that cannot be opened stays as it was;
+    one that is gone is closed. From any thread but the engine's, which only changes them over, between two steps.
+    """
+    identity = engine.model.vocabulary.identity
+    old: list[Datastore] = list(engine.datastores)
+    fresh: list[Datastore] = []
+    for path in [*(store.path for store in old), *also]:
+        try:
+            fresh.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
+        except DatastoreNotFound as error:
+            log.warning("%s; going on without it", error)
+        except DatastoreError as error:
+            log.warning("%s; going on with what was open", error)
+            fresh += [store for store in old if store.path == path]
+
+    def change(engine: Engine) -> None:
+        engine.datastores = fresh
+        for store in old:
+            if store not in fresh:
+                store.close()
+
+    service.run(change)
+
+
+def _open_paths(engine: Engine) -> dict[str, Path]:
+    return {store.path.name: store.path for store in engine.datastores}
+
+
+def _known(engine: Engine, name: str) -> Path:
+    """Raises ApiError 404."""
+    opened = _open_paths(engine)
+    if name in opened:
+        return opened[name]
+    if name in list_datastores():
+        return datastore_path(name)
+    raise ApiError(404, "no such datastore; GET /datastores lists them", code="datastore_not_found")
+
+
+def _place(engine: Engine, name: str) -> Path:
+    """Where a document of datastore `name` goes. Raises ApiError 400 for a name that is no plain word."""
+    opened = _open_paths(engine)
+    if name in opened:
+        return opened[name]
+    if not NEW_NAME.fullmatch(name):
+        raise ApiError(400, "a datastore's name is letters, digits, dots, dashes and underscores", param="name")
+    return datastore_path(name)
+
+
+def _list(engine: Engine) -> list[dict[str, Any]]:
+    opened = _open_paths(engine)
+    paths = {name: datastore_path(name) for name in list_datastores()} | opened
+    rows = []
+    for name, path in sorted(paths.items()):
+        row: dict[str, Any] = {"name": name, "object": "datastore", "open": name in opened}
+        try:
+            with Datastore.open(path) as store:
+                info = store.info()
+        except DatastoreError as error:
+            row["error"] = str(error)
+        else:
+            row |= {key: info[key] for key in ("created", "vocabulary", "tokens", "documents", "segments", "bytes")}
+            row["fits_model"] = info["vocabulary"]["hash"] == engine.model.vocabulary.hash
+        rows.append(row)
+    return rows
+
+
+def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]:
+    vocabulary = engine.model.vocabulary
+    identity = vocabulary.identity
+
+    def decode(tokens: Any) -> str:
+        return b"".join(vocabulary.piece(int(t)) for t in tokens if t >= 0).decode("utf-8", "replace")
+
+    context = vocabulary.tokenize(text)
+    with Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name) as store:
+        match, places, positions = store.find(context, limit)
+        found = []
+        for position in positions.tolist():
+            name, offset = store.locate(position)
+            line = decode(store.before(position)).count("\n") + 1
+            found.append({"document": printable(name), "line": line, "token": offset})
+        rows = store.rows(context, limit, CONTINUATION)
+        following = list(dict.fromkeys(decode(row) for row in rows.continuations))
+    matched = decode(context[len(context) - match :])
+    return {"tokens": len(context), "match": match, "matched": matched, "places": places, "found": found} | {
+        "continuations": following
+    }
+
+
+def _add(service: Service, engine: Engine, path: Path, body: DocumentBody) -> dict[str, Any]:
+    secret = secret_name(Path(body.name).name) or secret_content(body.text.encode("utf-8", "replace"))
+    if secret and not body.allow_secrets:
+        raise ApiError(400, "the text looks as if it held a key or password; set allow_secrets", code="secret")
+    vocabulary = engine.model.vocabulary
+    documents = list(tokenize_documents([(body.name, body.text)], vocabulary.tokenize, 1))
+    recipe = {"paths": [], "model": str(engine.model.path.absolute())}
+    manifest = add(path, documents, vocabulary=VocabularyId(*vocabulary.identity), recipe=recipe)
+    reopen(service, engine, () if path in _open_paths(engine).values() else (path,))
+    return {
+        "datastore": path.name,
+        "document": body.name,
+        "tokens": sum(len(tokens) for _, tokens in documents),
+        "documents": sum(segment.documents for segment in manifest.segments),
+    }

@@ -1,0 +1,98 @@
+"""GET /openapi.json: the description of every route, made from the types that check the bodies, so it cannot drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rest_local import __version__
+from rest_local.server.running import json_response
+from rest_local.server.state import state_of
+
+_REFERENCE = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A route as clients see it. `streams`: answers in events where the body asks for them."""
+
+    method: str
+    path: str
+    summary: str
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    media: str = "application/json"
+
+
+@cache
+def describe(calls: tuple[Call, ...], with_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 description."""
+    bodies = list(dict.fromkeys(call.body for call in calls if call.body is not None))
+    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    schemas = {**definitions.get("$defs", {}), "Error": _ERROR}
+    paths: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
+    components: dict[str, Any] = {"schemas": schemas}
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "rest-local", "version": __version__},
+        "paths": paths,
+        "components": components,
+    }
+    if with_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _operation(call: Call) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
+    if call.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    operation: dict[str, Any] = {
+        "summary": call.summary,
+        "responses": {
+            "200": {"description": "done", "content": content},
+            "4XX": {"description": "refused", "content": error},
+            "5XX": {"description": "cannot be done here, or not now", "content": error},
+        },
+    }
+    names = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if call.body is not None:
+        schema = {"$ref": _REFERENCE.format(model=call.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+async def openapi(request: HttpRequest) -> Response:
+    """The description of this server."""
+    calls: tuple[Call, ...] = request.app.state.calls
+    return json_response(describe(calls, bool(state_of(request).settings.keys)))

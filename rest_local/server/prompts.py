@@ -1,0 +1,155 @@
+"""From what a client sends to the tokens of the prompt: conversations, plain prompts, gaps to be filled.
+
+Text of a gap's file is never parsed for special tokens; a plain prompt is, since clients build such prompts themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rest_local.errors import OptionError
+from rest_local.llama.conversation import ChatTemplate
+from rest_local.server.bodies import Message, Prompt, Tool
+from rest_local.server.errors import ApiError
+from rest_local.server.requests import text_of
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.llama.vocabulary import Vocabulary
+
+REPOSITORY = "project"
+PREFIX_SHARE = 0.75
+"""Of what is free, for the text before the gap where that behind it is long as well; llama-server's share."""
+
+
+def chat_text(
+    engine: Engine,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The conversation in the model's own template. Raises ApiError, TemplateFailed; 501 where there is no template."""
+    for message in messages:
+        text_of(message.content)  # refuses parts that are not text
+    return template_of(engine).render(
+        [message.model_dump(exclude_none=True) for message in messages],
+        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
+        variables=variables,
+        add_generation_prompt=add_generation_prompt,
+    )
+
+
+def template_of(engine: Engine) -> ChatTemplate:
+    """The model's own. Raises ApiError 501 where it has none."""
+    if not engine.model.chat_template:
+        raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
+    vocabulary = engine.model.vocabulary
+    bos, eos = special_text(vocabulary, vocabulary.bos), special_text(vocabulary, vocabulary.eos)
+    return ChatTemplate(engine.model.chat_template, bos, eos)
+
+
+def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
+    """How a special token is written in a prompt; None where the vocabulary has none."""
+    return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
+
+
+def plain_prompts(engine: Engine, prompt: Prompt) -> list[list[int]]:
+    """Token ids of each prompt: a text, several, a list of ids, several. Raises OptionError for an unknown id."""
+    if isinstance(prompt, str):
+        return [engine.tokenize(prompt)]
+    if prompt and isinstance(prompt[0], int):
+        return [checked_ids(engine, prompt)]
+    return [engine.tokenize(each) if isinstance(each, str) else checked_ids(engine, each) for each in prompt]
+
+
+def mixed_prompt(engine: Engine, prompt: str | Sequence[int | str]) -> list[int]:
+    """llama-server's: a text, or texts and token ids in turn."""
+    if isinstance(prompt, str):
+        return engine.tokenize(prompt)
+    tokens: list[int] = []
+    for number, part in enumerate(prompt):
+        if isinstance(part, int):
+            tokens += checked_ids(engine, [part])
+        elif number == 0:
+            tokens += engine.tokenize(part)
+        else:
+            tokens += engine.model.vocabulary.tokenize(part, special=True).tolist()
+    return tokens
+
+
+def checked_ids(engine: Engine, ids: Any) -> list[int]:
+    """Ids that the model has. Raises OptionError: llama.cpp would end the process at others."""
+    size = engine.model.vocabulary.size
+    if any(not isinstance(token, int) or not 0 <= token < size for token in ids):
+        raise OptionError(f"the prompt holds token ids outside 0..{size - 1}")
+    return list(ids)
+
+
+def prompt_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
+    """What the tokens spell, special ones included."""
+    return b"".join(vocabulary.piece(token) for token in tokens).decode("utf-8", "replace")
+
+
+def infill_tokens(
+    engine: Engine,
+    prefix: str,
+    suffix: str,
+    extra: Sequence[tuple[str, str]] = (),
+    prompt: str = "",
+    answer: int = 0,
+) -> list[int]:
+    """A gap in the form that the model was trained on, shortened to leave room for `answer` tokens.
+
+    `extra`: (file name, text) of other files, the most important last; `prompt`: how the gap's own text begins. What
+    is far from the gap goes first: extra files from the front, the prefix from its front, the suffix from its end.
+    Raises ApiError 501 where the model has no such tokens.
+    """
+    vocabulary = engine.model.vocabulary
+    markers = vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle
+    if any(marker is None for marker in markers):
+        raise ApiError(501, "the model has no fill-in-the-middle tokens", code="no_infill")
+    before, behind, middle = (int(marker) for marker in markers if marker is not None)
+    start = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
+    begun = _ids(vocabulary, prompt)
+    room = max(engine.n_ctx - 1 - min(answer, engine.n_ctx // 2) - len(start) - len(begun) - 3, 0)
+    left, right = _shortened(_ids(vocabulary, prefix), _ids(vocabulary, suffix), room)
+    around = _context(vocabulary, extra, room - len(left) - len(right))
+    return [*start, *around, before, *left, behind, *right, middle, *begun]
+
+
+def _shortened(left: list[int], right: list[int], room: int) -> tuple[list[int], list[int]]:
+    share = int(PREFIX_SHARE * room)
+    keep = min(len(left), max(share, room - len(right)))
+    return left[len(left) - keep :], right[: room - keep]
+
+
+def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int) -> list[int]:
+    """Other files, as many of the last ones as fit: with the repository's markers where the model has them."""
+    parts = [_file(vocabulary, name, text) for name, text in extra]
+    if not parts:
+        return []
+    head: list[int] = []
+    if vocabulary.fim_rep is not None:
+        head = [vocabulary.fim_rep, *_ids(vocabulary, f"{REPOSITORY}\n")]
+    tail = [] if vocabulary.fim_sep is None else [vocabulary.fim_sep, *_ids(vocabulary, "filename\n")]
+    room -= len(head) + len(tail)
+    taken: list[list[int]] = []
+    for part in reversed(parts):
+        room -= len(part)
+        if room < 0:
+            break
+        taken.insert(0, part)
+    return [*head, *(token for part in taken for token in part), *tail] if taken else []
+
+
+def _file(vocabulary: Vocabulary, name: str, text: str) -> list[int]:
+    if vocabulary.fim_sep is None:
+        return _ids(vocabulary, f"{text}\n")
+    return [vocabulary.fim_sep, *_ids(vocabulary, f"{name or 'tmp'}\n{text}")]
+
+
+def _ids(vocabulary: Vocabulary, text: str) -> list[int]:
+    tokens: list[int] = vocabulary.tokenize(text).tolist() if text else []
+    return tokens

@@ -1,0 +1,158 @@
+"""From a checked body to the engine's request: names and defaults of OpenAI and llama-server become one meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rest_local.decoding.request import Request
+from rest_local.llama.sampling import MAX_SEED, Sampling
+from rest_local.server.bodies import ChatBody, Extension, Generation, Part, Prediction
+from rest_local.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.llama.vocabulary import Vocabulary
+
+TEMPERATURE = 0.8  # llama-server's default, as are those of `Sampling`
+_WIDE = 2**31 - 1
+
+
+def request_of(
+    engine: Engine,
+    body: Generation,
+    prompt: Sequence[int],
+    *,
+    logprobs: int | None = None,
+    grammar: str | None = None,
+    choice: int = 0,
+) -> Request:
+    """The engine's request. `choice`: of several for one prompt; each draws with a seed of its own.
+
+    Raises OptionError for a value out of range.
+    """
+    extension = body.rest_local or Extension()
+    room = max(engine.n_ctx - len(prompt), 0)
+    wanted = _max_tokens(body)
+    return Request(
+        prompt=prompt,
+        max_tokens=room if wanted is None else min(wanted, engine.n_ctx),
+        sampling=_sampling(body, engine.model.vocabulary, grammar, choice),
+        stop=_stops(body),
+        min_tokens=min(max(body.min_tokens or 0, 0), engine.n_ctx),
+        ignore_end=bool(body.ignore_eos),
+        prediction=_predicted(engine, body.prediction),
+        logprobs=logprobs,
+        policy=extension.policy,
+        verify=extension.verify,
+        exact=bool(extension.exact),
+        datastores=_datastores(body),
+        keep_prefix=body.cache_prompt is not False,
+        context_shift=bool(extension.context_shift),
+        keep_tokens=_kept(body.n_keep, len(prompt)),
+        prompt_seconds=_seconds(body.t_max_prompt_ms),
+        seconds=_seconds(body.t_max_predict_ms),
+    )
+
+
+def _max_tokens(body: Generation) -> int | None:
+    """None: as many as fit, which llama-server calls -1 (and -2)."""
+    names = [body.max_completion_tokens] if isinstance(body, ChatBody) else []
+    given = next((value for value in (*names, body.max_tokens, body.n_predict) if value is not None), -1)
+    return None if given < 0 else given
+
+
+def _sampling(body: Generation, vocabulary: Vocabulary, grammar: str | None, choice: int) -> Sampling:
+    """llama-server applies only the samplers that `samplers` names, where it is given."""
+    samplers = body.samplers if isinstance(body.samplers, list) else None
+
+    def used(name: str, value: Any, default: Any, off: Any) -> Any:
+        if samplers is not None and name not in samplers:
+            return off
+        return default if value is None else value
+
+    defaults = Sampling()
+    temperature = used("temperature", body.temperature, TEMPERATURE, 1.0)
+    if samplers and "infill" in samplers and body.temperature is None:
+        temperature = 0.0  # that sampler leaves only tokens of a fifth of the mass and more: nearly always one
+    off = samplers is not None and "penalties" not in samplers
+    return Sampling(
+        temperature=max(float(temperature), 0.0),
+        top_k=min(max(used("top_k", body.top_k, defaults.top_k, 0), 0), _WIDE),
+        top_p=used("top_p", body.top_p, defaults.top_p, 1.0),
+        min_p=used("min_p", body.min_p, defaults.min_p, 0.0),
+        seed=_seed(body.seed, choice),
+        repeat_penalty=1.0 if off or body.repeat_penalty is None else body.repeat_penalty,
+        repeat_last_n=defaults.repeat_last_n if body.repeat_last_n is None else body.repeat_last_n,
+        presence_penalty=0.0 if off else body.presence_penalty or 0.0,
+        frequency_penalty=0.0 if off else body.frequency_penalty or 0.0,
+        logit_bias=_biases(body, vocabulary),
+        grammar=grammar,
+    )
+
+
+def _seed(seed: int | None, choice: int) -> int | None:
+    """Any whole number is a seed; -1 is none, as llama-server has it."""
+    return None if seed is None or seed == -1 else (seed + choice) % (MAX_SEED + 1)
+
+
+def _biases(body: Generation, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
+    """OpenAI's object of ids, or llama-server's list, which may name text, and forbid with false."""
+    if body.logit_bias is None:
+        return ()
+    named = isinstance(body.logit_bias, dict)
+    pairs = body.logit_bias.items() if isinstance(body.logit_bias, dict) else body.logit_bias
+    found: list[tuple[int, float]] = []
+    for token, bias in pairs:
+        value = -math.inf if bias is False else bias
+        if isinstance(value, (bool, str)):
+            raise ApiError(400, "logit_bias: a bias is a number or false", param="logit_bias")
+        if isinstance(token, str) and not named:
+            found += [(int(each), float(value)) for each in vocabulary.tokenize(token)]
+            continue
+        written = str(token)
+        if not (written.isascii() and written.isdigit() and len(written) < 11 and int(written) < vocabulary.size):
+            raise ApiError(400, f"logit_bias: keys are token ids below {vocabulary.size}", param="logit_bias")
+        found.append((int(written), float(value)))
+    return tuple(found)
+
+
+def _stops(body: Generation) -> tuple[str, ...]:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return tuple(stop for stop in stops if stop)
+
+
+def _predicted(engine: Engine, prediction: Prediction | None) -> Sequence[int]:
+    if prediction is None:
+        return ()
+    text = text_of(prediction.content, "prediction")
+    tokens: list[int] = engine.model.vocabulary.tokenize(text, special=False).tolist() if text else []
+    return tokens
+
+
+def text_of(content: str | list[Part] | None, param: str = "messages") -> str:
+    """The text of a message's content. Raises ApiError 400 for parts that are not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise ApiError(400, f"content parts of type {part.type[:40]!r}: only text can be read", param=param)
+        texts.append(part.text or part.refusal or "")
+    return "".join(texts)
+
+
+def _datastores(body: Generation) -> tuple[str, ...] | None:
+    if body.datastore is None:
+        return None
+    return (body.datastore,) if isinstance(body.datastore, str) else tuple(body.datastore)
+
+
+def _kept(n_keep: int | None, n_prompt: int) -> int:
+    """-1 is the whole prompt."""
+    return n_prompt if (n_keep or 0) < 0 else min(n_keep or 0, n_prompt)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return milliseconds / 1e3 if milliseconds and milliseconds > 0 else None

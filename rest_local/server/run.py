@@ -1,0 +1,190 @@
+"""A server's life: bind, load the model while /health says 503, answer, drain, close.
+
+SIGTERM and Ctrl-C stop listening and let running answers end, `drain_seconds` at most; SIGTERM again ends at once.
+SIGHUP opens the newest commits of the datastores. One process, one event loop; the engine has its own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from rest_local.errors import RestLocalError
+from rest_local.server.access import JsonLines
+from rest_local.server.app import create_app
+from rest_local.server.datastores import reopen
+from rest_local.server.settings import Settings
+from rest_local.server.state import State
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.service import Service
+
+log = logging.getLogger("rest_local.server")
+
+DRAIN_SECONDS = 30
+IDLE_SECONDS = 75  # of a kept connection; editors ask again within a minute
+MAX_HEAD = 1 << 16  # bytes of a request's line and headers
+MAX_CONNECTIONS = 1024
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's, with this program's signals. `interrupted`: Ctrl-C ended it."""
+
+    def __init__(self, config: uvicorn.Config, on_hangup: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.interrupted = False
+        self._on_hangup = on_hangup
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's, does not raise the signal again afterwards: to end on SIGTERM is a success."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: self._terminate,
+            signal.SIGINT: self._interrupt,
+        }
+        if hasattr(signal, "SIGHUP"):
+            handled[signal.SIGHUP] = lambda number, frame: self._on_hangup()
+        before = {number: signal.signal(number, handler) for number, handler in handled.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit  # the second time
+        self.should_exit = True
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+        self.handle_exit(number, frame)
+
+
+class Serving:
+    """One server and the engine it loads.
+
+    `load`: called in a thread of its own; `queue`: requests that may wait; `start`: makes the service.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        load: Callable[[], Engine],
+        *,
+        queue: int = 64,
+        drain_seconds: int = DRAIN_SECONDS,
+        start: Callable[[Engine, int], Service] | None = None,
+    ) -> None:
+        self.settings, self.state = settings, State(settings, name)
+        self._load, self._start, self._queue = load, start or _start, queue
+        self.loaded = threading.Event()  # or failed
+        self._error: BaseException | None = None
+        config = uvicorn.Config(
+            create_app(self.state),
+            http="h11",  # bounds a request's head; httptools reads headers of any size
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=drain_seconds,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEAD,
+        )
+        self.http = HttpServer(config, self._hang_up)
+
+    def run(self, listening: socket.socket) -> None:
+        """Answers until it is told to stop. Raises what loading raised, KeyboardInterrupt for Ctrl-C."""
+        loader = threading.Thread(target=self._open, name="rest-local-load", daemon=True)
+        loader.start()
+        try:
+            self.http.run(sockets=[listening])
+        finally:
+            loader.join()
+            self._close()
+        if self._error is not None:
+            raise self._error
+        if self.http.interrupted:
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        """As SIGTERM does, from any thread."""
+        self.http.should_exit = True
+
+    def reload(self) -> None:
+        """Opens the newest commits of the datastores."""
+        try:
+            service, engine = self.state.service, self.state.engine
+            if service is not None and engine is not None:
+                reopen(service, engine)
+                log.info("datastores opened again", extra={"fields": {"event": "reload"}})
+        except RestLocalError as error:
+            log.warning("%s", error)
+
+    def _hang_up(self) -> None:
+        threading.Thread(target=self.reload, name="rest-local-reload", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self.state.engine = self._load()
+            self.state.service = self._start(self.state.engine, self._queue)
+            log.info("model loaded", extra={"fields": {"event": "loaded", "model": self.state.model_id}})
+        except BaseException as error:  # goes to whoever called `run`
+            self._error = error
+            self.http.should_exit = True
+        self.loaded.set()
+
+    def _close(self) -> None:
+        service, engine, embedder = self.state.service, self.state.engine, self.state.embedder
+        self.state.service = None
+        if service is not None:
+            service.close()
+        if embedder is not None:
+            embedder.close()
+        if engine is not None:
+            engine.close()
+
+
+def _start(engine: Engine, queue: int) -> Service:
+    from rest_local.decoding.service import Service
+
+    return Service(engine, queue=queue)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A bound, listening socket. Raises RestLocalError: the port is taken, no such address."""
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=128)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise RestLocalError(f"port {settings.port} on {settings.host}: {cause}; give another --port") from error
+    listening.set_inheritable(True)
+    return listening
+
+
+def log_to_stderr() -> None:
+    """Requests and warnings as lines of JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name, level in (("rest_local.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -1,0 +1,143 @@
+"""Who may call, and what they may send: checked before anything of a body is read.
+
+Two layers of plain ASGI. `Gate` looks at where a request comes from: its Host (a page that rebinds a DNS name to this
+machine gives that name), its Origin (a page of another site). `Guard` looks at the key, the kind of the body and its
+size. Between them answers the CORS middleware, where origins are allowed: a preflight carries no key.
+Forwarded headers mean nothing here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rest_local.server.errors import ApiError
+from rest_local.server.settings import Settings
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+OPEN = "/health"
+
+
+class Gate:
+    """Refuses hosts that are not on the list, and pages of other origins."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._hosts = frozenset(name.lower() for name in (*LOCAL_NAMES, settings.host, *settings.allowed_hosts))
+        self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        error = self._wrong(headers.get("host", ""), headers.get("origin"), scope)
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await error.response()(scope, receive, send)
+
+    def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
+        name = host_name(host)
+        here = (scope.get("server") or ("", 0))[0]  # by address: no DNS name was asked, so none was rebound
+        if name not in self._hosts and name != here:
+            return ApiError(403, "the Host header names another server; see --allow-host", code="host_not_allowed")
+        if origin is None or origin.lower() in self._origins or _same_origin(origin, host):
+            return None
+        return ApiError(403, "pages of this origin may not call; see --allow-origin", code="origin_not_allowed")
+
+
+class Guard:
+    """Asks for the key on every route but /health, and bounds what is read."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._keys, self._max_body = app, settings.keys, settings.max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        error = self._wrong(scope, headers)
+        if error is not None:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, self._bounded(receive), send)
+
+    def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
+        if self._keys and scope["path"] != OPEN and not _opens(self._keys, given_keys(headers)):
+            scheme = 'Basic realm="rest-local: the key is the password"' if scope["path"] == "/" else "Bearer"
+            message = "give the server's API key as `Authorization: Bearer KEY`"
+            return _last_word(401, message, "invalid_api_key", {"www-authenticate": scheme})
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            return _last_word(415, "compressed bodies are not read", "unsupported_encoding")
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                return _last_word(415, "send the body as application/json", "unsupported_media_type")
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
+            return self._too_large()
+        return None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """For bodies in chunks, whose length nobody says."""
+        seen = 0
+
+        async def bounded() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max_body:
+                raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> ApiError:
+        return _last_word(413, f"the body is larger than {self._max_body} bytes", "body_too_large")
+
+
+def _last_word(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
+    """The body was not read, so the connection cannot be used again."""
+    return ApiError(status, message, code=code, headers={"connection": "close", **(headers or {})})
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets, in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    """A page that came from here. http or https: something in front of us may do TLS."""
+    scheme, _, place = origin.lower().partition("://")
+    return scheme in ("http", "https") and place == host.strip().lower()
+
+
+def given_keys(headers: Headers) -> list[bytes]:
+    """Where clients put a key: a bearer token, `x-api-key`, or the password that a browser asks for."""
+    found = [headers[name].encode("latin-1") for name in ("x-api-key", "api-key") if name in headers]
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        found.append(value.strip().encode("latin-1"))
+    elif scheme.lower() == "basic":
+        with contextlib.suppress(binascii.Error, ValueError):  # not base64: not a key either
+            found.append(base64.b64decode(value, validate=True).partition(b":")[2])
+    return found
+
+
+def _opens(keys: Iterable[bytes], given: Iterable[bytes]) -> bool:
+    """Every comparison is made, each in constant time: how long it takes tells nothing about the keys."""
+    offered = list(given)
+    matches = [hmac.compare_digest(key, one) for key in keys for one in offered]
+    return any(matches)

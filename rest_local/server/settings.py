@@ -1,0 +1,82 @@
+"""What a server was told to do, checked when it is made. Knows nothing about HTTP libraries or the engine."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from rest_local.errors import OptionError
+
+DEFAULT_PORT = 8012  # what llama.vim and llama.vscode look for
+MAX_BODY = 8 << 20
+"""Bytes. A prompt of a million tokens is some 4 MB of text."""
+
+ANY_MODEL = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One server.
+
+    host, port        where it listens
+    aliases           names it answers to beside the model's own; `*` answers to any
+    keys              one of these opens every route but /health; none: no key is asked for
+    allowed_hosts     names beside the loopback's and the bound address that a Host header may give
+    allowed_origins   web pages of other origins that may call, such as `http://localhost:3000`
+    metrics           whether there is a /metrics
+    max_body          bytes of a request's body
+    statistics        send draft statistics, and text as the steps give it, to other machines too
+
+    Raises OptionError: a server that other machines reach needs a key.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    aliases: tuple[str, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    metrics: bool = False
+    max_body: int = MAX_BODY
+    statistics: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.is_local and not self.keys:
+            raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise OptionError(f"origin {origin!r}: give a scheme and a host, for example http://localhost:3000")
+        if any(not alias or len(alias) > 256 or not alias.isprintable() for alias in self.aliases):
+            raise OptionError("alias: give a name of 1 to 256 printable characters")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    @property
+    def shows_steps(self) -> bool:
+        """Whether what a step drafted and gave may be seen. The tokens of each step and the counts of accepted ones
+        tell a listener what the datastore holds (arXiv 2411.01076), so other machines see neither unless asked for."""
+        return self.is_local or self.statistics
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a bind address is this machine's own only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_keys(data: bytes) -> tuple[bytes, ...]:
+    """The keys of a key file: one a line, `#` begins a comment line. Raises OptionError where there is none."""
+    lines = [line.strip() for line in data.splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith(b"#"))
+    if not keys:
+        raise OptionError("API key file: holds no key; write one on a line of its own")
+    return keys

@@ -1,0 +1,62 @@
+"""What the routes share: the settings, and the engine's service once the model is loaded."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from rest_local.server.errors import ApiError, loading
+from rest_local.server.settings import ANY_MODEL, Settings
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.service import Service
+    from rest_local.llama.embedding import Embedder
+
+
+@dataclass
+class State:
+    """One server's. `name`: of the model, known before it is loaded. `engine` and `service` come when it is,
+    `embedder` with the first request for one; whoever loaded the engine closes all three."""
+
+    settings: Settings
+    name: str
+    engine: Engine | None = None
+    service: Service | None = None
+    embedder: Embedder | None = None
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_id(self) -> str:
+        """The first alias, else the model's own name."""
+        named = [alias for alias in self.settings.aliases if alias != ANY_MODEL]
+        return named[0] if named else self.name
+
+    @property
+    def names(self) -> list[str]:
+        """Every name the model answers to, the one it is called by first."""
+        aliases = [alias for alias in self.settings.aliases if alias != ANY_MODEL]
+        return list(dict.fromkeys([self.model_id, *aliases, self.name]))
+
+    def check_model(self, name: str | None) -> str:
+        """The name that an answer gives back. A name is looked up and nothing else. Raises ApiError 404."""
+        if not name:
+            return self.model_id
+        if name in self.names or ANY_MODEL in self.settings.aliases:
+            return name
+        raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+
+    def loaded(self) -> tuple[Service, Engine]:
+        """Raises ApiError 503 while the model loads."""
+        if self.service is None or self.engine is None:
+            raise loading()
+        return self.service, self.engine
+
+
+def state_of(request: Request) -> State:
+    """The server's state."""
+    state: State = request.app.state.server
+    return state

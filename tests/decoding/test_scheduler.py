@@ -1,0 +1,335 @@
+"""Many requests over the fake backend, whose arithmetic is exact: who else is served never changes an answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, plain
+from support.fake_jobs import FLAT, Owned, check_cells, job_of, run, scheduler_of
+from support.fake_sources import SHAPES, Keen, fortune
+
+from rest_local.decoding.job import Job
+from rest_local.decoding.scheduler import LEAST_PART, Scheduler
+from rest_local.errors import DecodeFailed, PromptTooLong
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.off import Off
+
+
+def prompts_of(n: int, longest: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(n)
+    return [rng.integers(0, END, int(rng.integers(1, longest))).tolist() for _ in range(n)]
+
+
+def said(prompt: Sequence[int], n: int, chooser: Greedy | Draws | None = None) -> list[int]:
+    """What plain decoding says, without the end token."""
+    tokens = plain(prompt, chooser or Greedy(), n)
+    return tokens[:-1] if tokens and tokens[-1] == END else tokens
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("drafts", "n_slots", "keep"), [*itertools.product((True, False), (1, 8), (True, False))])
+def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
+    shape: str, drafts: bool, n_slots: int, keep: bool
+) -> None:
+    backend = FakeBackend(n_ctx=1024, n_slots=n_slots)
+    scheduler = scheduler_of(backend)
+    system = list(range(20))
+    asked = [[*system, *prompt] for prompt in prompts_of(10)]
+    jobs = [
+        job_of(
+            backend, prompt, 40, Draws(seed, 0.7) if seed % 2 else None, fortune(shape),
+            Keen(FLAT) if drafts else Off(), keep_prefix=keep,
+        )
+        for seed, prompt in enumerate(asked)
+    ]  # fmt: skip
+    run(scheduler, jobs)
+    for seed, (prompt, job) in enumerate(zip(asked, jobs, strict=True)):
+        assert job.result.tokens == said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
+        assert job.error is None
+        assert isinstance(job.sampler, Owned)
+        assert job.sampler.closed == 1
+    if keep:
+        assert sum(job.answer.statistics.cached_tokens for job in jobs) >= 20
+    else:
+        assert all(job.answer.statistics.cached_tokens == 0 for job in jobs)
+    drafted = sum(job.answer.statistics.drafted for job in jobs)
+    assert (drafted > 0) == drafts
+
+
+def test_eight_share_their_forward_passes() -> None:
+    backend = FakeBackend(n_ctx=1024, n_slots=8)
+    jobs = [job_of(backend, prompt, 30) for prompt in prompts_of(8, 5)]
+    run(scheduler_of(backend), jobs)
+    assert backend.calls <= 30 + 2
+
+
+def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
+    backend = FakeBackend(n_ctx=1024, n_slots=4)
+    scheduler = scheduler_of(backend)
+    system = prompts_of(1, 200)[0] * 3
+    first = job_of(backend, [*system, 1], 60)
+    scheduler.submit(first)
+    while first.prefilling or first.generation is None:
+        scheduler.step()
+    before = backend.evaluated
+    others = [job_of(backend, [*system, n, n], 5) for n in range(2, 5)]
+    for other in others:
+        scheduler.submit(other)
+    scheduler.step()
+    check_cells(scheduler)
+    assert backend.evaluated - before < 20
+    assert all(other.answer.statistics.cached_tokens == len(system) for other in others)
+    run(scheduler, [])
+    for n, other in enumerate(others, 2):
+        assert other.result.tokens == said([*system, n, n], 5)
+    assert first.result.tokens == said([*system, 1], 60)
+
+
+def test_a_second_turn_evaluates_what_is_new() -> None:
+    backend = FakeBackend(n_ctx=8192, n_slots=2)
+    scheduler = scheduler_of(backend)
+    history = np.random.default_rng(0).integers(0, END, 4000).tolist()
+    first = job_of(backend, history, 20)
+    run(scheduler, [first])
+    before = backend.evaluated
+    follow_up = [*history, *first.result.tokens, 3, 4, 5]
+    second = job_of(backend, follow_up, 1)
+    run(scheduler, [second])
+    assert backend.evaluated - before <= 3 + 2
+    assert second.answer.statistics.cached_tokens >= len(follow_up) - 4
+
+
+def test_another_conversation_does_not_push_out_a_longer_one() -> None:
+    backend = FakeBackend(n_ctx=1024, n_slots=2)
+    scheduler = scheduler_of(backend)
+    long = prompts_of(3, 300)[0] * 2
+    run(scheduler, [job_of(backend, long, 5)])
+    other: list[int] = []
+    for prompt in prompts_of(5):
+        other += prompt
+        run(scheduler, [job_of(backend, other, 5)])
+    again = job_of(backend, [*long, 7], 5)
+    run(scheduler, [again])
+    assert again.answer.statistics.cached_tokens >= len(long) - 1
+
+
+def test_a_long_prompt_is_evaluated_in_parts_beside_those_who_generate() -> None:
+    """Every pass gives each running request a token, and no part is larger than its time allows."""
+    slow = CostCurve.from_points([0], [1, 64], [[10.0, 200.0]])  # 3 ms a token: 100 ms are 33
+    backend = FakeBackend(n_ctx=2048, n_batch=512, n_slots=4)
+    scheduler = scheduler_of(backend, slow)
+    running = [job_of(backend, prompt, 400) for prompt in prompts_of(2, 5)]
+    for job in running:
+        scheduler.submit(job)
+    for _ in range(3):
+        scheduler.step()
+    late = job_of(backend, [5] * 600, 5)
+    scheduler.submit(late)
+    sizes = []
+    while not late.done:
+        counts = [len(job.result.tokens) for job in running]
+        evaluated = backend.evaluated
+        scheduler.step()
+        sizes.append(backend.evaluated - evaluated)
+        for job, count in zip(running, counts, strict=True):
+            assert job.done or len(job.result.tokens) > count
+    assert LEAST_PART < max(sizes) <= 33 + 2
+    assert late.result.tokens == said([5] * 600, 5)
+
+
+def test_two_long_prompts_take_turns() -> None:
+    backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
+    scheduler = scheduler_of(backend)
+    jobs = [job_of(backend, [n] * 500, 1) for n in (1, 2)]
+    for job in jobs:
+        scheduler.submit(job)
+    for _ in range(8):
+        scheduler.step()
+    left = [len(job.generation.pending) for job in jobs if job.generation]
+    assert max(left) - min(left) <= 64
+
+
+@pytest.mark.parametrize("n_slots", [2, 4])
+def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int) -> None:
+    backend = FakeBackend(n_ctx=96, n_slots=n_slots)
+    scheduler = scheduler_of(backend)
+    asked = [[n % END] * (20 + 5 * n) for n in range(8)]
+    jobs = [job_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.error is None
+        assert job.result.tokens == said(prompt, 35)
+        assert job.result.finish_reason in ("length", "stop")
+
+
+def test_a_context_that_is_full_ends_the_answer() -> None:
+    backend = FakeBackend(n_ctx=64)
+    job = job_of(backend, [1] * 40, 1000, Draws(3))
+    run(scheduler_of(backend), [job])
+    assert job.result.finish_reason in ("length", "stop")
+    assert len(job.result.tokens) <= 64 - 39
+    refused = job_of(backend, [1] * 64, 5)
+    run(scheduler_of(backend), [refused])
+    assert isinstance(refused.error, PromptTooLong)
+
+
+def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
+    """What is said after a shift is what plain decoding says to the shortened text."""
+    backend = FakeBackend(n_ctx=64)
+    prompt = [7, 8, 9, *([1, 2] * 10)]
+    job = job_of(backend, prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
+    run(scheduler_of(backend), [job])
+    if len(job.result.tokens) < 150:
+        assert job.result.finish_reason == "stop"
+    assert len(job.result.tokens) > 64
+    assert job.result.truncated
+    text, chooser, tokens = list(prompt), Draws(5), []
+    while len(tokens) < len(job.result.tokens):
+        if len(text) - 1 >= 64:
+            text = [*text[:3], *text[len(text) - int(0.5 * (64 - 3)) :]]
+        (token,) = plain(text, chooser, 1)
+        text.append(token)
+        tokens.append(token)
+    assert tokens == job.result.tokens
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -2])
+@pytest.mark.parametrize("at", range(1, 15))
+def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
+    """At the N-th call; whoever is not served gets an error, and everybody else the right answer."""
+    backend = FakeBackend(n_ctx=512, n_slots=3)
+    scheduler = scheduler_of(backend)
+    asked = prompts_of(5, 80)
+    backend.failures = {at: code}
+    jobs = [job_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.error is None
+        assert job.result.tokens == said(prompt, 12)
+
+
+@pytest.mark.parametrize("code", [2, -1, -2])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_decodes_that_keep_failing_end_requests_and_the_next_works(code: int, at: int) -> None:
+    backend = FakeBackend(n_ctx=512, n_slots=3)
+    scheduler = scheduler_of(backend)
+    backend.failures = dict.fromkeys(range(at, at + 60), code)
+    asked = prompts_of(4, 80)
+    jobs = [job_of(backend, prompt, 12) for prompt in asked]
+    run(scheduler, jobs)
+    assert any(isinstance(job.error, DecodeFailed) for job in jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.error is not None or job.result.tokens == said(prompt, 12)
+        assert job.error is None or job.result.finish_reason == "error"
+    backend.failures = {}
+    after = job_of(backend, asked[0], 12)
+    run(scheduler, [after])
+    assert after.result.tokens == said(asked[0], 12)
+
+
+def test_cells_return_to_the_baseline_after_requests_that_accept_nothing() -> None:
+    backend = FakeBackend(n_ctx=128, n_slots=2)
+    scheduler = scheduler_of(backend)
+    prompt = [1, 2, 3]
+    for _ in range(1000):
+        job = job_of(backend, prompt, 3, sources=fortune("wrong"), policy=Keen(FLAT))
+        scheduler.submit(job)
+        while not job.done:
+            scheduler.step()
+        assert job.answer.statistics.accepted == 0
+    check_cells(scheduler)
+    assert len(backend.cells) <= 2 * (len(prompt) + 3)
+    scheduler.slots.forget()
+    assert not backend.cells
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_cancelling_at_any_step_frees_the_slot_and_leaves_the_others(at: int) -> None:
+    backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=2)
+    scheduler = scheduler_of(backend)
+    asked = [[3] * 50, [4] * 30, [5] * 3]
+    jobs = [job_of(backend, prompt, 8) for prompt in asked]
+    for job in jobs:
+        scheduler.submit(job)
+    for _ in range(at):
+        scheduler.step()
+    was_done = jobs[0].done
+    scheduler.cancel(jobs[0])
+    check_cells(scheduler)
+    assert jobs[0].done
+    assert was_done or jobs[0].result.finish_reason == "cancelled"
+    run(scheduler, [])
+    for prompt, job in list(zip(asked, jobs, strict=True))[1:]:
+        assert job.result.tokens == said(prompt, 8)
+    assert said(asked[0], 8)[: len(jobs[0].result.tokens)] == jobs[0].result.tokens
+
+
+class Life(RuleBasedStateMachine):
+    """Submit, step, cancel, evict in any order: after every step the cells are those of the slots' tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = FakeBackend(n_ctx=80, n_batch=16, n_slots=3)
+        self.scheduler: Scheduler = scheduler_of(self.backend)
+        self.jobs: list[tuple[list[int], int, Job]] = []
+
+    @rule(
+        prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=60),
+        n=st.integers(0, 40),
+        keep=st.booleans(),
+        drafts=st.booleans(),
+    )
+    def submit(self, prompt: list[int], n: int, keep: bool, drafts: bool) -> None:
+        sources = fortune("bush") if drafts else None
+        policy = Keen(FLAT) if drafts else Off()
+        job = job_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
+        self.jobs.append((prompt, n, job))
+        self.scheduler.submit(job)
+
+    @rule(times=st.integers(1, 8))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.scheduler.step()
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=st.integers(0, 1000))
+    def cancel(self, which: int) -> None:
+        self.scheduler.cancel(self.jobs[which % len(self.jobs)][2])
+
+    @rule()
+    def evict(self) -> None:
+        self.scheduler.slots.evict()
+
+    @rule(code=st.sampled_from([2, -1, -2]), after=st.integers(1, 3))
+    def fail(self, code: int, after: int) -> None:
+        self.backend.failures = {self.backend.calls + after: code}
+
+    @invariant()
+    def cells_are_accounted_for(self) -> None:
+        check_cells(self.scheduler)
+
+    @invariant()
+    def answers_are_right(self) -> None:
+        for prompt, n, job in self.jobs:
+            truth = said(prompt, n)
+            assert truth[: len(job.result.tokens)] == job.result.tokens
+            complete = job.done and job.result.finish_reason in ("stop", "length")
+            assert not complete or job.result.tokens == truth or len(prompt) + len(job.result.tokens) > 80
+
+    def teardown(self) -> None:
+        self.backend.failures = {}
+        while self.scheduler.busy:
+            self.scheduler.step()
+        self.answers_are_right()
+        assert all(job.done for _, _, job in self.jobs)
+        assert all(self.scheduler.slots.is_idle(slot) for slot in self.scheduler.slots.slots)
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

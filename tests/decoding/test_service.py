@@ -1,0 +1,207 @@
+"""The engine in its own thread over real llama.cpp contexts of tiny models: many clients, errors, the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local import Engine, Sampling
+from rest_local.decoding.request import Request
+from rest_local.decoding.service import Service, Ticket
+from rest_local.errors import OptionError, PromptEmpty, PromptTooLong, QueueFull, RestLocalError, ServiceClosed
+
+TinyModel = Callable[..., Path]
+PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: TinyModel) -> Iterator[Engine]:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=1024, slots=4) as engine:
+        yield engine
+
+
+@pytest.fixture
+def service(engine: Engine) -> Iterator[Service]:
+    with Service(engine, queue=8) as service:
+        yield service
+
+
+def asked(engine: Engine, prompt: str, n: int = 40, **options: object) -> Request:
+    return Request(engine.tokenize(prompt), max_tokens=n, **options)  # type: ignore[arg-type]
+
+
+def test_pieces_are_the_text_and_the_totals_count_it(engine: Engine, service: Service) -> None:
+    before = service.statistics()
+    tickets = [service.submit(asked(engine, prompt)) for prompt in PROMPTS]
+    for ticket in tickets:
+        pieces = list(ticket)
+        assert "".join(piece.text for piece in pieces) == ticket.result.text
+        assert [token for piece in pieces for token in piece.tokens] == ticket.result.tokens
+        assert ticket.done
+        assert len(ticket.result.tokens) == 40
+    after = service.statistics()
+    assert after["requests"] - before["requests"] == len(PROMPTS)
+    assert after["predicted_tokens"] - before["predicted_tokens"] == 40 * len(PROMPTS)
+    assert (after["running"], after["waiting"]) == (0, 0)
+    assert {row["state"] for row in service.slots()} == {"idle"}
+
+
+def test_exact_requests_beside_others_say_what_an_exact_engine_says(tiny_model: TinyModel, service: Service) -> None:
+    """Drafted chains and seeded sampling included; on a context of their own."""
+    engine = service.engine
+    wanted = []
+    samplings = (Sampling(), Sampling(temperature=0.8, seed=11))
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=1024, exact=True) as alone:
+        for prompt in PROMPTS[:2]:
+            for sampling in samplings:
+                stream = alone.generate(prompt, max_tokens=40, sampling=sampling, policy="off")
+                list(stream)
+                wanted.append(stream.result.tokens)
+    tickets: list[Ticket] = []
+    others = [service.submit(asked(engine, prompt, 120)) for prompt in PROMPTS[2:]]
+    for prompt in PROMPTS[:2]:
+        for sampling in samplings:
+            tickets.append(service.submit(asked(engine, prompt, exact=True, sampling=sampling)))
+    assert [ticket.wait(60).tokens for ticket in tickets] == wanted
+    for other in others:
+        other.wait(60)
+
+
+def test_what_is_wrong_with_a_request_is_said_at_once(engine: Engine, service: Service) -> None:
+    with pytest.raises(PromptEmpty):
+        service.submit(Request([]))
+    with pytest.raises(PromptTooLong, match="1024"):
+        service.submit(Request([1] * 5000))
+    with pytest.raises(OptionError, match="token ids outside"):
+        service.submit(Request([10**6]))
+    with pytest.raises(OptionError, match="policy"):
+        service.submit(asked(engine, "a", policy="fastest"))
+    with pytest.raises(OptionError, match="datastore 'none-such'"):
+        service.submit(asked(engine, "a", datastores=("none-such",)))
+    with pytest.raises(OptionError, match="logprobs"):
+        asked(engine, "a", logprobs=1000)
+    assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+def test_a_full_queue_refuses_and_takes_again_when_somebody_leaves(engine: Engine) -> None:
+    held, release = threading.Event(), threading.Event()
+    with Service(engine, queue=3) as service:
+        blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
+        blocker.start()
+        assert held.wait(30)  # the engine's thread is busy: nobody gets a slot
+        tickets = [service.submit(asked(engine, "a", 5)) for _ in range(3)]
+        with pytest.raises(QueueFull, match="3 requests"):
+            service.submit(asked(engine, "a", 5))
+        release.set()
+        for ticket in tickets:
+            ticket.wait(30)
+        assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+        blocker.join()
+
+
+def test_a_cancelled_request_stops_and_its_slot_is_free(engine: Engine, service: Service) -> None:
+    tickets = [service.submit(asked(engine, prompt, 900)) for prompt in PROMPTS]
+    for ticket in tickets[:4]:
+        next(iter(ticket))
+        ticket.cancel()
+    tickets[4].cancel()  # it may never have had a slot
+    for ticket in tickets:
+        assert ticket.wait(30).finish_reason in ("cancelled", "length")
+        assert len(ticket.result.tokens) < 900
+    assert service.running == 0
+    assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
+    """Greedy answers in fast mode may differ at near-ties only, so the prompts' own first tokens tell them apart."""
+    failures: list[str] = []
+    with Service(engine, queue=64) as service:
+
+        def client(number: int) -> None:
+            for turn in range(5):
+                request = asked(engine, PROMPTS[number % 5] + str(turn), 10)
+                ticket = service.submit(request)
+                pieces = list(ticket)
+                if [t for piece in pieces for t in piece.tokens] != ticket.result.tokens:
+                    failures.append(f"{number}: pieces are not the result")
+                if ticket.result.timings["prompt_n"] + ticket.result.timings["cache_n"] != len(request.prompt):
+                    failures.append(f"{number}: another prompt was evaluated")
+
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
+    service = Service(engine)
+    ticket = service.submit(asked(engine, "a", 30))
+    service.close(drain_seconds=30)
+    assert len(ticket.result.tokens) == 30
+    with pytest.raises(ServiceClosed):
+        service.submit(asked(engine, "a"))
+    with pytest.raises(ServiceClosed):
+        service.run(lambda e: None)
+    service = Service(engine)
+    ticket = service.submit(asked(engine, "a", 1000))
+    next(iter(ticket))
+    service.close()
+    assert ticket.done
+    assert ticket.result.finish_reason == "cancelled"
+
+
+def test_a_fault_nobody_expected_ends_every_request_with_an_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(engine)
+    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    ticket = service.submit(asked(engine, "a"))
+    with pytest.raises(ServiceClosed):
+        ticket.wait(30)
+    with pytest.raises(ServiceClosed):
+        service.submit(asked(engine, "a"))
+    monkeypatch.undo()
+    service.close()
+    engine.cancel_all()
+    with Service(engine) as again:
+        assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+def test_calls_run_between_passes_and_raise_where_they_were_asked(engine: Engine, service: Service) -> None:
+    ticket = service.submit(asked(engine, PROMPTS[0], 200))
+    assert service.run(lambda e: e.n_ctx) == 1024
+
+    def refuse(engine: Engine) -> None:
+        raise OptionError("no")
+
+    with pytest.raises(RestLocalError, match="no"):
+        service.run(refuse)
+    assert len(ticket.wait(30).tokens) == 200
+
+
+def test_the_prefix_of_a_chat_turn_is_reused_and_reported(engine: Engine, service: Service) -> None:
+    first = engine.tokenize(PROMPTS[1] * 6)
+    answer = service.submit(Request(first, max_tokens=20)).wait(30)
+    follow_up = [*first, *answer.tokens, *engine.tokenize("print(1)")]
+    second = service.submit(Request(follow_up, max_tokens=5)).wait(30)
+    assert second.timings["cache_n"] >= len(first) + len(answer.tokens) - 2
+    fresh = service.submit(Request(follow_up, max_tokens=5, keep_prefix=False)).wait(30)
+    assert fresh.timings["cache_n"] == 0
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
+def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -> None:
+    """What is said beside others leaves what is said alone only where two tokens are nearly as likely."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine, Service(engine) as service:
+        alone = [service.submit(asked(engine, prompt, 60, policy="off")).wait(60) for prompt in PROMPTS]
+        together = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
+        for one, ticket in zip(alone, together, strict=True):
+            same = np.array(one.tokens) == np.array(ticket.wait(60).tokens)
+            assert len(same) == 60
+            assert same[:5].all()

@@ -1,0 +1,96 @@
+"""A decode that is running is broken off from another thread; one that is not running is left alone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.bench.synthetic import Shape, synthetic
+from rest_local.llama import breaker, library
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+
+TinyModel = Callable[..., Path]
+N = 2048
+SLOW = Shape(layers=8, width=512, heads=8, kv_heads=8, feed=2048, vocab=512, tied=True)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A batch of N tokens is some 10^11 operations: seconds, where an abort is milliseconds."""
+    path = synthetic(SLOW, "Q8_0", tmp_path_factory.mktemp("slow") / "slow.gguf")
+    with Model.open(path) as model:
+        yield model
+
+
+def _context(model: Model) -> Context:
+    return Context(model, ContextSettings(n_ctx=2 * N, n_batch=N, n_branches=1, threads=1))
+
+
+def _fill(context: Context, begin: int, count: int) -> None:
+    context.batch.fill(np.arange(count) % 200 + 40, np.arange(begin, begin + count), 0, 1, 0)
+
+
+def _decode_aborted_by(context: Context, abort: Callable[[], bool]) -> int:
+    """The code of a decode during which another thread aborts, as soon as one is running."""
+    code = []
+
+    def decode() -> None:
+        code.append(context.decode())
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    while not abort():
+        assert thread.is_alive(), "the decode ended before it could be broken off"
+    thread.join()
+    return code[0]
+
+
+def test_a_running_decode_returns_2_and_the_next_one_works(slow: Model) -> None:
+    with _context(slow) as context:
+        _fill(context, 0, 16)
+        assert context.decode() == 0
+        _fill(context, 16, N)
+        assert _decode_aborted_by(context, context.abort) == 2
+        assert context.remove(0, 16)
+        assert context.end(0) == 16
+        _fill(context, 16, 16)
+        assert context.decode() == 0
+        assert context.end(0) == 32
+
+
+def test_all_contexts_of_the_process_are_broken_off_at_once(slow: Model) -> None:
+    with _context(slow) as idle, _context(slow) as context:
+        _fill(context, 0, N)
+        assert _decode_aborted_by(context, breaker.abort_all) == 2
+        _fill(idle, 0, 16)
+        assert idle.decode() == 0
+    assert not breaker.abort_all()
+
+
+def test_without_a_running_decode_nothing_happens(slow: Model) -> None:
+    context = _context(slow)
+    assert not context.abort()
+    _fill(context, 0, 16)
+    assert context.decode() == 0
+    assert not context.abort()
+    context.close()
+    assert not context.abort()
+
+
+def test_what_is_broken_off_is_not_logged_and_what_comes_after_is(
+    slow: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Python log callback would swallow the Ctrl-C that this is for."""
+    with _context(slow) as context, caplog.at_level(logging.DEBUG, library.logger.name):
+        _fill(context, 0, N)
+        assert _decode_aborted_by(context, context.abort) == 2
+        assert "abort" not in caplog.text
+        caplog.clear()
+        _context(slow).close()
+        assert caplog.records

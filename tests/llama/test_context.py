@@ -1,0 +1,203 @@
+"""A context over llama.cpp: settings, cache types, sequence ids, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_local.bench.tiny import ARCHITECTURES
+from rest_local.errors import ModelError, OptionError
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, Rope
+
+TinyModel = Callable[..., Path]
+TEXT = np.random.default_rng(0).integers(40, 200, 120)
+STATEFUL = ("lfm2", "mamba")
+
+
+class Sequence:
+    """One sequence, evaluated by position."""
+
+    def __init__(self, context: Context, seq: int = 0) -> None:
+        self.context, self.seq = context, seq
+
+    def evaluate(self, begin: int, end: int) -> np.ndarray:
+        """Logits of TEXT[begin:end] at its own positions."""
+        self.context.batch.fill(TEXT[begin:end], np.arange(begin, end), self.seq, 1, 1)
+        assert self.context.decode() == 0
+        return self.context.logits(end - begin).copy()
+
+
+@contextmanager
+def opened(path: Path, **settings: Any) -> Iterator[Context]:
+    with (
+        Model.open(path) as model,
+        Context(model, ContextSettings(**{"n_ctx": 256, "threads": 1, "n_branches": 1, **settings})) as context,
+    ):
+        yield context
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_ctx": 7},
+        {"threads": -1},
+        {"threads_batch": -1},
+        {"n_batch": 0},
+        {"n_ubatch": -1},
+        {"n_slots": 0},
+        {"n_branches": 0},
+        {"n_slots": 33},
+        {"n_slots": 257, "n_branches": 1},
+        {"cache_type_k": "q4_k"},
+        {"cache_type_v": "f8"},
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        ContextSettings(**settings)
+
+
+def test_settings_survive_being_written_down() -> None:
+    settings = ContextSettings(n_ctx=99, n_slots=3, cache_type_v="q8_0", rope=Rope("yarn", 1e6, yarn_orig_ctx=2048))
+    assert ContextSettings.from_dict(settings.to_dict()) == settings
+    with pytest.raises(TypeError):
+        ContextSettings.from_dict({**settings.to_dict(), "cache_type": "f16"})
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+def test_every_cache_type_computes_alone_and_with_another(tiny_model: TinyModel, cache_type: str) -> None:
+    path = tiny_model("llama")
+    with opened(path) as context:
+        plain = Sequence(context).evaluate(0, 20)
+    for k, v in ((cache_type, cache_type), (cache_type, "f16"), ("f16", cache_type)):
+        with opened(path, flash_attention=True, cache_type_k=k, cache_type_v=v) as context:
+            rows = Sequence(context).evaluate(0, 20)
+        assert np.corrcoef(rows.ravel(), plain.ravel())[0, 1] > 0.9
+    if cache_type not in FLOAT_CACHE_TYPES:
+        with pytest.raises(ModelError, match="flash_attn"), opened(path, cache_type_v=cache_type):
+            pass
+
+
+def test_rope_of_the_user_replaces_that_of_the_model(tiny_model: TinyModel) -> None:
+    path = tiny_model("llama")
+    rows = []
+    for rope in (Rope(), Rope(freq_base=1e6), Rope(freq_scale=0.5), Rope("yarn", freq_scale=0.25, yarn_orig_ctx=64)):
+        with opened(path, rope=rope) as context:
+            rows.append(Sequence(context).evaluate(0, 40)[-1])
+    assert len({row.tobytes() for row in rows}) == len(rows)
+    with opened(path, rope=Rope(freq_base=10000.0)) as context:  # what the file says
+        assert np.array_equal(Sequence(context).evaluate(0, 40)[-1], rows[0])
+
+
+def test_a_step_larger_than_what_is_computed_at_once_has_all_its_rows(tiny_model: TinyModel) -> None:
+    path = tiny_model("llama")
+    with opened(path) as context:
+        whole = Sequence(context).evaluate(0, 64)
+    with opened(path, n_ubatch=16) as context:
+        parts = Sequence(context).evaluate(0, 64)
+    assert whole.shape == parts.shape
+    assert np.abs(whole - parts).max() < 0.05 * np.abs(whole).max()
+
+
+def test_slots_have_ids_of_their_own_in_shared_cells(tiny_model: TinyModel) -> None:
+    """Three sequences of two branches each; removing one leaves the others."""
+    with opened(tiny_model("llama"), n_slots=3, n_branches=2) as context:
+        assert (context.n_slots, context.n_branches, context.batch.max_ids) == (3, 2, 2)
+        for slot in range(3):
+            context.batch.fill(TEXT[: 10 + slot], np.arange(10 + slot), 2 * slot, 2, 0)
+            assert context.decode() == 0
+        assert [context.end(seq) for seq in range(6)] == [10, 10, 11, 11, 12, 12]
+        assert context.remove(2, 0)
+        assert context.remove(3, 5)
+        assert [context.end(seq) for seq in range(6)] == [10, 10, 0, 5, 12, 12]
+
+
+def _settings(arch: str) -> dict[str, Any]:
+    return {"n_rs_seq": 16} if arch in STATEFUL else {}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_whole_checkpoint_brings_a_sequence_back_to_the_bit(tiny_model: TinyModel, arch: str) -> None:
+    """Over what came after it, into cleared cells, and into another context."""
+    path = tiny_model(arch, quant="Q8_0")
+    with opened(path, **_settings(arch)) as context:
+        sequence = Sequence(context)
+        sequence.evaluate(0, 50)
+        state = context.save(0)
+        expected = sequence.evaluate(50, 60)
+        sequence.evaluate(60, 120)
+        assert context.restore(0, state)
+        assert context.end(0) == 50
+        assert np.array_equal(sequence.evaluate(50, 60), expected)
+        context.clear()
+        assert context.restore(0, state)
+        assert np.array_equal(sequence.evaluate(50, 60), expected)
+    with opened(path, **_settings(arch)) as context:
+        assert context.restore(0, state)
+        assert np.array_equal(Sequence(context).evaluate(50, 60), expected)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_partial_checkpoint_goes_back_where_a_tail_cannot_be_removed(tiny_model: TinyModel, arch: str) -> None:
+    """Further back than the snapshots of recurrent state reach; then a draft is evaluated and rolled back."""
+    with opened(tiny_model(arch, quant="Q8_0"), **_settings(arch)) as context:
+        sequence = Sequence(context)
+        sequence.evaluate(0, 50)
+        state = context.save(0, partial=True)
+        expected = sequence.evaluate(50, 60)
+        sequence.evaluate(60, 100)
+        if arch in STATEFUL:
+            assert not context.remove(0, 50)
+        assert context.restore(0, state, partial=True)
+        assert context.remove(0, 50)
+        assert context.end(0) == 50
+        assert np.array_equal(sequence.evaluate(50, 60), expected)
+        if arch != "mamba":
+            assert context.remove(0, 53)
+            assert np.abs(sequence.evaluate(53, 60) - expected[3:]).max() < 0.05 * np.abs(expected).max()
+
+
+def test_a_partial_checkpoint_of_a_hybrid_is_small(tiny_model: TinyModel) -> None:
+    with opened(tiny_model("lfm2"), n_rs_seq=16) as context:
+        Sequence(context).evaluate(0, 60)
+        assert 4 * len(context.save(0, partial=True)) < len(context.save(0))
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2", "mamba"])
+def test_a_state_that_does_not_fit_is_refused_and_leaves_the_sequence_empty(tiny_model: TinyModel, arch: str) -> None:
+    with opened(tiny_model(arch), **_settings(arch)) as context:
+        sequence = Sequence(context)
+        expected = sequence.evaluate(0, 20)
+        state = context.save(0)
+        for damaged in (state[: len(state) // 2], state[:7], b""):
+            assert not context.restore(0, damaged)
+            assert context.end(0) == 0
+        assert np.array_equal(sequence.evaluate(0, 20), expected)
+
+
+def test_another_sequence_is_untouched_by_a_restore(tiny_model: TinyModel) -> None:
+    with opened(tiny_model("llama"), n_slots=2) as context:
+        first, second = Sequence(context), Sequence(context, 1)
+        first.evaluate(0, 30)
+        second.evaluate(0, 40)
+        state = context.save(0)
+        first.evaluate(30, 60)
+        assert context.restore(0, state)
+        assert (context.end(0), context.end(1)) == (30, 40)
+
+
+def test_cells_are_all_used_by_settings_of_any_number_of_slots(tiny_model: TinyModel) -> None:
+    """Unified: one sequence may fill what all share."""
+    base = ContextSettings(n_ctx=256, threads=1, n_branches=8)
+    with Model.open(tiny_model("llama")) as model, Context(model, replace(base, n_slots=8)) as context:
+        assert context.n_ctx == 256
+        context.batch.fill(np.full(250, 50), np.arange(250), 8, 8, 0)
+        assert context.decode() == 0

@@ -1,0 +1,167 @@
+"""Adding and forgetting documents: what is there afterwards, what is not, and that neither ever half happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_local.errors import (
+    CorpusEmpty,
+    DatastoreError,
+    DatastoreLocked,
+    DatastoreNotFound,
+    DatastoreUnwritable,
+    DatastoreVocabulary,
+)
+from rest_local.retrieval.build import build
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.edit import add, forget
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import VocabularyId
+
+VOCABULARY = VocabularyId("ab" * 32, 300, "bytes of 300 tokens")
+
+
+def tokens(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def contents(path: Path) -> dict[str, str]:
+    """Every document, from the files."""
+    with Datastore.open(path) as store:
+        store.check()
+        found = [document for index in range(len(store.segments)) for document in store.documents(index)]
+        assert [name for name, _ in found] == store.document_names()
+    assert len({name for name, _ in found}) == len(found)
+    return {name: bytes(ids.astype(np.uint8)).decode() for name, ids in found}
+
+
+def put(path: Path, **documents: str) -> None:
+    add(path, [(name, tokens(text)) for name, text in documents.items()], vocabulary=VOCABULARY)
+
+
+def test_a_new_datastore_an_addition_and_a_replacement(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    put(path, a="first text")
+    put(path, b="second")
+    put(path, a="instead")
+    assert contents(path) == {"a": "instead", "b": "second"}
+    assert b"first text"[::-1] not in b"".join(file.read_bytes()[1::2] for file in path.glob("*.tokens"))
+
+
+def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    put(path, a="secret words", b="others")
+    assert forget(path, {"a", "unknown"}) == 1
+    assert forget(path, {"a"}) == 0
+    assert contents(path) == {"b": "others"}
+    assert not any(b"a" in file.read_bytes() for file in path.glob("*documents*"))
+
+
+def test_the_last_document_stays(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    put(path, a="only")
+    with pytest.raises(DatastoreError, match="index remove"):
+        forget(path, {"a"})
+    assert contents(path) == {"a": "only"}
+    with pytest.raises(DatastoreNotFound):
+        forget(tmp_path / "nothing", {"a"})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.text("xyz", min_size=1, max_size=30))), max_size=8
+    )
+)
+def test_any_sequence_of_edits_is_that_of_a_dict(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, str | None]]
+) -> None:
+    path = tmp_path_factory.mktemp("edits") / "store"
+    put(path, keep="kept")
+    expected = {"keep": "kept"}
+    for name, text in edits:
+        if text is None:
+            assert forget(path, {name}) == (name in expected)
+            expected.pop(name, None)
+        else:
+            put(path, **{name: text})
+            expected[name] = text
+    assert contents(path) == expected
+
+
+def test_large_segments_that_hold_nothing_of_it_stay(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    large = [(f"f{n}", tokens("word " * 20_000)) for n in range(6)]
+    build(path, large, vocabulary=VOCABULARY, segment_tokens=250_000)
+    with Datastore.open(path) as store:
+        before = {entry.name: entry.documents for entry in store.manifest.segments}
+    assert list(before.values()) == [2, 2, 2]
+    forget(path, {"f0"})
+    put(path, new="small")
+    with Datastore.open(path) as store:
+        after = {entry.name for entry in store.manifest.segments}
+    assert after > set(list(before)[1:]), "untouched ones are the same files"
+    assert set(contents(path)) == {f"f{n}" for n in range(1, 6)} | {"new"}
+
+
+def test_small_additions_do_not_pile_up_segments(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    for number in range(20):
+        put(path, **{f"f{number}": f"text {number}"})
+    with Datastore.open(path) as store:
+        assert len(store.segments) == 1
+
+
+def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    put(path, a="hello world", b="more")
+    with Datastore.open(path, mmap=True) as reader:
+        forget(path, {"a"})
+        match, places, _ = reader.find(tokens("hello "))
+        assert (match, places) == (6, 1)
+
+
+def test_refusals_leave_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    put(path, a="text")
+    other = VocabularyId("cd" * 32, 300, "other")
+    with pytest.raises(DatastoreVocabulary):
+        add(path, [("b", tokens("x"))], vocabulary=other)
+    with locked(path), pytest.raises(DatastoreLocked):
+        add(path, [("b", tokens("x"))], vocabulary=VOCABULARY, wait_s=0)
+    with pytest.raises(CorpusEmpty):
+        add(tmp_path / "empty", [("b", tokens(""))], vocabulary=VOCABULARY)
+    assert contents(path) == {"a": "text"}
+
+
+class Failing(Files):
+    """The n-th sync fails."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def sync(self, descriptor: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(5, "Input/output error")
+        super().sync(descriptor)
+
+
+def test_a_disk_that_fails_at_any_sync_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    put(path, a="text", b="other")
+    for at in range(1, 20):
+        failing = Failing(at)
+        try:
+            forget(path, {"a"}, files=failing)
+        except DatastoreUnwritable:
+            assert contents(path) == {"a": "text", "b": "other"}
+        if failing.left > 0:
+            break
+    assert contents(path) == {"b": "other"}
+    assert at > 3

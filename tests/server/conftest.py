@@ -1,0 +1,53 @@
+"""Live servers: one with the demo model for the whole session, others with a scripted service."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_service import FakeEngine, FakeService
+from live import Live, served
+
+from rest_local.decoding.engine import Engine
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Live]:
+    """The demo model, four slots, everything on."""
+    settings = Settings(port=0, metrics=True, aliases=("coder",))
+    serving = Serving(settings, "demo", lambda: Engine.load(slots=4), drain_seconds=5)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
+        yield live
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., Live]]:
+    """`scripted(keys=(b"k",), room=2)`: a server whose service does what the test says."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Live:
+            made: list[FakeService] = []
+
+            def service(engine: Any, queue: int) -> Any:
+                made.append(FakeService(engine, room=room))
+                return made[0]
+
+            serving = Serving(
+                replace(Settings(port=0), **settings),
+                "demo",
+                lambda: FakeEngine(n_ctx),  # type: ignore[arg-type, return-value]
+                start=service,
+                drain_seconds=drain_seconds,
+            )
+            live = stack.enter_context(served(serving))
+            assert serving.loaded.wait(60)
+            live.service = made[0]
+            return live
+
+        yield start

@@ -1,0 +1,136 @@
+"""A service without weights: what it answers is what a test says, when a test says so.
+
+The vocabulary and the template are the demo model's own, so prompts, ids and log-probabilities have their real shapes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from rest_local.decoding.engine import Engine
+from rest_local.decoding.request import Request
+from rest_local.decoding.stream import Piece, Result
+from rest_local.errors import QueueFull, RestLocalError
+from rest_local.llama.model import Model
+from rest_local.paths import demo_model
+
+TIMINGS = ("cache_n", "prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms")
+DRAFTS = {"predicted_per_second": 0.0, "draft_n": 7, "draft_n_accepted": 5}
+
+
+class FakeEngine:
+    """What the server reads of an engine."""
+
+    tokenize = Engine.tokenize
+
+    def __init__(self, n_ctx: int = 512) -> None:
+        self.model = Model.open(demo_model(), vocab_only=True)
+        self.n_ctx = n_ctx
+        self.datastores: list[Any] = []
+
+    def close(self) -> None:
+        self.model.close()
+
+
+class FakeTicket:
+    """A test gives it pieces and ends it."""
+
+    def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[], None] | None) -> None:
+        self.id, self.request = number, request
+        self.result = Result()
+        self.done, self.error = False, None
+        self.cancelled = threading.Event()
+        self._vocabulary, self._wake = vocabulary, wake or (lambda: None)
+        self._pieces: deque[Piece] = deque()
+
+    def give(self, text: str, source: str = "model", origin: Any = None, **more: Any) -> None:
+        tokens = tuple(self._vocabulary.tokenize(text).tolist())
+        more["origins"] = (origin,) * len(tokens)
+        self.result.text += text
+        self.result.tokens += tokens
+        self._pieces.append(Piece(text, tokens, (source,) * len(tokens), **more))
+        self._wake()
+
+    def end(self, reason: str = "stop", *, word: str = "", error: RestLocalError | None = None) -> None:
+        if self.done:
+            return
+        counts = (0, len(self.request.prompt), 1.0, 0.0, len(self.result.tokens), 2.0)
+        self.result.timings = dict(zip(TIMINGS, counts, strict=True)) | DRAFTS
+        self.result.finish_reason, self.result.stopping_word, self.error = reason, word, error
+        self.result.draft = {"by_source": {"prediction": {"drafted": 4, "accepted": 3}}}
+        self.done = True
+        self._wake()
+
+    def poll(self) -> list[Piece]:
+        pieces = []
+        while self._pieces:
+            pieces.append(self._pieces.popleft())
+        return pieces
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self.end("cancelled")
+
+
+class FakeService:
+    """`answer`: the texts of every answer, given at once; None: the test does it, with `tickets`."""
+
+    def __init__(self, engine: FakeEngine, *, room: int = 64) -> None:
+        self.engine, self.room = engine, room
+        self.answer: Iterable[str] | None = ("Hello", " world")
+        self.tickets: list[FakeTicket] = []
+        self.closed = False
+        self._news = threading.Condition()
+
+    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> FakeTicket:
+        with self._news:
+            if sum(not ticket.done for ticket in self.tickets) >= self.room:
+                raise QueueFull(self.room)
+            ticket = FakeTicket(len(self.tickets), request, self.engine.model.vocabulary, wake)
+            self.tickets.append(ticket)
+            self._news.notify_all()
+        if self.answer is not None:
+            for text in self.answer if request.max_tokens else ():
+                ticket.give(text)
+            ticket.end("stop" if request.max_tokens else "length")
+        return ticket
+
+    def ticket(self, number: int = 0) -> FakeTicket:
+        """Waits until there are as many."""
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.tickets) > number, 30), "no such request came"
+        return self.tickets[number]
+
+    def run(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
+        return call(self.engine)
+
+    def slots(self) -> list[dict[str, Any]]:
+        return [{"id": 0, "state": "idle", "n_past": 0, "request": None}]
+
+    def statistics(self) -> dict[str, Any]:
+        names = ("requests", "prompt_tokens", "predicted_tokens", "steps", "drafts", "drafted", "accepted")
+        more = {
+            "prompt_seconds": 1.0,
+            "predicted_seconds": 0.0,
+            "running": 0,
+            "waiting": 0,
+            "cells_used": 0,
+            "cells": 1,
+        }
+        return dict.fromkeys(names, 3) | more
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        self.closed = True
+        for ticket in self.tickets:
+            ticket.cancel()
+
+
+def origin(**fields: Any) -> Any:
+    """Where a token was drafted from."""
+    return SimpleNamespace(
+        **{"source": "datastore", "probability": 0.5, "match": 4, "file": "a.py", "line": 3} | fields
+    )

@@ -1,0 +1,58 @@
+"""A server in a thread of its own, and calls to it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from rest_local.server.run import Serving, listen
+
+
+@dataclass
+class Live:
+    """A server that answers. `service`: the scripted one, where there is one."""
+
+    port: int
+    serving: Serving
+    thread: threading.Thread
+    service: Any = None
+
+    def stop(self) -> None:
+        """Stops it and waits for its last word."""
+        self.serving.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.get(path, **options)
+
+
+@contextlib.contextmanager
+def served(serving: Serving) -> Iterator[Live]:
+    """The server in a thread of its own, stopped at the end."""
+    with listen(serving.settings) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=serving.run, args=(listening,), name="server")
+        thread.start()
+        try:
+            live = Live(port, serving, thread)
+            yield live
+        finally:
+            live.stop()

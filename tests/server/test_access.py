@@ -1,0 +1,93 @@
+"""The log: one line of JSON a request, nothing of what was said, nothing a client wrote unescaped (RELIABILITY 34)."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from live import Live
+
+from rest_local.server.access import JsonLines
+
+Scripted = Callable[..., Live]
+LOGGERS = ("rest_local.server", "uvicorn.error")
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """Everything that any logger says, as the server writes it."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(JsonLines())
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
+    yield text
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def lines(log: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.getvalue().splitlines()]
+
+
+def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io.StringIO) -> None:
+    live = scripted(keys=(b"topsecretkey",))
+    live.service.answer = ("the completion text",)
+    body = {"messages": [{"role": "user", "content": "the prompt text"}]}
+    live.post("/v1/chat/completions?x=query", body, headers={"authorization": "Bearer topsecretkey"})
+    live.post("/v1/chat/completions", body, headers={"authorization": "Bearer wrongkey"})
+    live.post("/v1/chat/completions", body | {"temperature": "x"}, headers={"x-api-key": "topsecretkey"})
+    live.stop()
+    text = log.getvalue()
+    for secret in ("prompt text", "completion text", "topsecretkey", "wrongkey", "query"):
+        assert secret not in text
+    found = {(line["logger"], line.get("status")): line for line in lines(log) if line.get("event") == "request"}
+    assert set(found) >= {("rest_local.server", status) for status in (200, 400, 401)}
+    good = found["rest_local.server", 200]
+    assert good["path"] == "/v1/chat/completions"
+    assert good["completion_tokens"] > 0
+    assert good["finish"] == ["stop"]
+
+
+def test_a_client_cannot_write_lines_of_its_own(scripted: Scripted, log: io.StringIO) -> None:
+    live = scripted()
+    for target in (b"/a%0d%0a%7b%22fake%22:1%7d", b"/%1b[2J%1b[31m", b"/" + b"x" * 5000, b"/%ff%fe%e2%80%a8"):
+        with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+            connection.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            while connection.recv(4096):
+                pass
+    live.stop()
+    text = log.getvalue()
+    assert text.isascii()
+    assert all(character == "\n" or character.isprintable() for character in text)
+    requests = [line for line in lines(log) if line.get("event") == "request"]
+    assert len({line["path"] for line in requests}) == 4
+    assert all(len(line["path"]) <= 200 for line in requests)
+    assert not any("fake" in line for line in lines(log))
+
+
+def test_a_fault_of_the_server_is_logged_and_not_shown(
+    scripted: Scripted, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = scripted()
+
+    def broken() -> None:
+        raise KeyError("inner detail")
+
+    monkeypatch.setattr(live.service, "slots", broken)
+    answer = live.get("/slots")
+    assert answer.status_code == 500
+    assert "inner detail" not in answer.text
+    assert live.get("/health").status_code == 200
+    live.stop()
+    assert "inner detail" in log.getvalue()
+    assert [line["status"] for line in lines(log) if line.get("path") == "/slots"] == [500]

@@ -1,0 +1,58 @@
+"""Text filters: where a text is cut never depends on how it came."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.server.filters import Gathered, Indentation
+
+
+def indented(parts: list[str], least: int) -> tuple[str, bool]:
+    """What llama-server's rule leaves of a text: lines behind the first that are indented less end it."""
+    filter_ = Indentation(least)
+    text = "".join(filter_.feed(part) for part in parts)
+    ended = filter_.ended
+    return text + ("" if ended else filter_.finish()), ended
+
+
+def oracle(text: str, least: int) -> tuple[str, bool]:
+    """Line by line, over the whole text."""
+    first, *lines = text.split("\n")
+    given = first
+    for number, line in enumerate(lines):
+        blank = len(line) - len(line.lstrip(" \t"))
+        last = number == len(lines) - 1
+        if least and blank < least and not (last and blank == len(line)):
+            return given + "\n", True
+        given += "\n" + line
+    return given, False
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "left"),
+    [
+        ("return a\n    b\nc = 1", 4, "return a\n    b\n"),
+        ("x\n\n    y", 4, "x\n"),
+        ("x\n    y\n  ", 4, "x\n    y\n  "),
+        ("x\ny", 0, "x\ny"),
+        ("\tx\n\ty\nz", 1, "\tx\n\ty\n"),
+    ],
+)
+def test_indentation_ends_the_text(text: str, least: int, left: str) -> None:
+    assert indented([text], least)[0] == left
+
+
+@given(st.lists(st.text(" \t\na", max_size=4), max_size=12), st.integers(0, 4))
+def test_indentation_is_the_same_however_the_text_is_cut(parts: list[str], least: int) -> None:
+    assert indented(parts, least) == oracle("".join(parts), least)
+
+
+@given(st.lists(st.text(max_size=9), max_size=12), st.integers(1, 6))
+def test_gathered_text_is_cut_at_fixed_places(parts: list[str], size: int) -> None:
+    filter_ = Gathered(size)
+    given = [filter_.feed(part) for part in parts]
+    assert all(len(part) % size == 0 for part in given)
+    assert "".join(given) + filter_.finish() == "".join(parts)
+    assert len(filter_.finish()) == 0

@@ -1,0 +1,94 @@
+"""Gaps: the prompt that the model was trained on, shortened where it has to be; and where a line ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_service import FakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live import Live
+
+from rest_local.server.errors import ApiError
+from rest_local.server.prompts import infill_tokens, prompt_text
+
+PRE, SUF, MID, REP, SEP = 4090, 4091, 4092, 4094, 4095
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    engine = FakeEngine(n_ctx=200)
+    yield engine
+    engine.close()
+
+
+def test_the_prompt_of_a_gap(engine: Any) -> None:
+    text = prompt_text(engine.model.vocabulary, infill_tokens(engine, "a = ", "\nb", (), "1"))
+    names = {token: engine.model.vocabulary.piece(token).decode() for token in (PRE, SUF, MID, REP, SEP)}
+    assert text == f"{names[PRE]}a = {names[SUF]}\nb{names[MID]}1"
+    with_files = infill_tokens(engine, "a", "b", [("x.py", "x = 1\n"), ("", "y = 2\n")])
+    expected = f"{names[REP]}project\n{names[SEP]}x.py\nx = 1\n{names[SEP]}tmp\ny = 2\n{names[SEP]}filename\n"
+    assert prompt_text(engine.model.vocabulary, with_files) == f"{expected}{names[PRE]}a{names[SUF]}b{names[MID]}"
+
+
+def test_special_tokens_in_a_file_are_text(engine: Any) -> None:
+    name = engine.model.vocabulary.piece(MID).decode()
+    assert infill_tokens(engine, name, name, [("a", name)], name).count(MID) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 300), st.integers(0, 300), st.lists(st.integers(0, 120), max_size=4), st.integers(0, 500))
+def test_a_gap_always_leaves_room(engine: Any, before: int, behind: int, extra: list[int], answer: int) -> None:
+    prefix, suffix = " x" * before + "end", "begin" + " y" * behind
+    files = [(f"{n}.py", " z" * size) for n, size in enumerate(extra)]
+    tokens = infill_tokens(engine, prefix, suffix, files, "", answer)
+    assert len(tokens) < engine.n_ctx
+    assert len(tokens) + min(answer, engine.n_ctx // 2) <= engine.n_ctx
+    left, right = tokens.index(PRE), tokens.index(SUF)
+    assert tokens[-1] == MID
+    text = prompt_text(engine.model.vocabulary, tokens[left + 1 : right])
+    assert prefix.endswith(text)
+    assert suffix.startswith(prompt_text(engine.model.vocabulary, tokens[right + 1 : -1]))
+    if before and left:
+        assert text == prefix, "other files only take what is left over"
+
+
+def test_files_far_from_the_gap_go_first(engine: Any) -> None:
+    files = [(f"{name}.py", f" {name}" * 60) for name in "abc"]
+    text = prompt_text(engine.model.vocabulary, infill_tokens(engine, "x", "y", files))
+    assert "c.py" in text
+    assert "a.py" not in text
+
+
+def test_a_model_without_such_tokens_says_so(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.model.vocabulary, "fim_middle", None)
+    with pytest.raises(ApiError, match="no fill-in-the-middle") as caught:
+        infill_tokens(engine, "a", "b")
+    assert caught.value.status == 501
+
+
+def test_extra_text_goes_in_front_where_there_are_no_file_markers(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.model.vocabulary, "fim_sep", None)
+    monkeypatch.setattr(engine.model.vocabulary, "fim_rep", None)
+    text = prompt_text(engine.model.vocabulary, infill_tokens(engine, "a", "b", [("x.py", "x = 1")]))
+    assert text.startswith("x = 1\n")
+    assert "x.py" not in text
+
+
+def test_indentation_ends_the_answer(scripted: Any) -> None:
+    live = scripted()
+    live.service.answer = ("return", " 1\n  ", "  more\n", "left", " and more")
+    found = live.post("/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 4}).json()
+    assert found["content"] == "return 1\n    more\n"
+    assert found["stop_type"] == "limit"
+    assert found["stop"] is True
+
+
+def test_the_demo_model_fills_a_gap(demo: Live) -> None:
+    body = {"input_prefix": "def add(a, b):\n    return", "input_suffix": "\n\nprint(add(1, 2))\n", "n_predict": 6}
+    more = {"input_extra": [{"filename": "m.py", "text": "def sub(a, b):\n    return a - b\n"}], "temperature": 0}
+    found = demo.post("/infill", body | more).json()
+    assert found["content"]
+    assert found["tokens_evaluated"] > 20

@@ -1,0 +1,127 @@
+"""llama-server's own calls, against the demo model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from live import Live
+
+PROMPT = {"prompt": "def add(a, b):\n", "n_predict": 12, "temperature": 0}
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n") if event]
+
+
+def test_completion_and_its_stream_say_the_same(demo: Live) -> None:
+    whole = demo.post("/completion", PROMPT | {"return_tokens": True}).json()
+    parts = events(demo.post("/completion", PROMPT | {"stream": True}).text)
+    assert "".join(part["content"] for part in parts) == whole["content"] != ""
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    assert len(whole["tokens"]) == whole["tokens_predicted"] == 12
+    wanted = "content tokens stop stop_type stopping_word generation_settings model prompt timings tokens_cached"
+    assert {*wanted.split(), "tokens_evaluated", "truncated"} <= whole.keys()
+    assert whole["stop_type"] == "limit"
+    assert whole["prompt"] == PROMPT["prompt"]
+    assert whole["timings"]["predicted_n"] == 12
+
+
+def test_a_stop_word_is_named(demo: Live) -> None:
+    full = demo.post("/completion", PROMPT).json()["content"]
+    cut = demo.post("/completion", PROMPT | {"stop": [full[4:8]]}).json()
+    assert cut["stop_type"] == "word"
+    assert cut["stopping_word"] == full[4:8]
+    assert cut["content"] == full[: full.index(full[4:8])]
+
+
+def test_response_fields_are_flat(demo: Live) -> None:
+    fields = ["content", "timings/prompt_n", "timings/nothing", "generation_settings/n_ctx", "truncated"]
+    found = demo.post("/completion", PROMPT | {"response_fields": fields}).json()
+    assert list(found) == ["content", "timings/prompt_n", "generation_settings/n_ctx", "truncated"]
+    assert found["generation_settings/n_ctx"] == 2048
+
+
+def test_n_probs_gives_the_targets_probabilities(demo: Live) -> None:
+    found = demo.post("/completion", PROMPT | {"n_probs": 2}).json()["completion_probabilities"]
+    assert len(found) == 12
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in found)
+    assert all(entry["id"] == entry["top_logprobs"][0]["id"] for entry in found)
+
+
+def test_prompts_of_ids_and_texts(demo: Live) -> None:
+    ids = demo.post("/tokenize", {"content": "def add"}).json()["tokens"]
+    mixed = demo.post("/completion", PROMPT | {"prompt": [*ids, "(a, b):\n"]}).json()
+    assert mixed["prompt"] == PROMPT["prompt"]
+    assert demo.post("/completion", PROMPT | {"prompt": [5000]}).status_code == 400
+
+
+@pytest.mark.parametrize("text", ["", "def f():\n    return 1\n", "né 中 🙂", "<|im_start|>user"])
+def test_tokens_there_and_back(demo: Live, text: str) -> None:
+    tokens = demo.post("/tokenize", {"content": text}).json()["tokens"]
+    assert demo.post("/detokenize", {"tokens": tokens}).json() == {"content": text}
+    pieces = demo.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == tokens
+    raw = b"".join(p.encode() if isinstance(p := piece["piece"], str) else bytes(p) for piece in pieces)
+    assert raw.decode() == text
+
+
+def test_special_tokens_are_parsed_unless_told_not_to(demo: Live) -> None:
+    as_special = demo.post("/tokenize", {"content": "<|im_start|>"}).json()["tokens"]
+    as_text = demo.post("/tokenize", {"content": "<|im_start|>", "parse_special": False}).json()["tokens"]
+    assert len(as_special) == 1 < len(as_text)
+    assert demo.post("/detokenize", {"tokens": [4096]}).status_code == 400
+
+
+def test_the_template_is_applied(demo: Live) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    text = demo.post("/apply-template", body).json()["prompt"]
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    without = demo.post("/apply-template", body | {"add_generation_prompt": False}).json()["prompt"]
+    assert text == without + "<|im_start|>assistant\n"
+
+
+def test_what_the_server_says_of_itself(demo: Live) -> None:
+    assert demo.get("/health").json() == {"status": "ok"}
+    props = demo.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 2048
+    assert props["total_slots"] == 4
+    assert isinstance(props["chat_template_caps"], dict)
+    assert props["chat_template"]
+    assert "/" not in props["model_path"]
+    slots = demo.get("/slots").json()
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
+    assert all(slot["is_processing"] == (slot["state"] != "idle") for slot in slots)
+
+
+def test_metrics_have_llama_servers_names(demo: Live) -> None:
+    demo.post("/completion", PROMPT)
+    lines = [line for line in demo.get("/metrics").text.splitlines() if not line.startswith("#")]
+    values = dict(line.split(" ") for line in lines)
+    for name in ("prompt_tokens_total", "tokens_predicted_total", "n_decode_total"):
+        assert float(values[f"llamacpp:{name}"]) > 0
+    wanted = ("predicted_tokens_seconds", "requests_processing", "requests_deferred")
+    drafts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    for name in (*wanted, *(f"spec_decode_{name}_total" for name in drafts)):
+        assert f"llamacpp:{name}" in values
+
+
+def test_metrics_are_off_unless_asked_for(scripted: Any) -> None:
+    assert scripted().get("/metrics").status_code == 501
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/completion", 405)])
+def test_unknown_routes_and_methods(demo: Live, method: str, path: str, status: int) -> None:
+    with demo.client() as client:
+        answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+def test_the_page_loads_nothing_from_elsewhere(demo: Live) -> None:
+    page = demo.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not any(word in page.text for word in ("http://", "https://", "src=", "@import"))

@@ -1,0 +1,151 @@
+"""The `openai` package against the demo model: what its users do, does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+from live import Live
+
+MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
+
+
+@pytest.fixture
+def client(demo: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="any dummy", max_retries=0) as client:
+        yield client
+
+
+def test_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
+    options = {"model": "demo", "messages": MESSAGES, "max_tokens": 40, "temperature": 0}
+    whole = client.chat.completions.create(**options)
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason == "length"
+    last = chunks[-1]
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens == 40
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert last.timings["predicted_n"] == 40
+    assert {"draft_n", "draft_n_accepted", "prompt_ms", "predicted_per_second"} <= last.timings.keys()
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_seed_draws_the_same_again(client: openai.OpenAI) -> None:
+    def answers(seed: int, n: int = 1) -> list[str]:
+        made = client.chat.completions.create(
+            model="demo", messages=MESSAGES, max_tokens=16, temperature=1.5, seed=seed, n=n
+        )
+        return [choice.message.content for choice in made.choices]
+
+    assert len(set(answers(seed=2**40 + 3, n=3))) > 1, "each choice draws for itself"
+    assert answers(seed=11) == answers(seed=11)
+
+
+def test_stop_ends_before_the_text(client: openai.OpenAI) -> None:
+    full = client.completions.create(model="demo", prompt="def add(a, b):\n", max_tokens=30, temperature=0)
+    word = full.choices[0].text[5:9]
+    cut = client.completions.create(
+        model="demo", prompt="def add(a, b):\n", max_tokens=30, temperature=0, stop=["never said", word, ""]
+    )
+    assert cut.choices[0].text == full.choices[0].text[: full.choices[0].text.index(word)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_of_the_target(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="demo", messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3
+    )
+    entries = made.choices[0].logprobs.content
+    assert len(entries) == made.usage.completion_tokens == 12
+    assert b"".join(bytes(e.bytes) for e in entries).decode() == made.choices[0].message.content
+    for entry in entries:
+        tops = [top.logprob for top in entry.top_logprobs]
+        assert tops == sorted(tops, reverse=True)
+        assert len(tops) == 3
+        assert entry.logprob == tops[0] <= 0, "greedy: the token itself is the likeliest"
+
+
+def test_prediction_is_counted(client: openai.OpenAI) -> None:
+    prompt = [{"role": "user", "content": "Say it again."}]
+    said = client.chat.completions.create(model="demo", messages=prompt, max_tokens=60, temperature=0)
+    text = said.choices[0].message.content
+    again = client.chat.completions.create(
+        model="demo",
+        messages=prompt,
+        max_tokens=60,
+        temperature=0,
+        prediction={"type": "content", "content": [{"type": "text", "text": text}]},
+    )
+    details = again.usage.completion_tokens_details
+    assert again.choices[0].message.content == text
+    assert details.accepted_prediction_tokens >= 0
+    assert details.rejected_prediction_tokens >= 0
+
+
+def test_json_schema_is_kept(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    made = client.chat.completions.create(
+        model="demo",
+        messages=MESSAGES,
+        max_tokens=200,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "number", "schema": schema}},
+    )
+    assert made.choices[0].finish_reason == "stop"
+    assert isinstance(json.loads(made.choices[0].message.content)["n"], int)
+
+
+def test_completions_echo_ids_and_several_prompts(client: openai.OpenAI) -> None:
+    ids = [319, 348, 383]
+    by_id = client.completions.create(model="demo", prompt=ids, max_tokens=4, temperature=0, echo=True, logprobs=1)
+    text = "def _get"
+    by_text = client.completions.create(model="demo", prompt=[text, text], max_tokens=4, temperature=0, n=2, echo=True)
+    assert by_id.choices[0].text.startswith(text)
+    assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
+    assert {choice.text for choice in by_text.choices} == {by_id.choices[0].text}
+    logprobs = by_id.choices[0].logprobs
+    assert "".join(logprobs.tokens) == by_id.choices[0].text
+    assert logprobs.token_logprobs[:3] == [None] * 3
+    assert all(isinstance(value, float) for value in logprobs.token_logprobs[3:])
+    assert logprobs.text_offset[3] == len(text)
+
+
+def test_suffix_fills_the_gap(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="demo", prompt="def add(a, b):\n    return", suffix="\n\nprint(add(1, 2))\n", max_tokens=8, temperature=0
+    )
+    assert made.usage.prompt_tokens > 10
+    assert made.choices[0].text
+
+
+def test_models_are_listed_and_named(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["coder", "demo"]
+    assert client.models.retrieve("demo").meta["n_ctx"] == 2048
+    for name in ("gpt-4o", "../demo", "/etc/passwd", "demo.gguf\0"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.chat.completions.create(model=name, messages=MESSAGES)
+        assert caught.value.code == "model_not_found"
+        assert name not in str(caught.value)
+
+
+def test_errors_have_their_class(client: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": "word " * 5000}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=long)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.body["n_prompt_tokens"] > caught.value.body["n_ctx"] == 2048
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="demo", messages=MESSAGES, temperature="hot")  # type: ignore[call-overload]
+    with pytest.raises(openai.BadRequestError, match="only text"):
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+        )
+    with pytest.raises(openai.InternalServerError) as missing:
+        client.embeddings.create(model="demo", input="text")
+    assert missing.value.status_code == 501

@@ -1,0 +1,205 @@
+"""Who may call and what may be sent (RELIABILITY 29 to 32), over raw sockets where a client library would interfere."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live import Live
+
+from rest_local.errors import OptionError, RestLocalError
+from rest_local.server.run import MAX_HEAD, listen
+from rest_local.server.settings import Settings, parse_keys
+
+Scripted = Callable[..., Live]
+BODY = b'{"prompt": "x"}'
+
+
+def talk(live: Live, data: bytes) -> bytes:
+    """Everything the server says to these bytes, until it closes."""
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+        connection.sendall(data)
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def asked(live: Live, head: bytes, body: bytes = b"") -> int:
+    """The status of one request; `head` without the line of its length."""
+    length = b"content-length: %d\r\n" % len(body) if b"content-length" not in head.lower() else b""
+    answer = talk(live, head + length + b"connection: close\r\n\r\n" + body)
+    return int(answer.split(b" ", 2)[1])
+
+
+def post(host: str, *headers: str, path: str = "/completion") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", *headers]
+    if not any(line.lower().startswith("content-type") for line in headers):
+        lines.append("Content-Type: application/json")
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8012", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8012", 200),
+        ("extra.example", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("evil.example:80@localhost", 403),
+        ("0.0.0.0", 403),
+        ("", 403),
+    ],
+)
+def test_the_host_is_on_the_list(scripted: Scripted, host: str, status: int) -> None:
+    live = scripted(allowed_hosts=("extra.example",))
+    assert asked(live, post(host), BODY) == status
+
+
+def test_forwarded_headers_mean_nothing(scripted: Scripted) -> None:
+    live = scripted()
+    more = ("X-Forwarded-Host: localhost", "X-Forwarded-For: 127.0.0.1", "Forwarded: host=localhost")
+    assert asked(live, post("evil.example", *more), BODY) == 403
+
+
+def test_every_address_checks_the_host(scripted: Scripted) -> None:
+    """Bound to all addresses, the one that was called is a good name, and no DNS name is."""
+    live = scripted(host="0.0.0.0", keys=(b"k",))
+    assert asked(live, post("127.0.0.1", "Authorization: Bearer k"), BODY) == 200
+    assert asked(live, post("evil.example", "Authorization: Bearer k"), BODY) == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8012", 200),
+        ("https://localhost:8012", 200),
+        ("http://friend.example", 200),
+        ("http://evil.example", 403),
+        ("http://localhost:8013", 403),
+        ("null", 403),
+        ("file://", 403),
+    ],
+)
+def test_pages_of_other_origins_may_not_call(scripted: Scripted, origin: str, status: int) -> None:
+    live = scripted(allowed_origins=("http://friend.example",))
+    assert asked(live, post("localhost:8012", f"Origin: {origin}"), BODY) == status
+
+
+def test_cors_names_the_origin_and_never_all(scripted: Scripted) -> None:
+    live = scripted(allowed_origins=("http://friend.example",), keys=(b"k",))
+    ask = {"origin": "http://friend.example", "access-control-request-method": "POST"}
+    with live.client() as client:
+        allowed = client.options("/v1/chat/completions", headers=ask)
+        refused = client.options("/v1/chat/completions", headers=ask | {"origin": "http://evil.example"})
+    assert allowed.status_code == 200, "a preflight carries no key"
+    assert allowed.headers["access-control-allow-origin"] == "http://friend.example"
+    assert refused.status_code == 403
+    assert "access-control-allow-origin" not in refused.headers
+    without = scripted()
+    assert "access-control-allow-origin" not in without.get("/health").headers
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Content-Type: text/plain",
+        "Content-Type: application/x-www-form-urlencoded",
+        "Content-Type: multipart/form-data; boundary=x",
+        "Content-Type: ",
+        "Content-Encoding: gzip",
+        "Content-Encoding: br",
+    ],
+)
+def test_other_kinds_of_bodies_are_415(scripted: Scripted, header: str) -> None:
+    assert asked(scripted(), post("localhost", header), BODY) == 415
+
+
+def test_json_with_a_charset_is_read(scripted: Scripted) -> None:
+    assert asked(scripted(), post("localhost", "Content-Type: Application/JSON; charset=utf-8"), BODY) == 200
+
+
+def test_a_body_over_the_cap_is_refused_before_it_is_read(scripted: Scripted) -> None:
+    live = scripted(max_body=2000)
+    assert asked(live, post("localhost", "Content-Length: 2001")) == 413, "not one byte of it was sent"
+    assert asked(live, post("localhost", "Content-Length: 99999999999999999999"), BODY) in (400, 413)
+    assert asked(live, post("localhost"), BODY) == 200
+
+
+def test_a_body_in_chunks_is_cut_off_at_the_cap(scripted: Scripted) -> None:
+    live = scripted(max_body=2000)
+    head = post("localhost", "Transfer-Encoding: chunked", "Connection: close") + b"\r\n"
+    chunk = b"3e8\r\n" + b" " * 1000 + b"\r\n"
+    assert talk(live, head + chunk * 3).startswith(b"HTTP/1.1 413 ")
+    assert talk(live, head + chunk + b"f\r\n" + BODY + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_large_head_is_refused(scripted: Scripted) -> None:
+    live = scripted()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"a" * (MAX_HEAD + 1000))
+        assert connection.recv(100).startswith(b"HTTP/1.1 4")
+    assert live.get("/health").status_code == 200
+
+
+KEYED = ("/", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing")
+
+
+@pytest.mark.parametrize("path", KEYED)
+def test_every_route_but_health_asks_for_the_key(scripted: Scripted, path: str) -> None:
+    live = scripted(keys=(b"right", b"other \xc3\xa9"), metrics=True)
+    assert live.get("/health").status_code == 200
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x-api-key": ""}):
+        answer = live.get(path, headers=headers)
+        assert answer.status_code == 401, headers
+        assert "right" not in answer.text
+        assert "www-authenticate" in answer.headers
+    basic = base64.b64encode(b"anyone:right").decode()
+    for value in ("Bearer right", "bearer  right", f"Basic {basic}"):
+        assert live.get(path, headers={"authorization": value}).status_code != 401
+    assert live.get(path, headers={"x-api-key": "right"}).status_code != 401
+    assert live.get(path, headers=[(b"authorization", b"Bearer other \xc3\xa9")]).status_code != 401
+
+
+def test_the_key_is_asked_for_before_a_body_is_read(scripted: Scripted) -> None:
+    assert asked(scripted(keys=(b"k",)), post("localhost", "Content-Length: 5000000")) == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_an_address_that_others_reach_needs_a_key(host: str) -> None:
+    with pytest.raises(OptionError, match="--api-key-file"):
+        Settings(host=host)
+    assert not Settings(host=host, keys=(b"k",)).shows_steps
+    assert Settings(host=host, keys=(b"k",), statistics=True).shows_steps
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost"])
+def test_the_loopback_needs_none(host: str) -> None:
+    assert Settings(host=host).shows_steps
+
+
+@pytest.mark.parametrize("wrong", [{"allowed_origins": ("*",)}, {"aliases": ("",)}, {"aliases": ("a\nb",)}])
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        Settings(**wrong)
+
+
+def test_key_files() -> None:
+    assert parse_keys(b"# mine\n\n one \r\ntwo\n") == (b"one", b"two")
+    with pytest.raises(OptionError, match="no key"):
+        parse_keys(b"# nothing\n\n")
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with listen(Settings(port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(RestLocalError, match=f"port {port} on 127.0.0.1: ") as caught:
+            listen(Settings(port=port))
+    assert "\n" not in str(caught.value)

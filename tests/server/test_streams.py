@@ -1,0 +1,226 @@
+"""Clients that go away, wait or are too many (RELIABILITY 33), and what a stream holds back off the loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fake_service import origin
+from live import Live
+
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.errors import DecodeFailed
+
+Scripted = Callable[..., Live]
+CHAT_PATH = "/v1/chat/completions"
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+def raw(live: Live, path: str, body: Any) -> socket.socket:
+    """A connection that has asked and reads nothing."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    return connection
+
+
+def chunks(text: str) -> list[Any]:
+    return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line and "[DONE]" not in line]
+
+
+@pytest.mark.parametrize("body", [CHAT, CHAT | {"stream": False}, {"prompt": "x"}, {"prompt": "x", "stream": True}])
+def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict[str, Any]) -> None:
+    live = scripted()
+    live.service.answer = None
+    connection = raw(live, CHAT_PATH if "messages" in body else "/completion", body)
+    ticket = live.service.ticket()
+    ticket.give("some text")
+    connection.close()
+    assert ticket.cancelled.wait(30)
+
+
+def test_a_client_that_goes_away_before_the_first_token_ends_all_its_choices(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    connection = raw(live, CHAT_PATH, CHAT | {"n": 3})
+    tickets = [live.service.ticket(number) for number in range(3)]
+    connection.close()
+    assert all(ticket.cancelled.wait(30) for ticket in tickets)
+
+
+def test_a_client_that_does_not_read_is_cut_off_when_it_leaves(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    connection = raw(live, CHAT_PATH, CHAT)
+    ticket = live.service.ticket()
+    for _ in range(3000):
+        ticket.give("word " * 40)  # more than the buffers of both ends hold
+    assert not ticket.cancelled.is_set(), "slow is not gone"
+    connection.close()
+    assert ticket.cancelled.wait(30)
+    assert live.post("/tokenize", {"content": "next"}).status_code == 200
+
+
+def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> None:
+    live = scripted(room=2)
+    live.service.answer = None
+    waiting = [raw(live, CHAT_PATH, CHAT) for _ in range(2)]
+    tickets = [live.service.ticket(number) for number in range(2)]
+    answer = live.post(CHAT_PATH, CHAT)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["type"] == "unavailable_error"
+    both = live.post(CHAT_PATH, CHAT | {"n": 3})
+    assert both.status_code == 503, "all of them or none"
+    for connection in waiting:
+        connection.close()
+    assert all(ticket.cancelled.wait(30) for ticket in tickets)
+    live.service.answer = ("again",)
+    assert live.post(CHAT_PATH, CHAT).status_code == 200
+
+
+def test_choices_that_found_no_room_are_taken_back(scripted: Scripted) -> None:
+    live = scripted(room=2)
+    live.service.answer = None
+    assert live.post(CHAT_PATH, CHAT | {"n": 3}).status_code == 503
+    assert all(ticket.cancelled.is_set() for ticket in live.service.tickets)
+
+
+def test_a_hundred_that_queue_and_leave(scripted: Scripted) -> None:
+    live = scripted(room=100)
+    live.service.answer = None
+    connections = [raw(live, "/completion", {"prompt": "x"}) for _ in range(100)]
+    tickets = [live.service.ticket(number) for number in range(100)]
+    for connection in connections:
+        connection.close()
+    assert all(ticket.cancelled.wait(60) for ticket in tickets)
+    live.service.answer = ("next",)
+    assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
+
+
+def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    done: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: done.append(live.post("/completion", {"prompt": "x"})))
+    thread.start()
+    live.service.ticket().end("error", error=DecodeFailed(-3, 4))
+    thread.join(30)
+    assert done[0].status_code == 500
+    assert "llama_decode returned -3" in done[0].json()["error"]["message"]
+
+
+def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
+        ticket = live.service.ticket()
+        ticket.give("half")
+        ticket.end("error", error=DecodeFailed(-3, 4))
+        text = answer.read().decode()
+    assert answer.status_code == 200
+    assert chunks(text)[1]["choices"][0]["delta"] == {"content": "half"}
+    assert "llama_decode" in chunks(text)[-1]["error"]["message"]
+    assert "[DONE]" not in text
+
+
+def test_stopping_lets_a_running_answer_end(scripted: Scripted) -> None:
+    live = scripted(drain_seconds=30)
+    live.service.answer = None
+    with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
+        ticket = live.service.ticket()
+        ticket.give("first")
+        live.serving.stop()
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", live.port), timeout=30).close()
+            except OSError:
+                break  # it listens no more
+        ticket.give(" last")
+        ticket.end("stop")
+        text = answer.read().decode()
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks(text)][1:3] == ["first", " last"]
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_what_does_not_end_in_time_is_ended(scripted: Scripted) -> None:
+    live = scripted(drain_seconds=0)
+    live.service.answer = None
+    connection = raw(live, CHAT_PATH, CHAT)
+    ticket = live.service.ticket()
+    live.serving.stop()
+    assert ticket.cancelled.wait(30)
+    connection.close()
+
+
+def test_usage_and_times_come_last(scripted: Scripted) -> None:
+    live = scripted()
+    asked = chunks(live.post(CHAT_PATH, CHAT | {"stream_options": {"include_usage": True}}).text)
+    assert asked[-1]["choices"] == []
+    assert asked[-1]["usage"]["completion_tokens"] > 0
+    assert asked[-1]["timings"]["draft_n"] == 7
+    assert all("usage" not in chunk for chunk in asked[:-1])
+    not_asked = chunks(live.post(CHAT_PATH, CHAT).text)
+    assert not_asked[-1]["choices"][0]["finish_reason"] == "stop"
+    assert not_asked[-1]["timings"]["draft_n_accepted"] == 5
+
+
+def test_accepted_predictions_are_told_to_who_sent_one(scripted: Scripted) -> None:
+    live = scripted()
+    body = CHAT | {"stream": False, "prediction": {"type": "content", "content": "Hello"}}
+    details = live.post(CHAT_PATH, body).json()["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
+    assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("Hello")
+    without = live.post(CHAT_PATH, CHAT | {"stream": False}).json()["usage"]
+    assert "completion_tokens_details" not in without
+
+
+def told(live: Live, **headers: str) -> list[Any]:
+    """The chunks of an answer in three steps, one of them drafted."""
+    live.service.answer = None
+    options: dict[str, Any] = {"rest_local": {"origins": True}, "logprobs": True}
+    with live.client(headers=headers) as client, client.stream("POST", CHAT_PATH, json=CHAT | options) as answer:
+        ticket = live.service.ticket()
+        ticket.give("one ")
+        entry = TokenLogprobs(5, -0.5, ())
+        ticket.give("two", "datastore", origin=origin(), logprobs=(entry,))
+        ticket.give(" three" * 20)
+        ticket.end("stop")
+        return chunks(answer.read().decode())
+
+
+def test_the_page_is_told_where_each_token_came_from(scripted: Scripted) -> None:
+    found = told(scripted())
+    tokens = [token for chunk in found for token in chunk.get("rest_local", {}).get("tokens", [])]
+    drafted = [token for token in tokens if token["source"] == "datastore"]
+    keys = {"text", "token", "source", "file", "line", "match", "probability"}
+    assert all(token.keys() == keys for token in tokens)
+    assert {(token["file"], token["line"], token["match"]) for token in drafted} == {("a.py", 3, 4)}
+    assert "".join(token["text"] for token in tokens) == "one two" + " three" * 20
+    assert found[2]["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+    assert found[-1]["rest_local"]["draft"]
+
+
+def test_other_machines_see_neither_steps_nor_drafts(scripted: Scripted) -> None:
+    live = scripted(host="0.0.0.0", keys=(b"k",), metrics=True)
+    found = told(live, authorization="Bearer k")
+    assert all("rest_local" not in chunk for chunk in found)
+    contents = [chunk["choices"][0]["delta"].get("content", "") for chunk in found][1:-1]
+    assert "".join(contents) == "one two" + " three" * 20
+    assert all(len(content) % 64 == 0 for content in contents[:-1]), "cut at fixed places"
+    assert len(contents) > 1
+    assert "draft_n" not in found[-1]["timings"]
+    assert "spec_decode" not in live.get("/metrics", headers={"x-api-key": "k"}).text
+
+
+def test_other_machines_see_them_where_the_owner_says_so(scripted: Scripted) -> None:
+    live = scripted(host="0.0.0.0", keys=(b"k",), statistics=True)
+    found = told(live, authorization="Bearer k")
+    assert any("rest_local" in chunk for chunk in found)
+    assert "draft_n" in found[-1]["timings"]

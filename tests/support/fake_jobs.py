@@ -1,0 +1,109 @@
+"""Jobs over the fake backend: scripted sources, byte text, and a check of every memory cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from support.fake_backend import END, Draws, FakeBackend, Greedy
+
+from rest_local.decoding.backend import Capability
+from rest_local.decoding.generation import Generation, Statistics
+from rest_local.decoding.job import Job
+from rest_local.decoding.request import Request
+from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.slot import Slot
+from rest_local.decoding.stream import Answer
+from rest_local.drafting.candidates import SourceRows
+from rest_local.llama.detokenizer import Detokenizer
+from rest_local.planning.cost import CostCurve
+from rest_local.planning.off import Off
+from rest_local.planning.policy import Policy
+
+TREE = Capability("tree", "fake")
+FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
+
+
+class Silent:
+    """Sources that know nothing."""
+
+    def restart(self, tokens: Sequence[int]) -> None: ...
+    def predict(self, tokens: Sequence[int]) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def rows(self, *_: object, **__: object) -> list[SourceRows]:
+        return []
+
+    def repeats(self) -> bool:
+        return False
+
+
+class Owned:
+    """A chooser that knows whether it was closed."""
+
+    def __init__(self, chooser: Greedy | Draws) -> None:
+        self.chooser, self.closed = chooser, 0
+
+    def sample(self, logits: Any) -> int:
+        assert not self.closed
+        return self.chooser.sample(logits)
+
+    def accept(self, token: int) -> None:
+        self.chooser.accept(token)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def scheduler_of(backend: FakeBackend, curve: CostCurve = FLAT, capability: Capability = TREE) -> Scheduler:
+    return Scheduler(backend, capability, curve)
+
+
+def job_of(
+    backend: FakeBackend,
+    prompt: Sequence[int],
+    n: int,
+    chooser: Greedy | Draws | None = None,
+    sources: Any = None,
+    policy: Policy | None = None,
+    **options: Any,
+) -> Job:
+    """A job whose every token is the letter of its number; END ends it."""
+    sampler = Owned(chooser or Greedy())
+    statistics = Statistics()
+
+    def ends(token: int) -> bool:
+        return token == END
+
+    def make(slot: Slot) -> Generation:
+        chosen = (policy or Off()).fork()
+        return Generation(backend, slot, chosen, sources or Silent(), sampler, TREE, ends, statistics=statistics)
+
+    answer = Answer(statistics, Detokenizer(lambda token: bytes([97 + token])), n, (), ends)
+    return Job(Request(list(prompt), max_tokens=n, **options), sampler, answer, make, lambda result: None)
+
+
+def run(scheduler: Scheduler, jobs: Sequence[Job]) -> None:
+    """Submit all and step until nothing is left to do."""
+    for job in jobs:
+        scheduler.submit(job)
+    steps = 0
+    while scheduler.busy:
+        scheduler.step()
+        check_cells(scheduler)
+        steps += 1
+        assert steps < 100_000
+
+
+def check_cells(scheduler: Scheduler) -> None:
+    """Every branch of a slot holds exactly the slot's tokens, each once; nobody else holds anything."""
+    backend = scheduler.backend
+    assert isinstance(backend, FakeBackend)
+    expected: dict[int, list[tuple[int, int]]] = {}
+    for slot in scheduler.slots.slots:
+        for branch in range(slot.n_branches):
+            expected[slot.first_id + branch] = list(enumerate(slot.tokens))
+    held: dict[int, list[tuple[int, int]]] = {seq: [] for seq in expected}
+    for cell in backend.cells:
+        for seq in cell.ids:
+            held[seq].append((cell.pos, cell.token))
+    assert {seq: sorted(cells) for seq, cells in held.items()} == expected

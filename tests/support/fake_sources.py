@@ -1,0 +1,72 @@
+"""A policy that always drafts, and sources that draft what may come, in five shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from support.fake_backend import END, N_VOCAB, logits_of
+
+from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.planning.auto import Auto
+from rest_local.planning.policy import StepCost
+from rest_local.retrieval.rows import Rows
+
+
+class Keen(Auto):
+    """Always looks up and always drafts: the planner that makes most mistakes."""
+
+    def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
+        return True
+
+    def book(self, done: StepCost) -> None:
+        return
+
+
+class Fortune:
+    """Drafts what may come: `truth` of the rows follow the model, the rest are random; `width` of them."""
+
+    def __init__(self, seed: int, width: int, depth: int, truth: float) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._width, self._depth, self._truth = width, depth, truth
+        self._tokens: list[int] = []
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+
+    def predict(self, tokens: Sequence[int]) -> None: ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens.extend(tokens)
+
+    def repeats(self) -> bool:
+        return False
+
+    def rows(self, *_: object, **__: object) -> list[SourceRows]:
+        rows = self._rng.integers(0, N_VOCAB, (self._width, self._depth))
+        for row in rows:
+            if self._rng.random() < self._truth:
+                history = list(self._tokens)
+                for k in range(int(self._rng.integers(1, self._depth + 1))):
+                    row[k] = int(logits_of(history).argmax())
+                    history.append(int(row[k]))
+        if not self._truth:  # never right
+            right = int(logits_of(self._tokens).argmax())
+            rows[:, 0][rows[:, 0] == right] = (right + 1) % END
+        match = np.sort(self._rng.integers(1, 20, self._width))[::-1]
+        found = Rows(rows.astype(np.int32), match.astype(np.int32), np.arange(self._width, dtype=np.int64))
+        return [SourceRows(SOURCE_NUMBER["context"], found)]
+
+
+SHAPES = {
+    "chain": (1, 1, 12, 0.9),
+    "bush": (2, 16, 1, 0.5),
+    "tree": (3, 8, 5, 0.6),
+    "deep": (4, 3, 16, 0.8),
+    "wrong": (5, 8, 6, 0.0),
+}
+
+
+def fortune(shape: str) -> Fortune:
+    """Of a named shape; it follows one text, so each request needs its own."""
+    return Fortune(*SHAPES[shape])
