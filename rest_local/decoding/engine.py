@@ -188,6 +188,11 @@ class Engine:
         return self._lane.scheduler.slots.slots
 
     @property
+    def part_seconds(self) -> list[float]:
+        """What the newest forward passes that held a part of a prompt took."""
+        return list(self._lane.scheduler.part_seconds)
+
+    @property
     def cost_curve(self) -> CostCurve:
         return self._lane.tuning.curve
 

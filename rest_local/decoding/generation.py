@@ -270,3 +270,4 @@ class Generation:
         """The next n pending tokens were evaluated."""
         self.slot.tokens += self.pending[:n]
         del self.pending[:n]
+        self.slot.checkpoint()

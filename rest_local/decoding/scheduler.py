@@ -26,6 +26,7 @@ log = logging.getLogger("rest_local.scheduler")
 NO_ROOM = 1  # of `llama_decode`
 STALL_MS = 100.0  # what a part of a prompt may add to a step of those who generate
 LEAST_PART = 16  # tokens of it
+LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 SHIFT_KEEPS = 0.5  # of the text behind the kept tokens, when the context is full
 
 
@@ -34,12 +35,14 @@ class Scheduler:
 
     def __init__(self, backend: Backend, capability: Capability, curve: CostCurve) -> None:
         self.backend = backend
+        self._shares = capability.shares
         self.slots = Slots(backend, capability.shares)
         self.waiting: deque[Job] = deque()
         self.admitted: list[Job] = []  # the oldest first
         self._forward = Forward(backend)
         self._curve = curve
         self._turn = 0  # who of the prompts is first
+        self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
 
     @property
     def busy(self) -> bool:
@@ -124,6 +127,8 @@ class Scheduler:
                 in_it = [part.generation for part in parts]
                 self._failed(running, [job for job in prompts if job.generation in in_it], error)
                 return
+            if parts:
+                self.part_seconds.append(time.perf_counter() - begun)
             for job, outcome in zip(running, outcomes, strict=True):
                 self._deliver(job, outcome, begun)
             for job in prompts:
@@ -143,7 +148,10 @@ class Scheduler:
         parts: list[Prompt] = []
         for job in (*prompts[self._turn :], *prompts[: self._turn]):
             if left > 0 and job.generation:
-                parts.append(Prompt(job.generation, min(left, len(job.generation.pending))))
+                n_pending = len(job.generation.pending)
+                if not self._shares and n_pending > 2 * LAST_PART:
+                    n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
+                parts.append(Prompt(job.generation, min(left, n_pending)))
                 left -= parts[-1].n
         return parts
 

@@ -2,7 +2,8 @@
 
 Contract: every branch id stays attached to the whole committed prefix; after a step only the tail is touched
 (DESIGN.md section 4: full-range copies cost 10 ms at 7 000 cells, tails 0.1 ms). A failed removal is never ignored: the
-cells are cleared and the tokens evaluated again at the next use.
+cells are cleared and the tokens evaluated again at the next use. Memory that cannot be cut back (recurrent state) goes
+back to a checkpoint, of which each part of a prompt leaves one.
 """
 
 from __future__ import annotations
@@ -32,10 +33,19 @@ class Rows:
         batch.fill(*np.array([self.token, self.pos, self.first_id, self.n_ids, self.output], np.int32))
 
 
-class Slot:
-    """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token."""
+MOST_CHECKPOINTS = 6
 
-    def __init__(self, backend: Backend, first_id: int = 0, n_branches: int | None = None) -> None:
+
+class Slot:
+    """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
+    to keep states to go back to.
+    """
+
+    def __init__(
+        self, backend: Backend, first_id: int = 0, n_branches: int | None = None, checkpoints: bool = False
+    ) -> None:
+        self._keeps_checkpoints = checkpoints
+        self._checkpoints: list[tuple[int, bytes]] = []  # tokens evaluated, and the state there; ascending
         self.backend = backend
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
@@ -68,13 +78,35 @@ class Slot:
         self.tokens = other.tokens[:n]
 
     def rewind(self, n_past: int) -> None:
-        """Forget everything from position `n_past` on, drafts included. Where the model cannot, start from nothing."""
+        """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
+        checkpoint before, or to nothing.
+        """
         del self.tokens[n_past:]
-        if not self._remove_all(n_past):
+        removed = self._remove_all(n_past)
+        while self._checkpoints and self._checkpoints[-1][0] > n_past:
+            self._checkpoints.pop()
+        if not removed and not self._go_back():
             self.clear()
+
+    def checkpoint(self) -> None:
+        """Keep what is evaluated so far as a place to come back to, if this memory needs one. About a millisecond."""
+        if self._keeps_checkpoints and self.tokens:
+            self._checkpoints.append((self.n_past, self.backend.save(self.first_id, partial=True)))
+            del self._checkpoints[:-MOST_CHECKPOINTS]
+
+    def _go_back(self) -> bool:
+        """To the last checkpoint that works."""
+        while self._checkpoints:
+            n_past, state = self._checkpoints[-1]
+            if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
+                del self.tokens[n_past:]
+                return True
+            self._checkpoints.pop()
+        return False
 
     def clear(self) -> None:
         """Free this slot's cells."""
+        self._checkpoints.clear()
         self.tokens.clear()
         if not self._remove_all(0):
             self.backend.clear()

@@ -30,7 +30,8 @@ class Slots:
     """`n_slots` of a backend. `shares`: its cells can be shared between sequences."""
 
     def __init__(self, backend: Backend, shares: bool) -> None:
-        self.slots = [Slot(backend, n * backend.n_branches) for n in range(backend.n_slots)]
+        places = range(0, backend.n_slots * backend.n_branches, backend.n_branches)
+        self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         self._shares = shares
         self._idle = list(self.slots)  # least recently used first
 

@@ -158,6 +158,21 @@ def test_the_prompt_that_was_already_evaluated_is_kept(tiny_model: TinyModel) ->
         assert fresh.tokens == second.tokens
 
 
+@pytest.mark.parametrize("arch", ["mamba", "lfm2"])
+def test_memory_that_cannot_be_cut_back_goes_back_to_a_checkpoint(arch: str, tiny_model: TinyModel) -> None:
+    """A prompt whose end changes, as with every key stroke, and one that leaves the first half way."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, exact=True) as engine:
+        prompt = PROMPT * 2
+        finish(engine, prompt, 20)
+        for other, least in ((prompt + "\nnum", 100), (prompt + "\nnumber", 100), (prompt[: len(prompt) // 2], 0)):
+            reused = finish(engine, other, 20)
+            assert reused.timings["cache_n"] >= least
+            engine.forget()
+            fresh = finish(engine, other, 20)
+            assert fresh.timings["cache_n"] == 0
+            assert fresh.tokens == reused.tokens
+
+
 def test_a_stream_that_is_left_early_leaves_a_usable_engine(tiny_model: TinyModel) -> None:
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
         whole = finish(engine, PROMPT, 40)
