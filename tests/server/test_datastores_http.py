@@ -94,6 +94,16 @@ def test_changes_while_generations_run(demo: Live) -> None:
     assert expected in answers
 
 
+def test_new_datastores_made_at_once_are_all_open(demo: Live) -> None:
+    threads = [threading.Thread(target=put, args=(demo, f"at-once-{number}", "a")) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    opened = names(demo)
+    assert all(opened[f"at-once-{number}"] for number in range(6))
+
+
 def test_reload_opens_the_newest_commit() -> None:
     from rest_local.llama.model import Model
     from rest_local.paths import demo_model
