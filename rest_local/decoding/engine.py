@@ -189,7 +189,7 @@ class Engine:
         return self._lane.scheduler.slots.slots
 
     def statistics(self) -> dict[str, Any]:
-        """Totals since it was opened (`Totals`), and now: tokens in the cells of all slots (shared ones count for each),
+        """Totals since it was opened (`Totals`), and now: tokens in the cells of all slots (shared ones for each),
         how many cells there are, and the age of the cost curve in seconds.
         """
         return {
