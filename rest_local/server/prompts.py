@@ -13,6 +13,7 @@ from rest_local.llama.conversation import ChatTemplate
 from rest_local.server.bodies import Message, Prompt, Tool
 from rest_local.server.errors import ApiError
 from rest_local.server.requests import text_of
+from rest_local.server.tools import format_of
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -26,19 +27,26 @@ PREFIX_SHARE = 0.75
 def chat_text(
     engine: Engine,
     messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
     """The conversation in the model's own template. Raises ApiError, TemplateFailed; 501 where there is no template."""
     for message in messages:
         text_of(message.content)  # refuses parts that are not text
-    return template_of(engine).render(
+    template = template_of(engine)
+    return template.render(
         [message.model_dump(exclude_none=True) for message in messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
+        tools=tools or None,
         variables=variables,
         add_generation_prompt=add_generation_prompt,
+        calls_as_text=format_of(template.source).write,
     )
+
+
+def offered(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """Tools as templates take them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools or ()]
 
 
 def template_of(engine: Engine) -> ChatTemplate:
