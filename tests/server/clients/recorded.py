@@ -299,7 +299,10 @@ CLINE_CHAT = Recorded(
         "model": "coder",
         "messages": [
             {"role": "system", "content": "You are Cline."},
-            {"role": "user", "content": [{"type": "text", "text": "<task>Add.</task>"}, {"type": "text", "text": "ls"}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "<task>Add.</task>"}, {"type": "text", "text": "ls"}],
+            },
         ],
         "temperature": 0,
         "stream": True,

@@ -116,7 +116,11 @@ AGENTS = (recorded.VSCODE_AGENT, recorded.ZED_CHAT, recorded.CLINE_CHAT, recorde
 @pytest.mark.parametrize("request_", AGENTS, ids=lambda request: request.client)
 def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
     live = scripted(aliases=("coder",))
-    live.service.answer = ("I read", ' it.\n<tool_call>\n{"name": "read_file", "arg', 'uments": {"path": "b.py"}}\n</tool')
+    live.service.answer = (
+        "I read",
+        ' it.\n<tool_call>\n{"name": "read_file", "arg',
+        'uments": {"path": "b.py"}}\n</tool',
+    )
     live.service.answer += ("_call>",)
     text, calls, reason, usage = agents_call(live, request_)
     assert text.strip() == "I read it."
