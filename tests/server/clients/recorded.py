@@ -29,7 +29,7 @@ class Recorded:
 
 LLAMA_VIM = "ggml-org/llama.vim autoload/llama.vim 381730b"
 LLAMA_VSCODE = "ggml-org/llama.vscode src/llama-server.ts of 2026 (the version with request traces)"
-ZED = "zed-industries/zed crates/llama_cpp/src/llama_cpp.rs 3600c4f, crates/edit_prediction/src/fim.rs 1160a72 and 09512d2"
+ZED = "zed-industries/zed crates/llama_cpp/src/llama_cpp.rs 3600c4f, crates/edit_prediction/src/fim.rs 1160a72"
 CONTINUE = "continuedev/continue core/llm/llms/LlamaCpp.ts 0c38ecf, OpenAI.ts 0069b94"
 CLINE = "cline/cline src/core/api/providers/openai.ts df61315"
 ROO = "RooCodeInc/Roo-Code src/api/providers/openai.ts 003d9d4"
