@@ -323,6 +323,11 @@ class Engine:
                 return
         job.finish("cancelled")
 
+    def abort(self) -> None:
+        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits."""
+        for lane in self._lanes:
+            lane.context.abort()
+
     def cancel_all(self) -> None:
         """End every job."""
         for lane in self._lanes:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 from rest_local.decoding.backend import Backend, Capability
-from rest_local.decoding.forward import Forward, Outcome, Prompt, Running
+from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, Running
 from rest_local.decoding.generation import Step
 from rest_local.decoding.job import Job
 from rest_local.decoding.slots import Slots
@@ -121,6 +121,8 @@ class Scheduler:
             except DecodeFailed as error:
                 if error.code == NO_ROOM and self.slots.evict():
                     continue
+                if error.code == ABORTED and any(job.generation.cancelled for job in self.admitted if job.generation):
+                    return
                 if error.code == NO_ROOM and running and parts:
                     parts = []
                     continue

@@ -205,6 +205,11 @@ class Service:
         with self._lock:
             self._orders.append(lambda: self.engine.cancel(job))
             self._lock.notify()
+            alone = all(other is job for other in self._alive.values() if not other.done)
+        if job.generation is not None:
+            job.generation.cancelled = True
+            if alone and not job.done:  # nobody else loses a forward pass by it
+                self.engine.abort()
 
     # The thread
 

@@ -139,7 +139,7 @@ class ChatAnswer(Answering):
         return usage(self.results, self.per_prompt, self.body.prediction is not None)
 
     def _finish_reason(self, number: int) -> str:
-        reason = self.results[number].finish_reason
+        reason = self.finish_reason(number)
         return "tool_calls" if reason == "stop" and self.parsers[number].calls else reason
 
     def _logprobs(self, number: int) -> dict[str, Any] | None:

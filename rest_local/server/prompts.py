@@ -63,12 +63,16 @@ def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
     return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
 
 
-def plain_prompts(engine: Engine, prompt: Prompt) -> list[list[int]]:
-    """Token ids of each prompt: a text, several, a list of ids, several. Raises OptionError for an unknown id."""
+def plain_prompts(engine: Engine, prompt: Prompt, most: int) -> list[list[int]]:
+    """Token ids of each prompt: a text, several, a list of ids, several.
+
+    Raises ApiError 400 for none and for more than `most`, OptionError for an unknown id."""
     if isinstance(prompt, str):
         return [engine.tokenize(prompt)]
     if prompt and isinstance(prompt[0], int):
         return [checked_ids(engine, prompt)]
+    if not 1 <= len(prompt) <= most:
+        raise ApiError(400, f"give 1 to {most} prompts at once, not {len(prompt)}", code="invalid_value")
     return [engine.tokenize(each) if isinstance(each, str) else checked_ids(engine, each) for each in prompt]
 
 
