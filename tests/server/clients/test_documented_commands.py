@@ -49,7 +49,10 @@ def run(command: str, live: Live, folder: Path) -> str:
 
 def test_there_are_some() -> None:
     assert len(WRITTEN) >= 5
-    assert commands("```sh\n# a\ncurl x \\\n  -d 'y\n    z'\nls\ncurl w\n```\n") == ["curl x \\\n  -d 'y\n    z'\n", "curl w\n"]
+    assert commands("```sh\n# a\ncurl x \\\n  -d 'y\n    z'\nls\ncurl w\n```\n") == [
+        "curl x \\\n  -d 'y\n    z'\n",
+        "curl w\n",
+    ]
 
 
 @pytest.mark.parametrize(("name", "command"), WRITTEN, ids=lambda value: re.sub(r"\W+", "_", value)[:60])
