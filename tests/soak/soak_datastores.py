@@ -48,7 +48,7 @@ def write_for_ever(path: Path, first: int) -> None:
 
 
 def test_builds_killed_at_random(tmp_path: Path) -> None:
-    """Whenever a build dies: a whole commit is there, it is clean, and the next build removes what the dead one left."""
+    """Whenever a build dies: a whole commit is there, it is clean, and the next build removes what is left over."""
     path, rng, deadline = tmp_path / "store", random.Random(1), time.monotonic() + SECONDS
     make(path, commit_of(0))
     number, killed, advanced = 0, 0, 0

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-for folder in ("server", "server/clients"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "server" / "clients"))
 
 import recorded
 from live import Live, served
