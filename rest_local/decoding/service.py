@@ -170,8 +170,8 @@ class Service:
         return rows
 
     def statistics(self) -> dict[str, Any]:
-        """Totals since the engine was opened, and what is going on."""
-        return {**self.engine.totals.to_dict(), "running": self.running, "waiting": self.waiting}
+        """`Engine.statistics`, and how many requests run and wait."""
+        return {**self.engine.statistics(), "running": self.running, "waiting": self.waiting}
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Take nothing more; give what is under way so many seconds to end, then end it. Again does nothing."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 16
-MAX_STOPS = 1024
+MAX_STOPS = 256  # each is looked for at every step, in the thread that serves everybody
 MAX_PROMPTS = 256
 
 Milliseconds = Annotated[float, Field(le=1e9)]

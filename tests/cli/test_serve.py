@@ -113,7 +113,8 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
         for line in server.errors:
             if json.loads(line).get("event") == "reload":
                 break
-        assert httpx.get(f"{url}/datastores").json()["data"][-1]["open"] is True
+        (row,) = [row for row in httpx.get(f"{url}/datastores").json()["data"] if row["name"] == "store"]
+        assert row["open"] is True
         server.process.terminate()
         assert server.end()[0] == 0
 

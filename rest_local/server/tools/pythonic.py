@@ -141,7 +141,8 @@ def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
     calls = [
         f"{literal(f'{t.name}(')} {notation.members(t.parameters, str, literal('='))} {literal(')')}" for t in tools
     ]
-    return f"{literal(_OPENING + '[')} {repeated(rules, one_of(rules, calls), literal(', '), many)} {literal(']' + _CLOSING)}"
+    listed = repeated(rules, one_of(rules, calls), literal(", "), many)
+    return f"{literal(_OPENING + '[')} {listed} {literal(']' + _CLOSING)}"
 
 
 PYTHONIC = ToolFormat("pythonic", {_OPENING: _listed, "<tool_call>": tagged}, _force, _write)

@@ -336,7 +336,8 @@ def test_other_tags_of_reasoning() -> None:
 def test_channels() -> None:
     text = (
         "<|channel|>analysis<|message|>Hm, <b>.<|end|><|start|>assistant<|channel|>commentary<|message|>Looking.<|end|>"
-        '<|start|>assistant<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>{"path": "a"}<|call|>'
+        "<|start|>assistant<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>"
+        '{"path": "a"}<|call|>'
     )
     assert parse(SIGNS["harmony"], list(text)) == [
         *(Reasoning("Hm, <b>."), Content("Looking."), CallStart(0, "id0", "write_file")),
