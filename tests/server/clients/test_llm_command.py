@@ -53,6 +53,14 @@ def test_it_asks_for_a_schema(demo: Live, llm: Llm) -> None:
     assert isinstance(json.loads(done.stdout), dict)
 
 
+def test_its_conversation_goes_on(demo: Live, llm: Llm) -> None:
+    first = llm(demo, "Add two numbers.", "-s", "You write Python.", "-o", "max_tokens", "8")
+    assert first.returncode == 0, first.stderr
+    second = llm(demo, "Now multiply them.", "-c", "-o", "max_tokens", "8")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.strip()
+
+
 def test_it_calls_a_tool_and_goes_on(scripted: Scripted, llm: Llm) -> None:
     """Two requests: the second has the call and its result in the conversation."""
     live = scripted()
