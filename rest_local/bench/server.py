@@ -41,7 +41,7 @@ N_CTX = 2048
 STREAMED = 300
 WAIT_SECONDS = 600
 PAUSE_EVERY = 10  # keystrokes
-SAME = {"temperature": 0, "ignore_eos": True, "rest_local": {"policy": "off"}}
+SAME: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "rest_local": {"policy": "off"}}
 
 
 @dataclass
@@ -158,22 +158,25 @@ def _without_http(service: Service, prompt: list[int]) -> float:
 
 
 def keys(server: Process, strokes: int) -> dict[str, Any]:
-    """Someone types, 30 ms a key; every tenth time he waits for what is offered."""
-    text = _texts(1, 3000)[0]
+    """Someone types, 30 ms a key; every tenth time he waits for what is offered. Asked as llama.vim asks: the line
+    that is typed is the beginning of the gap's text."""
+    text, at = _texts(1, 3000)[0], 1000
+    suffix = text[at + strokes :]
     extra = [{"filename": "other.py", "text": _texts(2, 1500)[1]}]
     waited: list[float] = []
     cut = 0
     connection: HTTPConnection | None = None
     for number in range(1, strokes + 1):
-        at = 1000 + number
-        body = {"input_prefix": text[:at], "input_suffix": text[at + 40 :], "input_extra": extra, "n_predict": 16}
+        above, newline, line = text[: at + number].rpartition("\n")
+        body: dict[str, Any] = {"input_prefix": above + newline, "prompt": line, "input_suffix": suffix, "input_extra": extra}
+        body |= {"n_predict": 16, **SAME}
         if connection is not None:
             connection.close()
         connection = server.connect()
         if number % PAUSE_EVERY == 0:
-            waited.append(1e3 * post(connection, "/infill", body | SAME)[2])
+            waited.append(1e3 * post(connection, "/infill", body)[2])
             continue
-        connection.request("POST", "/infill", json.dumps(body | SAME), {"content-type": "application/json"})
+        connection.request("POST", "/infill", json.dumps(body), {"content-type": "application/json"})
         cut += 1
         time.sleep(0.03)
     lost = _busy_after(server, 5.0)
