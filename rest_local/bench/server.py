@@ -168,8 +168,8 @@ def keys(server: Process, strokes: int) -> dict[str, Any]:
     connection: HTTPConnection | None = None
     for number in range(1, strokes + 1):
         above, newline, line = text[: at + number].rpartition("\n")
-        body: dict[str, Any] = {"input_prefix": above + newline, "prompt": line, "input_suffix": suffix, "input_extra": extra}
-        body |= {"n_predict": 16, **SAME}
+        body: dict[str, Any] = {"input_prefix": above + newline, "prompt": line, "input_suffix": suffix}
+        body |= {"input_extra": extra, "n_predict": 16, **SAME}
         if connection is not None:
             connection.close()
         connection = server.connect()
