@@ -65,7 +65,8 @@ class Forward:
             begun = time.perf_counter()
             logits, decode_ms = self._decode(running, prompts)
             shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
-            outcomes = self._take(running, logits, StepCost(n_ctx, 0, 0, decode_ms, shared_ms))
+            # what a part of a prompt takes says nothing about steps without one
+            outcomes = self._take(running, logits, StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts))
             for part in prompts:
                 self._commit_prompt(part, decode_ms)
             done = True
@@ -159,7 +160,7 @@ class Forward:
             driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
             done = StepCost(
                 cost.n_ctx, own, len(verdict.path), cost.decode_ms, driver_ms,
-                beside=len(running) - 1, nodes_beside=nodes - own, leads=number == 0,
+                beside=len(running) - 1, nodes_beside=nodes - own, leads=cost.leads and number == 0,
             )  # fmt: skip
             generation.learn(verdict, len(step.tokens), done)
             outcomes.append(step)
