@@ -1,0 +1,492 @@
+"""The page in a real browser: typed at, looked at, stopped, lied to. Skips where no browser is installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_service import origin
+from live import Live, served
+
+from rest_local.decoding.engine import Engine
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (  # a browser under test talks to nobody but the server, and needs no rights of its own
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser with a fresh profile."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, headless=True, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Open]:
+    """`opened(live, width=360)`: the page. At the end: the browser logged no error but the one that the test
+    provokes (`but="status of 401"`), and nothing was asked of anybody else."""
+    expect.set_options(timeout=30_000)
+    pages: list[tuple[Live, Any, list[str], list[str], str]] = []
+
+    def start(live: Live, *, width: int = 1200, height: int = 800, but: str = "", **options: Any) -> Any:
+        page = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
+        errors: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda line: errors.append(line.text) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(live.url)
+        pages.append((live, page, errors, asked, but))
+        return page
+
+    yield start
+    for live, page, errors, asked, but in pages:
+        page.context.close()
+        assert [error for error in errors if not but or but not in error] == []
+        assert [url for url in asked if not url.startswith((f"{live.url}/", "data:"))] == []
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[Live]:
+    """The demo model with a policy that drafts on any machine: `auto` does where it pays."""
+    serving = Serving(Settings(port=0), "demo", lambda: Engine.load(slots=2, policy="sam"), drain_seconds=5)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
+        yield live
+
+
+@pytest.fixture
+def quiet(scripted: Callable[..., Live]) -> Live:
+    """A server that says what the test says, when the test says it."""
+    live = scripted()
+    live.service.answer = None
+    return live
+
+
+def ask(page: Any, text: str) -> None:
+    """As somebody would who has no mouse: the message has the focus."""
+    expect(page.locator("#message")).to_be_focused()
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+
+
+def pixels(page: Any) -> str:
+    found: str = page.evaluate("document.getElementById('chart').toDataURL()")
+    return found
+
+
+def test_a_question_typed_is_answered_in_colours(drafting: Live, opened: Open) -> None:
+    page = opened(drafting)
+    expect(page.locator("#model")).to_contain_text("demo · 2,048 tokens of context")
+    ask(page, "Repeat: one two three four, one two three four, one two three four")
+    expect(page.locator("#status")).to_have_text("Done")
+    answer = page.locator("#chat article .text")
+    tokens = answer.locator("[tabindex]")
+    assert tokens.count() > 10
+    assert answer.inner_text().strip()
+    drafted = answer.locator("mark")
+    assert drafted.count() > 0
+    own = answer.locator("span.own").first
+    colour = "each => getComputedStyle(each).backgroundColor"
+    assert drafted.first.evaluate(colour) != own.evaluate(colour)
+    expect(page.locator("#speed")).to_have_text(re.compile(r"^[\d,.]+$"))
+    expect(page.locator("#mat")).to_have_text(re.compile(r"^[1-9]\d*\.\d\d$"))
+    expect(page.locator("#chat article .foot")).to_contain_text("drafted tokens accepted")
+    expect(page.locator("#message")).to_be_focused()
+
+
+def test_a_second_question_knows_the_first(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    page.locator("#system").fill("Be brief.")
+    page.locator("#message").focus()
+    ask(page, "one")
+    quiet.service.ticket().give("two")
+    quiet.service.ticket().end()
+    expect(page.locator("#status")).to_have_text("Done")
+    ask(page, "three")
+    prompt = quiet.service.ticket(1).request.prompt
+    said = "".join(quiet.service.engine.model.vocabulary.piece(token).decode() for token in prompt)
+    assert [each in said for each in ("Be brief.", "one", "two", "three")] == [True] * 4
+    assert said.index("one") < said.index("two") < said.index("three")
+    quiet.service.ticket(1).end()
+
+
+def test_settings_are_sent(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    page.locator("#temperature").fill("0.5")
+    page.locator("#max-tokens").fill("33")
+    page.locator("#seed").fill("7")
+    page.locator("#prediction").fill("likely")
+    page.locator("#policy").select_option("off")
+    page.locator("#message").focus()
+    ask(page, "hello")
+    request = quiet.service.ticket().request
+    assert (request.sampling.temperature, request.sampling.seed, request.max_tokens) == (0.5, 7, 33)
+    assert (request.policy, request.origins, len(request.prediction) > 0) == ("off", True, True)
+    quiet.service.ticket().end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.reload()
+    expect(page.locator("#temperature")).to_have_value("0.5")
+
+
+def test_only_chosen_datastores_are_drafted_from(quiet: Live, opened: Open) -> None:
+    for name in ("first", "second"):
+        added = quiet.post(f"/datastores/{name}/documents", {"name": "a.py", "text": "a = 1\n" * 20})
+        assert added.status_code == 200, added.text
+    page = opened(quiet)
+    page.get_by_label("second").uncheck()
+    page.locator("#message").focus()
+    ask(page, "hello")
+    assert quiet.service.ticket().request.datastores == ("first",)
+    quiet.service.ticket().end()
+
+
+def test_focus_on_a_token_tells_where_it_came_from(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    ticket.give("one")
+    ticket.give("two", "datastore", origin=origin(file="lib/argparse.py", line=812, match=4, probability=0.53))
+    ticket.give("three", "model", origin=origin(source="model", file=None, line=None, match=0))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.locator("#chat .log").focus()
+    page.keyboard.press("Tab")
+    tip = page.get_by_role("tooltip")
+    expect(tip).to_contain_text("the model")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("mark.datastore").first).to_be_focused()
+    expect(page.locator("mark.datastore").first).to_have_attribute("aria-describedby", "tip")
+    for part in ("datastore", "lib/argparse.py:812", "4 tokens before it agreed", "0.53", "2 of 3"):
+        expect(tip).to_contain_text(part)
+    page.keyboard.press("End")
+    expect(tip).to_contain_text("draft model")
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    page.locator("mark.datastore").first.hover()
+    expect(tip).to_contain_text("lib/argparse.py:812")
+
+
+def test_the_chart_moves_with_every_step(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    chart = page.locator("#chart")
+    expect(chart).to_have_attribute("aria-label", "no steps yet")
+    seen = {pixels(page)}
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    for steps, (text, source) in enumerate([(" a", "model"), (" b c d", "context"), (" e f", "history")], 1):
+        ticket.give(text, source, origin=origin(source=source) if steps > 1 else None)
+        expect(chart).to_have_attribute("aria-label", re.compile(f"^{steps} steps"))
+        seen.add(pixels(page))
+    assert len(seen) == 4
+    expect(page.locator("#mat")).to_have_text("2.00")
+    expect(page.locator("#drafted")).to_have_text("83 %")
+    expect(page.locator("#legend li", has_text="context")).to_contain_text("50 %")
+    ticket.end()
+
+
+@pytest.mark.parametrize("way", ["Escape", "the button"])
+def test_stop_ends_the_request_and_frees_its_place(scripted: Callable[..., Live], opened: Open, way: str) -> None:
+    live = scripted(room=1)
+    live.service.answer = None
+    page = opened(live)
+    ask(page, "hello")
+    live.service.ticket().give("begun")
+    expect(page.locator("#chat article .text")).to_have_text("begun")
+    if way == "Escape":
+        page.keyboard.press("Escape")
+    else:
+        page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped")
+    expect(page.locator("#chat article .text")).to_have_text("begun")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    assert live.service.ticket().cancelled.wait(30)
+    ask(page, "again")
+    live.service.ticket(1).end()
+    expect(page.locator("#status")).to_have_text("Done")
+
+
+def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
+    page = opened(drafting)
+    page.locator("#tab-chat").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Fill a gap")).to_be_focused()
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Fill a gap")
+    page.locator("#before").fill("def push(self, item):\n")
+    page.locator("#behind").fill("\n\ndef pop(self):\n    return 1\n")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done")
+    text = page.locator("#infill article .text")
+    assert text.locator("[tabindex]").count() > 0
+    shown = text.text_content()
+    assert shown.startswith("def push(self, item):\n")
+    assert shown.endswith("\n\ndef pop(self):\n    return 1\n")
+    page.get_by_role("button", name="Add to the text").click()
+    assert shown.startswith(page.locator("#before").input_value())
+    expect(page.locator("#before")).to_have_value(re.compile("^def push.*\n."))
+
+
+def test_drafting_is_compared_with_plain_decoding(drafting: Live, opened: Open) -> None:
+    page = opened(drafting)
+    page.locator("#tab-complete").click()
+    page.locator("#complete").get_by_role("button", name="Try an example").click()
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done")
+    page.get_by_role("button", name="Run again without drafting").click()
+    expect(page.locator(".versus p")).to_have_text(re.compile(r"^Drafting was [\d.]+ times as fast"))
+    expect(page.locator(".race span")).to_have_text([re.compile(r"^[\d,.]+ tokens/s$")] * 2)
+    assert page.locator(".versus .text [tabindex]").count() > 0
+    assert page.locator(".versus mark").count() == 0, "plain decoding drafts nothing"
+
+
+def test_dark_and_light(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light, drawn = page.evaluate(background), pixels(page)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(background)
+    assert dark != light
+    switch = page.get_by_role("button", name="Colours")
+    switch.click()
+    expect(switch).to_have_text("Colours: light")
+    assert page.evaluate(background) == light
+    switch.click()
+    expect(switch).to_have_text("Colours: dark")
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(background) == dark
+    page.reload()
+    expect(switch).to_have_text("Colours: dark")
+    expect(page.locator("#chart")).to_have_attribute("aria-label", "no steps yet")
+    assert pixels(page) != drawn
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with origins", "without"])
+def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool) -> None:
+    token = {"text": MARKUP, "token": 1, "source": "datastore", "file": MARKUP, "line": 1, "match": 2}
+    chunks = [
+        {
+            "choices": [{"index": 0, "delta": {"content": MARKUP}, "finish_reason": None}],
+            **({"rest_local": {"tokens": [token | {"probability": 0.5}]}} if told else {}),
+        },
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+    ]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page = opened(quiet)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    ask(page, MARKUP)
+    expect(page.locator("#status")).to_have_text("Done")
+    expect(page.locator("#chat article .text")).to_have_text(MARKUP)
+    expect(page.locator("#chat .asked")).to_have_text(MARKUP)
+    if told:
+        page.locator("mark").hover()
+        expect(page.get_by_role("tooltip")).to_contain_text(f"{MARKUP}:1")
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 1, "the page's own"
+
+
+def test_markup_could_not_run_if_it_got_in(quiet: Live, opened: Open) -> None:
+    policy = quiet.get("/").headers["content-security-policy"]
+    assert "unsafe" not in policy
+    page = opened(quiet, but="requires 'TrustedHTML' assignment")
+    attempt = "text => { try { document.body.innerHTML = text; return 'set' } catch (error) { return error.name } }"
+    assert page.evaluate(attempt, MARKUP) == "TypeError"
+
+
+@pytest.mark.parametrize("mode", ["chat", "complete", "infill"])
+def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open, mode: str) -> None:
+    page = opened(quiet, width=360, height=740)
+    page.locator(f"#tab-{mode}").click()
+    page.locator(f"#{mode} textarea").first.fill("y" * 300)
+    page.locator(f"#{mode} .send").click()
+    ticket = quiet.service.ticket()
+    ticket.give("x" * 600)
+    ticket.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.locator("#settings > summary").click()
+    page.locator("mark").first.click()
+    expect(page.get_by_role("tooltip")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    box = page.get_by_role("tooltip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360
+
+
+def test_a_server_that_is_loading_says_so_and_is_waited_for(opened: Open) -> None:
+    ready = threading.Event()
+
+    def load() -> Engine:
+        assert ready.wait(60)
+        return Engine.load(slots=1)
+
+    serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)
+    with served(serving) as live:
+        try:
+            page = opened(live, but="status of 503")
+            expect(page.get_by_role("alert")).to_contain_text("The model is being loaded")
+        finally:
+            ready.set()
+        assert serving.loaded.wait(300)
+        expect(page.locator("#model")).to_contain_text("tokens of context")
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_full_server_says_so_and_the_message_is_kept(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(room=0), but="status of 503")
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    expect(page.locator("#message")).to_have_value("hello")
+    assert page.locator("#chat article, #chat .asked").count() == 0
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted(keys=(b"right",))
+    page = opened(live, but="status of 401", http_credentials={"username": "", "password": "right"})
+    page.locator("#key").fill("wrong")
+    page.locator("#message").focus()
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("asks for an API key")
+    expect(page.locator("#key")).to_be_focused()
+    page.locator("#key").fill("right")
+    page.locator("#message").focus()
+    page.locator("#message").fill("")
+    ask(page, "hello")
+    expect(page.locator("#chat article .text")).to_have_text("Hello world")
+    assert page.evaluate("Object.values(localStorage).join()").count("right") == 0
+    assert page.evaluate("sessionStorage['rest-local-key']") == "right"
+
+
+def test_a_server_that_withholds_statistics_still_answers(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted(host="0.0.0.0", keys=(b"right",))
+    page = opened(live, http_credentials={"username": "", "password": "right"})
+    ask(page, "hello")
+    expect(page.locator("#chat article .text")).to_have_text("Hello world")
+    expect(page.locator("#withheld")).to_contain_text("--share-statistics")
+    expect(page.locator("#chart")).to_be_hidden()
+
+
+def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None:
+    quiet.service.engine.model.chat_template = None
+    page = opened(quiet)
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
+    page.locator("#tab-chat").click()
+    expect(page.locator("#no-template")).to_contain_text("no chat template")
+    expect(page.locator("#message")).to_be_hidden()
+    page.get_by_role("button", name="Go to Complete").click()
+    page.locator("#text").fill("a = ")
+    page.keyboard.press("Control+Enter")
+    quiet.service.ticket().give("1")
+    quiet.service.ticket().end()
+    expect(page.locator("#complete article .text")).to_have_text("a = 1")
+
+
+def test_a_server_that_is_gone_is_noticed_and_found_again(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, but="net::ERR_FAILED")
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    page.route("**/*", lambda route: route.abort())
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.locator("#message")).to_have_value("hello")
+    page.unroute_all()
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
+    wanted = {"theme", "tab-chat", "message", "main send", "fresh", "temperature", "max-tokens", "seed", "policy"}
+    assert wanted | {"system", "prediction", "key", "log"} <= reached
+    ringed = "getComputedStyle(document.activeElement).outlineStyle"
+    page.locator("#theme").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate(ringed) == "solid"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_has_a_name_and_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
+    page = opened(quiet, color_scheme=scheme)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    for source in ("model", "context", "datastore", "history", "prediction"):
+        ticket.give(f" {source}", source, origin=None if source == "model" else origin(source=source))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.locator("mark").first.hover()
+    assert page.evaluate(FAULTS) == []
+
+
+FAULTS = """() => {
+  const faults = [], seen = new Set(), visible = each => each.getClientRects().length > 0;
+  const known = ids => (ids || "").split(" ").filter(Boolean).every(id => document.getElementById(id));
+  if (!document.documentElement.lang || !document.title) faults.push("no language or title");
+  for (const each of document.querySelectorAll("[id]")) {
+    if (seen.has(each.id)) faults.push(`id twice: ${each.id}`);
+    seen.add(each.id);
+  }
+  for (const each of document.querySelectorAll("input, select, textarea")) {
+    const label = each.labels.length ? each.labels[0].textContent : each.getAttribute("aria-label");
+    if (!(label || "").trim()) faults.push(`no label: ${each.id}`);
+  }
+  for (const each of document.querySelectorAll("button, [role=tab], summary, h1, h2, legend")) {
+    if (!each.textContent.trim()) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+  }
+  for (const each of document.querySelectorAll("canvas, [role=log], [role=tablist], aside, .text")) {
+    const named = each.getAttribute("aria-label")
+      || each.getAttribute("aria-labelledby") && known(each.getAttribute("aria-labelledby"));
+    if (!named || each.matches("canvas:not([role=img])")) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+  }
+  for (const each of document.querySelectorAll("[aria-controls], [aria-labelledby], [aria-describedby]")) {
+    for (const name of ["aria-controls", "aria-labelledby", "aria-describedby"]) {
+      if (!known(each.getAttribute(name))) faults.push(`${name} leads nowhere: ${each.outerHTML.slice(0, 60)}`);
+    }
+  }
+  for (const each of document.querySelectorAll("[tabindex]")) if (each.tabIndex > 0) faults.push("a positive tabindex");
+  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const paint = colours => {
+    brush.fillStyle = "#fff";
+    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
+    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  for (const each of document.querySelectorAll("body *")) {
+    const speaks = [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    if (!speaks || !visible(each) || each.disabled || each.matches("option, script")) continue;
+    const layers = [];
+    for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
+    const behind = paint(layers), ink = paint([...layers, getComputedStyle(each).color]);
+    const contrast = (Math.max(ink, behind) + .05) / (Math.min(ink, behind) + .05);
+    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(1)}: ${each.outerHTML.slice(0, 60)}`);
+  }
+  return faults;
+}"""
