@@ -232,6 +232,24 @@ def test_stop_ends_the_request_and_frees_its_place(scripted: Callable[..., Live]
     expect(page.locator("#status")).to_have_text("Done")
 
 
+@pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 740)])
+def test_the_end_is_followed_until_somebody_scrolls_back(quiet: Live, opened: Open, width: int, height: int) -> None:
+    page = opened(quiet, width=width, height=height)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    ticket.give("\na" * 200)
+    foot = page.locator("#chat article .foot")
+    expect(foot).to_be_in_viewport()
+    expect(page.get_by_role("button", name="Stop")).to_be_in_viewport()
+    page.locator("#chat article .text").hover()
+    page.mouse.wheel(0, -1500)
+    expect(foot).not_to_be_in_viewport()
+    ticket.give("\na" * 10)
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^2 steps"))
+    expect(foot).not_to_be_in_viewport()
+    ticket.end()
+
+
 def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
     page = opened(drafting)
     page.locator("#tab-chat").focus()
