@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result, Stream
     from rest_local.errors import RestLocalError
     from rest_local.llama.model import Model
+    from rest_local.llama.options import Adapter, ModelOptions
     from rest_local.llama.sampling import Sampling
     from rest_local.retrieval.datastore import Datastore
 
 __all__ = [
+    "Adapter",
     "Datastore",
     "Engine",
     "Model",
+    "ModelOptions",
     "Piece",
     "RestLocalError",
     "Result",
@@ -38,9 +41,11 @@ __all__ = [
 ]
 
 _HOME = {
+    "Adapter": "rest_local.llama.options",
     "Datastore": "rest_local.retrieval.datastore",
     "Engine": "rest_local.decoding.engine",
     "Model": "rest_local.llama.model",
+    "ModelOptions": "rest_local.llama.options",
     "Piece": "rest_local.decoding.engine",
     "RestLocalError": "rest_local.errors",
     "Result": "rest_local.decoding.engine",

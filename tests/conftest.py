@@ -14,6 +14,10 @@ _home = tempfile.TemporaryDirectory(prefix="rest-local-tests-")
 for _name in ("CACHE", "DATA", "DATASTORES"):
     os.environ[f"REST_LOCAL_{_name}"] = str(Path(_home.name) / _name.lower())
 
+# Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make
+# every decode several times slower. Changes no result, and tests time nothing.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 TinyModel = Callable[..., Path]
 
 

@@ -11,6 +11,7 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import options
+from rest_local.cli.exactness_table import exactness_lines, progress_line
 from rest_local.cli.options import EngineChoice
 from rest_local.cli.sections import SectionedCommand
 
@@ -37,6 +38,7 @@ def examine(engine: Engine) -> dict[str, Any]:
             "n_ctx_train": engine.model.n_ctx_train,
             "vocabulary": engine.model.n_vocab,
             "chat_template": engine.model.chat_template is not None,
+            "adapters": [f"{adapter.path}:{adapter.scale:g}" for adapter in engine.model.options.lora],
         },
         "drafting": {"kind": engine.capability.kind, "reason": engine.capability.reason},
         "settings": engine.settings,
@@ -54,11 +56,23 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("backends", {"built in": _text(facts["backends"]), "GPU offload": _text(facts["gpu_offload"])})
     yield from _section("model", facts["model"])
     yield from _section("drafting", {"kind": drafting["kind"], "why": drafting["reason"]})
-    yield from _section("settings", facts["settings"])
+    yield from _section("settings", {**facts["settings"], **_rope(facts["settings"].get("rope"))})
     yield from _section("self-test", facts["self_test"] or {"not run": "nothing to verify with"})
     yield "cost of a batch of n tokens, relative to one"
     yield from cost_table(facts["cost_curve"])
+    if "exactness" in facts:
+        yield from exactness_lines(facts["exactness"])
     yield from _section("paths", facts["paths"])
+
+
+def _rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What of it is not the model's own."""
+    if rope is None:
+        return {}
+    from rest_local.llama.options import Rope
+
+    own = vars(Rope())
+    return {"rope": {name: value for name, value in rope.items() if value != own[name]} or "the model's"}
 
 
 def _section(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
@@ -85,19 +99,41 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "  context" + "".join(f"{n:>7}" for n in sizes) + "   one token"
     for n_ctx in sorted({row["n_ctx"] for row in rows}):
         at = {row["n"]: row for row in rows if row["n_ctx"] == n_ctx}
-        cells = (f"{at[n]['ratio']:>7.2f}" if n in at else f"{'':>7}" for n in sizes)
+        cells = (_ratio(at[n]["ratio"]) if n in at else f"{'':>7}" for n in sizes)
         single = f"{at[1]['ms']:>9.2f} ms" if 1 in at else ""
         yield f"  {n_ctx:>7}" + "".join(cells) + single
     yield ""
 
 
+def _ratio(value: float) -> str:
+    """Seven columns, also where a busy machine made it absurd."""
+    return f"{value:>7.2f}" if value < 1000 else f"{value:>7.0f}"
+
+
 @click.command(cls=SectionedCommand)
 @options.engine_options
+@click.option(
+    "--exactness",
+    is_flag=True,
+    help="Also measure every combination of flash attention, cache type and threads: how exact, and how dear.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=120,
+    show_default=True,
+    metavar="N",
+    help="Time for --exactness.",
+)
 @options.json_option
-def doctor(engine_choice: EngineChoice, as_json: bool) -> None:
+def doctor(engine_choice: EngineChoice, exactness: bool, seconds: float, as_json: bool) -> None:
     """Show versions, backends, what drafting can do with the model, the self-test and the measured cost curve."""
     with options.load_engine(engine_choice) as engine:
         facts = examine(engine)
+        if exactness:
+            from rest_local.decoding.survey import survey
+
+            facts["exactness"] = survey(engine.model, engine_choice.threads, seconds, progress_line()).to_dict()
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return

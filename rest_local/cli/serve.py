@@ -9,6 +9,7 @@ import click
 
 from rest_local.cli import options
 from rest_local.cli.options import EngineChoice
+from rest_local.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from rest_local.server.settings import Settings
@@ -18,7 +19,7 @@ SLOTS = 4
 MAX_BODY = 8 << 20
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @options.engine_options
 @options.history_option
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")

@@ -14,6 +14,7 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,17 @@ class Engine:
         """Those that requests share; a reader in another thread sees a moment of them."""
         return self._lane.scheduler.slots.slots
 
+    def statistics(self) -> dict[str, Any]:
+        """Totals since it was opened (`Totals`), and now: tokens in the cells of all slots (shared ones for each),
+        how many cells there are, and the age of the cost curve in seconds.
+        """
+        return {
+            **self.totals.to_dict(),
+            "cells_used": sum(slot.n_past for slot in self.slots),
+            "cells": self.n_ctx,
+            "cost_curve_age_s": round(time.time() - self._lane.tuning.measured_at, 1),
+        }
+
     @property
     def part_seconds(self) -> list[float]:
         """What the newest forward passes that held a part of a prompt took."""
@@ -322,6 +334,11 @@ class Engine:
                 lane.scheduler.cancel(job)
                 return
         job.finish("cancelled")
+
+    def abort(self) -> None:
+        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits."""
+        for lane in self._lanes:
+            lane.context.abort()
 
     def cancel_all(self) -> None:
         """End every job."""

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Backend, remove_tail
-from rest_local.decoding.slot import Slot
+from rest_local.decoding.slot import Rows, Slot
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
 
 Logits = NDArray[np.float32]
+Drafts = Literal["chains", "trees"]
 BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
+NEIGHBOUR_PROMPT = 24  # less than a block of the attention, and not a power of two
+NEIGHBOUR_LONGEST = 40  # then it ends and begins anew: the cells it frees are used again by who comes first
 
 
 @dataclass
@@ -107,6 +110,7 @@ def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: 
     cells they leave are used again.
     """
     result = Comparison()
+    longest = min(longest, backend.max_outputs - 1)
     rng = np.random.default_rng(7)
     try:
         backend.clear()
@@ -131,17 +135,44 @@ def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: 
 
 def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Comparison:
     """n = 1 against steps of random trees, of which one branch follows the text and is accepted as far as it does."""
-    result = Comparison()
-    rng = np.random.default_rng(11)
-    slot = Slot(backend)
+    return compare_drafts(backend, text, rows_alone(backend, text), "trees", longest)
+
+
+def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
+    """The logits of every token of the text evaluated alone, one after another: float32 [n, n_vocab].
+
+    Clears the cells before and after.
+    """
     try:
         backend.clear()
         alone = _Runner(backend)
-        reference = np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
+        return np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
+    finally:
+        backend.clear()
+
+
+def compare_drafts(
+    backend: Backend, text: Sequence[int], reference: Logits, drafts: Drafts, longest: int, neighbour: bool = False
+) -> Comparison:
+    """`reference`, which is `rows_alone` of the text, against steps of random drafts, each accepted as far as it
+    follows the text. `neighbour`: another sequence has cells before this one's, gets more between its steps, and now
+    and then gives all of them back; the backend has two slots or more. Clears the cells before and after.
+    """
+    result = Comparison()
+    longest = min(longest, backend.max_outputs - 1)
+    if longest < 1:
+        return result
+    rng = np.random.default_rng(11)
+    slot = Slot(backend)
+    beside = _Neighbour(backend, text, rng) if neighbour else None
+    make = _random_tree if drafts == "trees" else _random_chain
+    try:
         backend.clear()
         while slot.n_past < len(text) - 1:
+            if beside:
+                beside.speak()
             begin = slot.n_past
-            tree, path = _random_tree(text, begin, longest, backend.n_branches, rng)
+            tree, path = make(text, begin, longest, backend.n_branches, rng)
             layout = tree.layout(backend.n_branches)
             slot.fill_step(text[begin], tree, layout)
             if code := backend.decode():
@@ -155,6 +186,43 @@ def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Compar
     finally:
         backend.clear()
     return result
+
+
+class _Neighbour:
+    """A sequence in the second slot, which is only there."""
+
+    def __init__(self, backend: Backend, text: Sequence[int], rng: np.random.Generator) -> None:
+        self._slot = Slot(backend, backend.n_branches)
+        self._backend, self._text, self._rng = backend, text, rng
+
+    def speak(self) -> None:
+        """Begins with NEIGHBOUR_PROMPT tokens, then says one to three; begins anew when it has become long."""
+        slot = self._slot
+        if slot.n_past > NEIGHBOUR_LONGEST:
+            slot.clear()
+        n = int(self._rng.integers(1, 4)) if slot.n_past else NEIGHBOUR_PROMPT
+        tokens = [int(self._text[i]) for i in self._rng.integers(0, len(self._text), n)]
+        rows = Rows()
+        slot.add_prompt(rows, tokens)
+        rows.load(self._backend.batch)
+        if code := self._backend.decode():
+            raise DecodeFailed(code, n)
+        slot.tokens += tokens
+
+
+def _random_chain(
+    text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
+) -> tuple[DraftTree, list[int]]:
+    """A chain below text[begin], whole or with a wrong tail, and the nodes of it that follow the text."""
+    size = int(rng.choice([n for n in BATCH_SIZES if n <= longest + 1]))
+    truth = text[begin + 1 : begin + size]
+    keep = int(rng.integers(0, len(truth) + 1)) if rng.random() < 0.5 else len(truth)
+    tree = DraftTree(1)
+    node = ROOT
+    for k in range(size - 1):
+        token = truth[k] if k < keep else text[int(rng.integers(0, len(text)))]
+        node = tree.add(int(token), node, 1.0, 0)
+    return tree, list(range(keep))
 
 
 def _random_tree(

@@ -23,6 +23,7 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.planning.policy import StepCost
 
+ABORTED = 2  # of `llama_decode`: `Context.abort` was called
 Outcome = Step | RestLocalError  # an error of one request is its own
 
 
@@ -54,8 +55,8 @@ class Forward:
         `idle_cells`: tokens that slots of nobody keep. Raises DecodeFailed where nothing could be evaluated: code 1
         means that there is no room for it in the cells.
         """
-        slots = [generation.slot for generation in _all(running, prompts)]
-        before = [slot.n_past for slot in slots]
+        generations = _all(running, prompts)
+        before = [generation.slot.n_past for generation in generations]
         n_ctx = sum(before) + idle_cells
         done = False
         try:
@@ -70,8 +71,8 @@ class Forward:
             return outcomes
         finally:
             if not done:
-                for slot, n_past in zip(slots, before, strict=True):
-                    slot.rewind(min(n_past, slot.n_past))  # a rebuild that failed leaves less
+                for generation, n_past in zip(generations, before, strict=True):
+                    generation.put_back(n_past)
 
     def _draft(self, running: Sequence[Running], n_ctx: int, prompted: bool) -> None:
         """A tree for each; then of all of them together what is worth it. Nobody drafts beside a part of a prompt,
@@ -120,7 +121,9 @@ class Forward:
             if code == 1 and drafted:  # no room, restored
                 for generation in generations:
                     generation.cut(len(generation.tree) // 2)
-            elif (code == 2 or code < -1) and not rebuilt:  # partly applied
+            elif code == ABORTED and any(generation.cancelled for generation in _all(running, prompts)):
+                raise DecodeFailed(code, len(rows.token))
+            elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
                 for generation in _all(running, prompts):
                     generation.rebuild()
@@ -147,7 +150,7 @@ class Forward:
             try:
                 step, verdict = generation.take(mine)
             except RestLocalError as error:
-                generation.slot.rewind(n_past)
+                generation.put_back(n_past)
                 outcomes.append(error)
                 continue
             driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)

@@ -114,6 +114,7 @@ class Generation:
     decode: Decode | None = None  # where set, origins of tokens are reported
     statistics: Statistics = field(default_factory=Statistics)
     pending: list[int] = field(default_factory=list)  # committed tokens that are still to be evaluated
+    cancelled: bool = False  # nobody waits for it any more; set from any thread
     root: int = -1
     tree: DraftTree = field(default_factory=DraftTree)  # of the step under way
     layout: Layout | None = None
@@ -247,6 +248,14 @@ class Generation:
         if self.policy.watches_entropy:
             self._entropies = (*self._entropies, *(entropy_of(rows[row]) for row in visited[-NEWEST:]))[-NEWEST:]
         return verdict, loose
+
+    def put_back(self, n_past: int) -> None:
+        """Undo a pass that did not succeed: `n_past` tokens are committed. Where the memory had to go further back,
+        the rest is pending again.
+        """
+        tokens = self.slot.tokens[:n_past]
+        self.slot.rewind(len(tokens))
+        self.pending = [*tokens[self.slot.n_past :], *self.pending]
 
     def give_up_cells(self) -> None:
         """Free the slot's cells; what was in them is pending again."""

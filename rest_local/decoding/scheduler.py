@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 from rest_local.decoding.backend import Backend, Capability
-from rest_local.decoding.forward import Forward, Outcome, Prompt, Running
+from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, Running
 from rest_local.decoding.generation import Step
 from rest_local.decoding.job import Job
 from rest_local.decoding.slots import Slots
@@ -67,12 +67,9 @@ class Scheduler:
         """Admit who can be admitted, and do one forward pass."""
         self._admit()
         self._shift()
-        running = [job for job in self.admitted if not job.prefilling]
-        prompts = [job for job in self.admitted if job.prefilling]
-        self._expire(prompts)
-        prompts = [job for job in prompts if not job.done]
-        if running or prompts:
-            self._pass(running, prompts)
+        self._expire()
+        if self.admitted:
+            self._pass(list(self.admitted))
 
     # Admission
 
@@ -112,20 +109,25 @@ class Scheduler:
 
     # One forward pass
 
-    def _pass(self, running: list[Job], prompts: list[Job]) -> None:
+    def _pass(self, jobs: list[Job]) -> None:
         begun = time.perf_counter()
-        parts = self._parts(prompts, len(running))
+        with_parts = True
         while True:
+            running = [job for job in jobs if not job.prefilling]  # anew: a pass that fails may take cells from some
+            prompts = [job for job in jobs if job.prefilling]
+            parts = self._parts(prompts, len(running)) if with_parts else []
             try:
                 outcomes = self._forward.step(self._wanted(running), parts, self.slots.idle_cells)
             except DecodeFailed as error:
+                if error.code == ABORTED and any(job.generation.cancelled for job in jobs if job.generation):
+                    return
                 if error.code == NO_ROOM and self.slots.evict():
                     continue
                 if error.code == NO_ROOM and running and parts:
-                    parts = []
+                    with_parts = False
                     continue
                 in_it = [part.generation for part in parts]
-                self._failed(running, [job for job in prompts if job.generation in in_it], error)
+                self._failed([job for job in jobs if job in running or job.generation in in_it], error)
                 return
             if parts:
                 self.part_seconds.append(time.perf_counter() - begun)
@@ -163,20 +165,19 @@ class Scheduler:
         slope = max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST // 2), 1e-6)
         return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
 
-    def _failed(self, running: list[Job], prompts: list[Job], error: DecodeFailed) -> None:
+    def _failed(self, together: list[Job], error: DecodeFailed) -> None:
         """Nothing could be evaluated for all of them together."""
-        together = [*running, *prompts]
         if error.code == NO_ROOM:
-            youngest = max(together, key=self.admitted.index)
+            youngest = self.admitted[-1]
             if len(self.admitted) > 1:
-                self._send_back(self.admitted[-1] if self.admitted[-1] not in together else youngest)
-            elif running:
+                self._send_back(youngest)
+            elif not youngest.prefilling:
                 self._finish(youngest, "length")  # the cells are full before the context is: as if it were
             else:
                 self._finish(youngest, "error", error)
         elif len(together) > 1:  # one of them may be at fault: each by itself
             for job in together:
-                self._pass(*([], [job]) if job.prefilling else ([job], []))
+                self._pass([job])
         else:
             self._finish(together[0], "error", error)
 
@@ -214,8 +215,8 @@ class Scheduler:
             generation.sources.restart(text)
             job.result.truncated = True
 
-    def _expire(self, prompts: list[Job]) -> None:
-        for job in prompts:
+    def _expire(self) -> None:
+        for job in [job for job in self.admitted if job.prefilling]:
             limit = job.request.prompt_seconds
             if limit is not None and time.perf_counter() - job.submitted > limit:
                 self._finish(job, "length")

@@ -170,8 +170,8 @@ class Service:
         return rows
 
     def statistics(self) -> dict[str, Any]:
-        """Totals since the engine was opened, and what is going on."""
-        return {**self.engine.totals.to_dict(), "running": self.running, "waiting": self.waiting}
+        """`Engine.statistics`, and how many requests run and wait."""
+        return {**self.engine.statistics(), "running": self.running, "waiting": self.waiting}
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Take nothing more; give what is under way so many seconds to end, then end it. Again does nothing."""
@@ -205,6 +205,11 @@ class Service:
         with self._lock:
             self._orders.append(lambda: self.engine.cancel(job))
             self._lock.notify()
+            alone = all(other is job for other in self._alive.values() if not other.done)
+        if job.generation is not None:
+            job.generation.cancelled = True
+            if alone and not job.done:  # nobody else loses a forward pass by it
+                self.engine.abort()
 
     # The thread
 

@@ -20,7 +20,7 @@ from rest_local.llama.batch import Batch
 
 @dataclass
 class Rows:
-    """The tokens of a batch under construction, of any number of slots. Plain lists: made into arrays once."""
+    """The tokens of a batch under construction, of any number of slots. Plain lists: so few are no work for numpy."""
 
     token: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Rows:
 
     def load(self, batch: Batch) -> None:
         """Make this the content of the batch. Raises ValueError where it does not fit."""
-        batch.fill(*np.array([self.token, self.pos, self.first_id, self.n_ids, self.output], np.int32))
+        batch.load(self.token, self.pos, self.first_id, self.n_ids, self.output)
 
 
 MOST_CHECKPOINTS = 6

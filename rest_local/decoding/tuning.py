@@ -32,7 +32,7 @@ from rest_local.planning.cost import LARGEST, CostCurve, measure
 
 log = logging.getLogger("rest_local.tuning")
 
-FORMAT = 4
+FORMAT = 5
 WARM_MS = 5.0  # for longer plain steps what the last decode left behind makes no difference
 BUDGET_S = 2.0  # for the cost curve
 CONTEXTS = (64, 512, 2048)  # lengths at which it is measured, where they fit and can be afforded
@@ -52,6 +52,7 @@ class Tuning:
     curve: CostCurve
     self_test: dict[str, Any]
     exact: bool
+    measured_at: float = 0.0  # seconds since the epoch
     path: Path | None = None
 
     def store(self) -> None:
@@ -67,7 +68,7 @@ class Tuning:
     def to_json(self) -> str:
         return json.dumps({
             "format": FORMAT, "settings": self.settings.to_dict(), "curve": json.loads(self.curve.to_json()),
-            "self_test": self.self_test, "exact": self.exact,
+            "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at,
         })  # fmt: skip
 
     @classmethod
@@ -78,7 +79,8 @@ class Tuning:
             raise ValueError("not a tuning of this version")
         try:
             settings = ContextSettings.from_dict(data["settings"])
-            return cls(settings, CostCurve.from_json(json.dumps(data["curve"])), data["self_test"], data["exact"])
+            curve = CostCurve.from_json(json.dumps(data["curve"]))
+            return cls(settings, curve, data["self_test"], data["exact"], float(data["measured_at"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a tuning: {error}") from error
 
@@ -163,7 +165,7 @@ def _measure(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Contex
     except BaseException:
         context.close()
         raise
-    return context, Tuning(context.settings, curve, comparison.to_dict(), comparison.exact)
+    return context, Tuning(context.settings, curve, comparison.to_dict(), comparison.exact, time.time())
 
 
 def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:

@@ -114,7 +114,7 @@ class Context:
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
         self.n_vocab = model.n_vocab
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
-        self.max_outputs = int(params.n_outputs_max)
+        self.max_outputs = min(MAX_OUTPUTS, self.n_batch)
         self.batch = Batch(self.n_batch, settings.n_branches)
         self._logits: NDArray[np.float32] = np.empty((0, model.n_vocab), np.float32)
         self._logits_at = 0
@@ -214,7 +214,7 @@ def _parameters(settings: ContextSettings) -> Any:
     params.n_ubatch = min(settings.n_ubatch or params.n_batch, params.n_batch)
     params.n_seq_max = settings.n_slots * settings.n_branches
     params.n_rs_seq = settings.n_rs_seq
-    params.n_outputs_max = min(MAX_OUTPUTS, params.n_batch)
+    params.n_outputs_max = max(min(MAX_OUTPUTS, params.n_batch), params.n_seq_max)  # fewer than ids aborts the process
     params.n_threads = settings.threads or default_threads()
     params.n_threads_batch = settings.threads_batch or params.n_threads
     params.flash_attn_type = int(settings.flash_attention)

@@ -206,17 +206,22 @@ class Schema:
         return self._rules.add(f'"{{" {space} ({member} ({space} "," {space} {member})* {space})? "}}"')
 
     def _members(self, named: dict[str, Any], required: set[str], path: str, depth: int) -> str:
-        """Right to left, what may follow before each property: with nothing said yet, and with something."""
+        """Right to left: a member from each place on, behind its quote, and what may follow it.
+
+        Quote and comma stand outside the alternatives: what llama.cpp needs for a mask grows with the ways that begin at
+        a place (200 members, 152 k tokens, busy machine: median 247 ms with them inside, 139 ms so)."""
         space = self._rules.json("space")
-        first, later = '""', space
-        for name in reversed(named):
-            value = self.rule(named[name], f"{path}/properties/{name}"[:200], depth + 1)
-            member = f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {value}'
-            rest = self._rules.add(later)
-            must = name in required
-            first = f"{member} {rest}" + ("" if must else f" | {self._rules.add(first)}")
-            later = f'{space} "," {space} {member} {rest}' + ("" if must else f" | {rest}")
-        return self._rules.add(first)
+        names = list(named)
+        last = max((i for i, name in enumerate(names) if name in required), default=-1)
+        following, after = "", space
+        for i in reversed(range(len(names))):
+            value = self.rule(named[names[i]], f"{path}/properties/{names[i]}"[:200], depth + 1)
+            key = literal(json.dumps(names[i], ensure_ascii=False)[1:])
+            way = f'{key} {space} ":" {space} {value} {self._rules.add(after)}'
+            others = f" | {following}" if following and names[i] not in required else ""
+            following = self._rules.add(way + others)
+            after = f'{space} "," {space} {_QUOTE} {following}' + (f" | {space}" if i > last else "")
+        return self._rules.add(f"{_QUOTE} {following}" + (' | ""' if last < 0 else ""))
 
     def _array(self, schema: Mapping[str, Any], path: str, depth: int) -> str:
         items = schema.get("items", True)

@@ -69,12 +69,13 @@ class LogLines:
     def collected_errors(self) -> Iterator[list[str]]:
         """The error lines that llama.cpp logs while the block runs (of all threads)."""
         errors: list[str] = []
-        self.collectors.append(errors)
+        with self._lock:
+            self.collectors.append(errors)
         try:
             yield errors
         finally:
-            # by identity: two empty lists are equal
-            self.collectors = [other for other in self.collectors if other is not errors]
+            with self._lock:  # by identity: two empty lists are equal
+                self.collectors = [other for other in self.collectors if other is not errors]
 
 
 log_lines = LogLines(logger)
@@ -106,11 +107,20 @@ def unmute() -> None:
     llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
+_capturing = threading.Lock()  # two at once would each put back what the other had put there
+
+
 @contextmanager
 def captured_stderr() -> Iterator[list[str]]:
     """What C code prints to stderr while the block runs, as lines, filled in at its end.
 
-    llama.cpp's grammar parser does not use its own log. Process-wide for that moment: keep the block short."""
+    llama.cpp's grammar parser does not use its own log. Process-wide for that moment, one thread at a time: keep the
+    block short."""
+    with _capturing:
+        yield from _captured_stderr()
+
+
+def _captured_stderr() -> Iterator[list[str]]:
     lines: list[str] = []
     try:
         saved = os.dup(2)

@@ -142,8 +142,8 @@ class _Pattern:
         return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
 
     def _repeats(self, empty: bool) -> tuple[str, bool]:
-        """GBNF's sign for how often, and whether that may be never. `empty`: what is repeated may be empty; repeated
-        at will, that has no end for llama.cpp (measured: `((a*)*)*` hangs it)."""
+        """GBNF's sign for how often, and whether that may be never. `empty`: what is repeated may be empty.
+        llama.cpp follows every way of leaving such repetitions out (measured: `(a?){500}` takes longer than 8 s)."""
         low, high = self._times()
         if empty and high != 1:
             raise self._refused("repeating what may be empty")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import DatastoreError, DatastoreNotFound
+from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.build import commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
@@ -54,7 +54,7 @@ def add(
 def forget(path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files | None = None) -> int:
     """Removes the documents of these names; returns how many there were.
 
-    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable; DatastoreError
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable; OptionError
     where nothing would be left, since a datastore is never empty.
     """
     if not holds_files(path):
@@ -65,7 +65,7 @@ def forget(path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files 
         if count == 0:
             return 0
         if count == len(held):
-            raise DatastoreError(f"datastore {path}: nothing would be left; `rest-local index remove` removes it whole")
+            raise OptionError(f"datastore {path}: nothing would be left; `rest-local index remove` removes it whole")
         keep, kept = _divided(store, names, 0)
         manifest = store.manifest
         commit(path, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)

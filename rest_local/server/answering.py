@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.server.answers import origins
-from rest_local.server.filters import GATHERED, Gathered, Indentation
+from rest_local.server.filters import GATHERED, Gathered, Indentation, TimeLimit
 from rest_local.server.running import EventStream, Pulse, Running, json_response
 from rest_local.server.state import State
 
@@ -48,20 +48,23 @@ class Part:
 class Choice:
     """One answer. `steps`: text goes out as the steps give it; `tells`: with where each token was drafted from."""
 
-    def __init__(self, engine: Engine, *, steps: bool, tells: bool, n_indent: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, *, steps: bool, tells: bool, n_indent: int = 0, milliseconds: float | None = None
+    ) -> None:
         self.text = ""
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self._held = Part()
         self._group = 1 if steps else GATHERED_TOKENS
         self._indentation = Indentation(n_indent)
+        self._limit = TimeLimit(milliseconds)
         self._gathered = Gathered(0 if steps else GATHERED)
         self._texts = Detokenizer(engine.model.vocabulary.piece) if steps and tells else None
 
     @property
     def ended(self) -> bool:
         """Whether the answer is complete although the model would go on."""
-        return self._indentation.ended
+        return self._indentation.ended or self._limit.passed
 
     def feed(self, piece: Piece) -> Part:
         """What can be sent now."""
@@ -70,7 +73,8 @@ class Choice:
             told = origins([self._texts.feed(token) for token in piece.tokens], piece)
         self._held.tokens += piece.tokens
         self._held.logprobs += piece.logprobs
-        return self._part(self._gathered.feed(self._indentation.feed(piece.text)), self._group, told)
+        text = self._limit.feed(self._indentation.feed(piece.text))
+        return self._part(self._gathered.feed(text), self._group, told)
 
     def finish(self) -> Part:
         """What was held back."""
@@ -109,8 +113,10 @@ class Answering:
         self.tells = self.shows_steps and bool(body.rest_local and body.rest_local.origins)
         self._running = running
         self.remaining = len(running.tickets)  # answers that are not complete
+        limit = body.t_max_predict_ms
         self.choices = [
-            Choice(engine, steps=self.shows_steps, tells=self.tells, n_indent=n_indent) for _ in running.tickets
+            Choice(engine, steps=self.shows_steps, tells=self.tells, n_indent=n_indent, milliseconds=limit)
+            for _ in running.tickets
         ]
 
     def begin(self) -> list[bytes]:
@@ -137,6 +143,10 @@ class Answering:
     def results(self) -> list[Result]:
         """Complete once `end` or `whole` is called."""
         return [ticket.result for ticket in self._running.tickets]
+
+    def finish_reason(self, number: int) -> str:
+        """`stop` or `length`."""
+        return "length" if self.choices[number].ended else self.results[number].finish_reason
 
     async def respond(self, request: HttpRequest) -> Response:
         """The response; the tickets run until it is sent, or the client is gone."""

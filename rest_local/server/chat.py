@@ -12,14 +12,15 @@ from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.server.answering import Answering, Part, submitted
 from rest_local.server.answers import chat_logprobs, new_id, timings, usage
-from rest_local.server.bodies import ChatBody
+from rest_local.server.bodies import ChatBody, NamedTool
 from rest_local.server.errors import ApiError
-from rest_local.server.grammars import grammar_of
+from rest_local.server.grammars import chat_grammar
 from rest_local.server.parsing import parse
-from rest_local.server.prompts import chat_text
+from rest_local.server.prompts import chat_text, offered, template_of
 from rest_local.server.requests import request_of
 from rest_local.server.running import DONE, event
 from rest_local.server.state import state_of
+from rest_local.server.tools import AnswerFormat, AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 
 
 async def chat_completions(request: HttpRequest) -> Response:
@@ -28,53 +29,88 @@ async def chat_completions(request: HttpRequest) -> Response:
     state = state_of(request)
     service, engine = state.loaded()
     model = state.check_model(body.model)
-    n = body.n or 1
-    running = await submitted(service, lambda: _requests(engine, body, n))
-    return await ChatAnswer(state, engine, body, running, model=model, per_prompt=n).respond(request)
+    chat = _Chat(engine, body)
+    running = await submitted(service, chat.requests)
+    answer = ChatAnswer(state, engine, body, running, model=model, per_prompt=chat.n)
+    answer.parsers = [chat.parser() for _ in running.tickets]
+    return await answer.respond(request)
 
 
-def _requests(engine: Engine, body: ChatBody, n: int) -> list[Request]:
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-    asks_tools = body.tools if body.tool_choice != "none" else None
-    text = chat_text(
-        engine, body.messages, asks_tools, body.chat_template_kwargs, body.add_generation_prompt is not False
-    )
-    prompt = engine.tokenize(text)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    grammar = grammar_of(body)
-    return [request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i) for i in range(n)]
+class _Chat:
+    """What one body asks for. `requests` is called first, in a thread."""
+
+    def __init__(self, engine: Engine, body: ChatBody) -> None:
+        self.n = body.n or 1
+        self._engine, self._body = engine, body
+        self._tools = offered(body.tools) if body.tool_choice != "none" else []
+        self._form = AnswerFormat.of(template_of(engine).source)
+        self._prompt = ""
+
+    def requests(self) -> list[Request]:
+        """One for each choice. Raises ApiError, OptionError, TemplateFailed."""
+        engine, body = self._engine, self._body
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+        begins = body.add_generation_prompt is not False
+        self._prompt = chat_text(engine, body.messages, self._tools, body.chat_template_kwargs, begins)
+        prompt = engine.tokenize(self._prompt)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+        grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
+        return [request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i) for i in range(self.n)]
+
+    def parser(self) -> AnswerParser:
+        """Tells the text of one answer from its reasoning and its calls."""
+        return self._form.parser(self._tools, self._prompt)
+
+
+def _openai(delta: Delta) -> dict[str, Any]:
+    """A delta as the field of a chunk."""
+    if isinstance(delta, Content):
+        return {"content": delta.text}
+    if isinstance(delta, Reasoning):
+        return {"reasoning_content": delta.text}
+    if isinstance(delta, CallStart):
+        function = {"name": delta.name, "arguments": ""}
+        return {"tool_calls": [{"index": delta.index, "id": delta.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
 
 
 class ChatAnswer(Answering):
     """Answers as messages."""
 
     body: ChatBody
+    parsers: list[AnswerParser]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._id, self._created = new_id("chatcmpl"), int(time.time())
-        self._messages: list[dict[str, Any]] = [{"role": "assistant", "content": ""} for _ in self.choices]
+        self._deltas: list[list[Delta]] = [[] for _ in self.choices]
 
     def begin(self) -> list[bytes]:
         return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self.choices))]
 
     def advance(self, number: int, part: Part) -> list[bytes]:
-        delta = {"content": part.text} if part.text or not part.origins else {"content": ""}
-        self._messages[number]["content"] += part.text
-        if not (part.text or part.origins or part.logprobs):
-            return []
+        deltas = self.parsers[number].feed(part.text)
+        self._deltas[number] += deltas
         more: dict[str, Any] = {"rest_local": {"tokens": part.origins}} if part.origins else {}
+        if not part.logprobs and not more:
+            return [self._chunk(number, _openai(delta)) for delta in deltas]
         logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None
-        return [self._chunk(number, delta, logprobs=logprobs, **more)]
+        first = _openai(deltas[0]) if deltas else {}
+        rest = [self._chunk(number, _openai(delta)) for delta in deltas[1:]]
+        return [self._chunk(number, first, logprobs=logprobs, **more), *rest]
 
     def complete(self, number: int) -> list[bytes]:
+        deltas = self.parsers[number].finish()
+        self._deltas[number] += deltas
         more: dict[str, Any] = {}
         if not self._asked_usage and not self.remaining:
             more = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         if self.tells:
             more["rest_local"] = {"draft": self.results[number].draft}
-        return [self._chunk(number, {}, finish_reason=self._finish_reason(number), **more)]
+        last = self._chunk(number, {}, finish_reason=self._finish_reason(number), **more)
+        return [*(self._chunk(number, _openai(delta)) for delta in deltas), last]
 
     def end(self) -> list[bytes]:
         if not self._asked_usage:
@@ -86,11 +122,11 @@ class ChatAnswer(Answering):
         choices = [
             {
                 "index": number,
-                "message": message,
+                "message": _message(deltas),
                 "logprobs": self._logprobs(number),
                 "finish_reason": self._finish_reason(number),
             }
-            for number, message in enumerate(self._messages)
+            for number, deltas in enumerate(self._deltas)
         ]
         counts = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         return self._head("chat.completion") | {"choices": choices} | counts
@@ -103,7 +139,8 @@ class ChatAnswer(Answering):
         return usage(self.results, self.per_prompt, self.body.prediction is not None)
 
     def _finish_reason(self, number: int) -> str:
-        return self.results[number].finish_reason
+        reason = self.finish_reason(number)
+        return "tool_calls" if reason == "stop" and self.parsers[number].calls else reason
 
     def _logprobs(self, number: int) -> dict[str, Any] | None:
         if not self.body.logprobs:
@@ -129,3 +166,21 @@ class ChatAnswer(Answering):
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return event(self._head("chat.completion.chunk") | {"choices": [choice]} | more)
+
+
+def _message(deltas: list[Delta]) -> dict[str, Any]:
+    """The deltas of an answer as one message."""
+    content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if isinstance(delta, CallStart):
+            calls[delta.index] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
+        elif isinstance(delta, CallArguments):
+            calls[delta.index]["function"]["arguments"] += delta.text
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = list(calls.values())
+    return message

@@ -51,10 +51,7 @@ def _prompts(engine: Engine, body: CompletionBody, n: int) -> list[list[int]]:
         if not isinstance(body.prompt, str):
             raise ApiError(400, "suffix: the prompt has to be one text", param="suffix")
         return [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
-    prompts = plain_prompts(engine, body.prompt)
-    if not prompts or len(prompts) * n > MAX_PROMPTS:
-        raise ApiError(400, f"prompt: give 1 to {MAX_PROMPTS // n} prompts at once", param="prompt")
-    return prompts
+    return plain_prompts(engine, body.prompt, MAX_PROMPTS // n)
 
 
 def _wanted_logprobs(body: CompletionBody) -> int | None:
@@ -95,7 +92,7 @@ class CompletionAnswer(Answering):
             more = self._counts()
         if self.tells:
             more["rest_local"] = {"draft": self.results[number].draft}
-        return [self._chunk(number, "", finish_reason=self.results[number].finish_reason, **more)]
+        return [self._chunk(number, "", finish_reason=self.finish_reason(number), **more)]
 
     def end(self) -> list[bytes]:
         if not self._asked_usage:
@@ -108,7 +105,7 @@ class CompletionAnswer(Answering):
                 "index": number,
                 "text": (self._echo(number) if self.body.echo else "") + choice.text,
                 "logprobs": self._logprobs(number),
-                "finish_reason": self.results[number].finish_reason,
+                "finish_reason": self.finish_reason(number),
             }
             for number, choice in enumerate(self.choices)
         ]

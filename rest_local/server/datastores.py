@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.errors import DatastoreError, DatastoreNotFound
+from rest_local.errors import DatastoreError, DatastoreNotFound, ServiceClosed
 from rest_local.retrieval.corpus import printable
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.edit import add, forget
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rest_local.server")
 
+_changing = threading.Lock()
 PLACES = 10
 CONTINUATION = 32  # tokens shown of what follows a place
 NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -84,8 +86,29 @@ def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
     """Opens the newest commit of every open datastore, and those of `also`. One that cannot be opened stays as it was;
     one that is gone is closed. From any thread but the engine's, which only changes them over, between two steps.
     """
+    with _changing:  # two at once would each leave out what the other opened
+        old: list[Datastore] = list(engine.datastores)
+        fresh = _opened(engine, old, also)
+
+        def change(engine: Engine) -> None:  # in its thread: no lookup is under way
+            engine.datastores = fresh
+            _close(old, fresh)
+
+        try:
+            service.run(change)
+        except ServiceClosed:
+            _close(fresh, old)
+            raise
+
+
+def _close(stores: Sequence[Datastore], but: Sequence[Datastore]) -> None:
+    for store in stores:
+        if store not in but:
+            store.close()
+
+
+def _opened(engine: Engine, old: Sequence[Datastore], also: Sequence[Path]) -> list[Datastore]:
     identity = engine.model.vocabulary.identity
-    old: list[Datastore] = list(engine.datastores)
     fresh: list[Datastore] = []
     for path in [*(store.path for store in old), *also]:
         try:
@@ -95,14 +118,7 @@ def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
         except DatastoreError as error:
             log.warning("%s; going on with what was open", error)
             fresh += [store for store in old if store.path == path]
-
-    def change(engine: Engine) -> None:
-        engine.datastores = fresh
-        for store in old:
-            if store not in fresh:
-                store.close()
-
-    service.run(change)
+    return fresh
 
 
 def _open_paths(engine: Engine) -> dict[str, Path]:

@@ -43,9 +43,7 @@ async def embeddings(request: HttpRequest) -> Response:
 
 def _vectors(state: State, body: EmbeddingBody) -> tuple[list[list[int]], list[NDArray[np.float32]]]:
     service, engine = state.loaded()
-    prompts = plain_prompts(engine, body.input)
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        raise ApiError(400, f"input: give 1 to {MAX_PROMPTS} texts", param="input")
+    prompts = plain_prompts(engine, body.input, MAX_PROMPTS)
     if body.dimensions is not None and body.dimensions > engine.model.n_embd:
         raise ApiError(400, f"dimensions: the model has {engine.model.n_embd}", param="dimensions")
 

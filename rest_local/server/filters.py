@@ -5,6 +5,9 @@ Knows nothing about HTTP or the engine: text in, text out.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 GATHERED = 64
 """Characters: some 15 tokens."""
 
@@ -42,6 +45,32 @@ class Indentation:
         """What was held back and turned out to belong to the answer."""
         rest, self._blanks = self._blanks or "", None
         return rest
+
+
+class TimeLimit:
+    """llama-server's `t_max_predict_ms`: the text ends with the first line that is complete after so long.
+
+    So what an editor offers is whole lines, and the first one always comes. Counted from the first text; None and what
+    is not positive let everything through. `clock`: seconds, tests give their own."""
+
+    def __init__(self, milliseconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = milliseconds / 1e3 if milliseconds and milliseconds > 0 else None
+        self._clock = clock
+        self._begun: float | None = None
+        self.passed = False
+
+    def feed(self, text: str) -> str:
+        """What of `text` belongs to the answer; `passed` says whether that was all."""
+        if self._seconds is None or not text:
+            return text
+        if self.passed:
+            return ""
+        now = self._clock()
+        self._begun = now if self._begun is None else self._begun
+        if "\n" in text and now - self._begun > self._seconds:
+            self.passed = True
+            return text[: text.index("\n") + 1]
+        return text
 
 
 class Gathered:

@@ -1,12 +1,16 @@
-"""The grammar that a body asks for: its own, or the one of its JSON schema. Knows nothing of tools."""
+"""The grammar that a body asks for: its own, the one of its JSON schema, or that of a call it forces."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rest_local.llama.grammar import json_object, json_schema
-from rest_local.server.bodies import Generation
+from rest_local.server.bodies import ChatBody, Generation
 from rest_local.server.errors import ApiError
+from rest_local.server.tools import AnswerFormat
+
+Schema = dict[str, Any] | bool
 
 
 def grammar_of(body: Generation) -> str | None:
@@ -14,17 +18,35 @@ def grammar_of(body: Generation) -> str | None:
     wishes at once.
     """
     schema = _schema(body)
-    if body.grammar and schema is not None:
-        raise ApiError(400, "give a grammar or a JSON schema, not both", param="grammar")
-    if body.grammar:
-        return body.grammar
-    if schema is None:
-        return None
+    if body.grammar or schema is None:
+        return body.grammar or None
     return json_object() if schema is True or schema == {} else json_schema(schema)
 
 
-def _schema(body: Generation) -> dict[str, Any] | bool | None:
-    """True: any object."""
+def chat_grammar(
+    body: ChatBody, form: AnswerFormat, tools: Sequence[Mapping[str, Any]], choice: Any, prompt: str
+) -> str | None:
+    """As `grammar_of`, behind the reasoning of models that reason. A forced call goes before a schema, and a schema
+    before calls that the model may or may not make. Raises as `grammar_of`, OptionError for a choice that is none.
+    """
+    schema = _schema(body)
+    forced = form.forced(tools, choice, prompt, parallel=body.parallel_tool_calls is not False)
+    if forced is not None and body.grammar:
+        raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
+    if forced is not None or body.grammar or schema is None:
+        return forced or body.grammar or None
+    return form.schema(None if schema is True or schema == {} else schema, prompt)
+
+
+def _schema(body: Generation) -> Schema | None:
+    """True: any object. Raises ApiError 400 where there is a grammar as well."""
+    schema = _given_schema(body)
+    if body.grammar and schema is not None:
+        raise ApiError(400, "give a grammar or a JSON schema, not both", param="grammar")
+    return schema
+
+
+def _given_schema(body: Generation) -> Schema | None:
     if body.json_schema is not None:
         return body.json_schema
     wanted = body.response_format

@@ -12,7 +12,7 @@ from rest_local import __version__
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody
 from rest_local.server.errors import ApiError, loading
 from rest_local.server.parsing import parse
-from rest_local.server.prompts import chat_text, checked_ids, prompt_text, special_text, template_of
+from rest_local.server.prompts import chat_text, checked_ids, offered, prompt_text, special_text, template_of
 from rest_local.server.requests import TEMPERATURE
 from rest_local.server.running import json_response
 from rest_local.server.state import State, state_of
@@ -136,6 +136,6 @@ async def apply_template(request: HttpRequest) -> Response:
 
     def work() -> str:
         add = body.add_generation_prompt is not False
-        return chat_text(engine, body.messages, body.tools, body.chat_template_kwargs, add)
+        return chat_text(engine, body.messages, offered(body.tools), body.chat_template_kwargs, add)
 
     return json_response({"prompt": await anyio.to_thread.run_sync(work)})

@@ -69,10 +69,14 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_finite, value))
 
 
+def _is_field(part: str) -> bool:
+    return part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool")
+
+
 def _explain(error: ValidationError) -> ApiError:
     """The first complaint, with where it is. The value itself is not repeated: it may be a prompt."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # The names of a union's members are in the place too; a client knows fields and numbers only.
-    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
+    # The names of a union's members are in the place too (`str`, `Part`, `list[...]`); a client knows fields only.
+    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _is_field(part))
     message = f"{where}: {first['msg']}" if where else first["msg"]
     return ApiError(400, message, code="invalid_type", param=where.partition(".")[0] or None)

@@ -13,6 +13,7 @@ from rest_local.llama.conversation import ChatTemplate
 from rest_local.server.bodies import Message, Prompt, Tool
 from rest_local.server.errors import ApiError
 from rest_local.server.requests import text_of
+from rest_local.server.tools import format_of
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -26,19 +27,26 @@ PREFIX_SHARE = 0.75
 def chat_text(
     engine: Engine,
     messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
     """The conversation in the model's own template. Raises ApiError, TemplateFailed; 501 where there is no template."""
     for message in messages:
         text_of(message.content)  # refuses parts that are not text
-    return template_of(engine).render(
+    template = template_of(engine)
+    return template.render(
         [message.model_dump(exclude_none=True) for message in messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
+        tools=tools or None,
         variables=variables,
         add_generation_prompt=add_generation_prompt,
+        calls_as_text=format_of(template.source).write,
     )
+
+
+def offered(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """Tools as templates take them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools or ()]
 
 
 def template_of(engine: Engine) -> ChatTemplate:
@@ -55,12 +63,16 @@ def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
     return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
 
 
-def plain_prompts(engine: Engine, prompt: Prompt) -> list[list[int]]:
-    """Token ids of each prompt: a text, several, a list of ids, several. Raises OptionError for an unknown id."""
+def plain_prompts(engine: Engine, prompt: Prompt, most: int) -> list[list[int]]:
+    """Token ids of each prompt: a text, several, a list of ids, several.
+
+    Raises ApiError 400 for none and for more than `most`, OptionError for an unknown id."""
     if isinstance(prompt, str):
         return [engine.tokenize(prompt)]
     if prompt and isinstance(prompt[0], int):
         return [checked_ids(engine, prompt)]
+    if not 1 <= len(prompt) <= most:
+        raise ApiError(400, f"give 1 to {most} prompts at once, not {len(prompt)}", code="invalid_value")
     return [engine.tokenize(each) if isinstance(each, str) else checked_ids(engine, each) for each in prompt]
 
 

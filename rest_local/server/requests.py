@@ -53,7 +53,6 @@ def request_of(
         context_shift=bool(extension.context_shift),
         keep_tokens=_kept(body.n_keep, len(prompt)),
         prompt_seconds=_seconds(body.t_max_prompt_ms),
-        seconds=_seconds(body.t_max_predict_ms),
     )
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rest_local.cli.options import EngineChoice
+from rest_local.llama.options import ModelOptions
 
 
 @dataclass
@@ -95,6 +96,7 @@ class FakeEngine:
             n_ctx_train=1024,
             n_vocab=4096,
             chat_template=None,
+            options=ModelOptions(),
             vocabulary=SimpleNamespace(piece=lambda token: bytes([token % 128])),
         )
     )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from fake_cli_engine import FakeEngine
 
+from rest_local.bench.tiny import tiny_adapter
 from rest_local.cli.doctor import cost_table
+from rest_local.cli.exactness_table import exactness_lines
+from rest_local.decoding import survey as survey_module
+from rest_local.decoding.exactness import Comparison
+from rest_local.decoding.survey import Case, Setting, Survey
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]
@@ -45,3 +53,84 @@ def test_cost_table_has_a_line_for_each_context_and_gaps_where_nothing_was_measu
     assert head.split() == ["context", "1", "4", "one", "token"]
     assert first.split() == ["64", "1.00", "2.50", "2.00", "ms"]
     assert second.split() == ["512", "1.00", "3.00", "ms"]
+
+
+def _survey() -> Survey:
+    cases = [
+        Case("chains", False, Comparison(rows=256)),
+        Case("chains", True, Comparison(rows=255, different=7)),
+        Case("trees", False, Comparison(rows=256, different=33, flips=2, largest_gap=0.25)),
+        Case("trees", True, Comparison(rows=254, different=40, flips=1, largest_gap=0.125)),
+    ]
+    settings = [
+        Setting(True, "bf16", "bf16", 16, 1.5, 4.0, 1.0, 1.25, cases),
+        Setting(True, "iq4_nl", "q8_0", 1, 3.0, 3.2, 2.0, 1.0, cases[:1]),
+        Setting(False, "q4_0", "f16", 1, refused="no"),
+    ]
+    return Survey("tree", "full attention over removable cells", settings, 4, 12.0)
+
+
+def test_exactness_is_a_table_of_80_columns() -> None:
+    lines = list(exactness_lines(_survey().to_dict()))
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines[1].split()) == "flash cache thr chains chains+ trees trees+ flips gap plain x16"
+    assert lines[2].split() == ["on", "bf16", "16", "0/256", "7/255", "33/256", "40/254", "3", "0.25", "1.00", "1.25"]
+    assert lines[3].split() == ["on", "iq4_nl/q8_0", "1", "0/256", "0", "2.00", "1.00"]
+    assert lines[4].split() == ["off", "q4_0/f16", "1", "refused"]
+    assert "4 settings" in "\n".join(lines)
+
+
+def test_a_model_without_drafts_says_why() -> None:
+    text = "\n".join(exactness_lines(Survey("none", "recurrent state cannot be rolled back", [], 0, 1.0).to_dict()))
+    assert "recurrent state cannot be rolled back" in text
+    assert "lack of time" not in text
+
+
+def test_exactness_is_measured_only_when_asked_for(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def survey(model: Any, threads: int | None, seconds: float, progress: Any) -> Survey:
+        asked.append((model.name, threads, seconds))
+        progress("flash attention on", 1, 2)
+        progress("flash attention off", 2, 2)
+        return _survey()
+
+    monkeypatch.setattr(survey_module, "survey", survey)
+    fake_engine()
+    assert "exactness" not in json.loads(call("doctor", "--json").out)
+    done = call("doctor", "--json", "--exactness", "--threads", "3", "--seconds", "7")
+    assert asked == [("fake", 3, 7)]
+    facts = json.loads(done.out)["exactness"]
+    assert facts["settings"][0]["cases"][2]["flips"] == 2
+    assert done.err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    done = call("doctor", "--exactness")
+    assert "33/256" in done.out
+    assert "2 of 2: flash attention off" in done.err
+    assert done.err.endswith("\r\x1b[K")
+
+
+def test_settings_name_what_of_the_rope_is_not_the_models(fake_engine: Install, call: Call) -> None:
+    rope = {"scaling": None, "freq_base": 0.0, "freq_scale": 0.25, "yarn_orig_ctx": 0, "yarn_ext_factor": -1.0,
+            "yarn_attn_factor": -1.0, "yarn_beta_slow": -1.0, "yarn_beta_fast": -1.0}  # fmt: skip
+    fake_engine(settings={"rope": rope})
+    assert "rope  freq_scale 0.25" in call("doctor").out
+    fake_engine(settings={"rope": rope | {"freq_scale": 0.0}})
+    assert "rope  the model's" in call("doctor").out
+
+
+def test_exactness_of_a_real_model_with_an_adapter(call: Call, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    adapter = tiny_adapter("llama", tmp_path / "adapter.gguf", strength=0.1)
+    done = call(
+        "doctor", "--exactness", "--json", "-m", str(tiny_model("llama", quant="Q8_0")), "-t", "1", "-c", "256",
+        "-fa", "on", "-ctk", "q8_0", "-ctv", "q4_0", "--lora-scaled", f"{adapter}:0.5", "--seconds", "20",
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    facts = json.loads(done.out)
+    assert facts["model"]["adapters"] == [f"{adapter}:0.5"]
+    assert (facts["settings"]["cache_type_k"], facts["settings"]["cache_type_v"]) == ("q8_0", "q4_0")
+    (setting,) = facts["exactness"]["settings"]
+    assert [case["rows"] > 20 for case in setting["cases"]] == [True] * 4
+    assert (setting["plain"], setting["step"]) == (1, 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rest_local import Engine, Sampling
@@ -15,6 +15,7 @@ from rest_local.decoding.service import Service, Ticket
 from rest_local.errors import OptionError, PromptEmpty, PromptTooLong, QueueFull, RestLocalError, ServiceClosed
 
 TinyModel = Callable[..., Path]
+NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
 PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
 
 
@@ -116,6 +117,26 @@ def test_a_cancelled_request_stops_and_its_slot_is_free(engine: Engine, service:
     assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
+    arch: str, tiny_model: TinyModel
+) -> None:
+    """At many moments of it: the pass under way is broken off, and what was evaluated before stays right."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=2048, slots=2, exact=True) as engine:
+        prompt = (engine.tokenize("\n".join(PROMPTS)) * 20)[:1500]
+        with Service(engine) as service:
+            wanted = service.submit(Request(prompt, max_tokens=8)).wait(60).tokens
+            seconds = service.statistics()["prompt_seconds"]
+            for moment in range(12):
+                service.run(lambda engine: engine.forget())
+                ticket = service.submit(Request(prompt, max_tokens=500))
+                with contextlib.suppress(TimeoutError):
+                    ticket.wait(seconds * moment / 10)
+                ticket.cancel()
+                assert ticket.wait(30).finish_reason in ("cancelled", "length", "stop")
+                assert service.submit(Request(prompt, max_tokens=8)).wait(60).tokens == wanted
+
+
 def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
     """Greedy answers in fast mode may differ at near-ties only, so the prompts' own first tokens tell them apart."""
     failures: list[str] = []
@@ -199,9 +220,12 @@ def test_the_prefix_of_a_chat_turn_is_reused_and_reported(engine: Engine, servic
 def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -> None:
     """What is said beside others leaves what is said alone only where two tokens are nearly as likely."""
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine, Service(engine) as service:
-        alone = [service.submit(asked(engine, prompt, 60, policy="off")).wait(60) for prompt in PROMPTS]
-        together = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
-        for one, ticket in zip(alone, together, strict=True):
-            same = np.array(one.tokens) == np.array(ticket.wait(60).tokens)
-            assert len(same) == 60
-            assert same[:5].all()
+        alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
+        tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
+        for one, ticket in zip(alone, tickets, strict=True):
+            other = ticket.wait(60).tokens
+            assert len(other) == 60
+            leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, other, strict=True)) if a != b), None)
+            if leaves is not None:  # a near-tie
+                told = one.logprobs[leaves]
+                assert told.logprob - dict(told.top)[other[leaves]] < NEAR

@@ -201,3 +201,17 @@ def test_cells_are_all_used_by_settings_of_any_number_of_slots(tiny_model: TinyM
         assert context.n_ctx == 256
         context.batch.fill(np.full(250, 50), np.arange(250), 8, 8, 0)
         assert context.decode() == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"n_slots": 32, "n_branches": 8}, {"n_slots": 256}, {"n_batch": 1, "n_branches": 8}, {"n_batch": 3, "n_slots": 9}],
+)
+def test_more_sequences_than_rows_do_not_end_the_process(tiny_model: TinyModel, settings: dict[str, Any]) -> None:
+    """llama.cpp reserves a row of logits for every id, and aborts where they were not asked for."""
+    with opened(tiny_model("llama"), **settings) as context:
+        assert context.max_outputs == min(64, context.n_batch)
+        n = context.max_outputs
+        context.batch.fill(TEXT[:n], np.arange(n), 0, context.n_branches, 1)
+        assert context.decode() == 0
+        assert np.isfinite(context.logits(n)).all()

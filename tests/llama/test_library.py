@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rest_local.llama import library
 from rest_local.llama.library import LogLines
+from rest_local.llama.model import Model
 
 DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
 
@@ -70,3 +76,58 @@ def test_the_library_names_its_versions_backends_and_devices() -> None:
     assert "CPU" in library.backends()
     assert any(device.name == "CPU" for device in library.devices())
     assert all(version in library.fingerprint() for version in library.versions().values())
+
+
+def test_numa_is_once_for_a_process() -> None:
+    """In a child: it could not be undone here."""
+    code = """
+from rest_local.errors import OptionError
+from rest_local.llama import library
+library.use_numa("distribute")
+library.use_numa("distribute")
+try:
+    library.use_numa("isolate")
+except OptionError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "numa isolate: this process already runs with distribute; start another one\n"
+
+
+def test_a_muted_log_is_silent_until_it_is_not(
+    caplog: pytest.LogCaptureFixture, tiny_model: Callable[..., Path]
+) -> None:
+    with caplog.at_level(logging.DEBUG, library.logger.name):
+        library.mute()
+        try:
+            Model.open(tiny_model("llama")).close()
+        finally:
+            library.unmute()
+        assert not caplog.records
+        Model.open(tiny_model("llama")).close()
+        assert caplog.records
+
+
+def test_tensors_can_be_placed_in_main_memory() -> None:
+    assert library.buffer_types()["CPU"] > 0
+
+
+def test_captures_of_many_threads_leave_stderr_where_it_was() -> None:
+    """A server reads grammars in several threads; the descriptor is one for the process."""
+    before = os.fstat(2)
+    found: list[bool] = []
+
+    def capture(number: int) -> None:
+        for _ in range(20):
+            with library.captured_stderr() as lines:
+                os.write(2, f"thread {number}\n".encode())
+            found.append(lines == [f"thread {number}"])
+
+    threads = [threading.Thread(target=capture, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 160
+    after = os.fstat(2)
+    assert (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rest_local.errors import (
     CorpusEmpty,
-    DatastoreError,
     DatastoreLocked,
     DatastoreNotFound,
     DatastoreUnwritable,
     DatastoreVocabulary,
+    OptionError,
 )
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore
@@ -65,7 +65,7 @@ def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
 def test_the_last_document_stays(tmp_path: Path) -> None:
     path = tmp_path / "store"
     put(path, a="only")
-    with pytest.raises(DatastoreError, match="index remove"):
+    with pytest.raises(OptionError, match="index remove"):
         forget(path, {"a"})
     assert contents(path) == {"a": "only"}
     with pytest.raises(DatastoreNotFound):

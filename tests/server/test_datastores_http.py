@@ -36,7 +36,7 @@ def test_a_text_is_added_found_and_forgotten(demo: Live) -> None:
     with demo.client() as client:
         assert client.delete("/datastores/mine/documents/src/a.py").json() == {"forgotten": 1}
         assert client.delete("/datastores/mine/documents/src/a.py").status_code == 404
-        assert client.delete("/datastores/mine/documents/src/b.py").status_code == 500, "the last one stays"
+        assert client.delete("/datastores/mine/documents/src/b.py").status_code == 400, "the last one stays"
     assert demo.post("/datastores/mine/search", ask).json()["match"] < found["match"]
 
 
@@ -92,6 +92,16 @@ def test_changes_while_generations_run(demo: Live) -> None:
     assert len(answers) == 8
     assert all(len(answer) > 0 for answer in answers)
     assert expected in answers
+
+
+def test_new_datastores_made_at_once_are_all_open(demo: Live) -> None:
+    threads = [threading.Thread(target=put, args=(demo, f"at-once-{number}", "a")) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    opened = names(demo)
+    assert all(opened[f"at-once-{number}"] for number in range(6))
 
 
 def test_reload_opens_the_newest_commit() -> None:

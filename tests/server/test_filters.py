@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.server.filters import Gathered, Indentation
+from rest_local.server.filters import Gathered, Indentation, TimeLimit
 
 
 def indented(parts: list[str], least: int) -> tuple[str, bool]:
@@ -47,6 +47,25 @@ def test_indentation_ends_the_text(text: str, least: int, left: str) -> None:
 @given(st.lists(st.text(" \t\na", max_size=4), max_size=12), st.integers(0, 4))
 def test_indentation_is_the_same_however_the_text_is_cut(parts: list[str], least: int) -> None:
     assert indented(parts, least) == oracle("".join(parts), least)
+
+
+def test_time_ends_the_text_with_a_whole_line() -> None:
+    now = [0.0]
+    limit = TimeLimit(500, clock=lambda: now[0])
+    assert limit.feed("first ") == "first "
+    now[0] = 9.0
+    assert limit.feed("line") == "line", "the first line always comes"
+    assert not limit.passed
+    assert limit.feed(" ends\nsecond") == " ends\n"
+    assert limit.passed
+    assert limit.feed("more\n") == ""
+
+
+@pytest.mark.parametrize("milliseconds", [None, 0, -1])
+def test_no_time_is_no_limit(milliseconds: float | None) -> None:
+    limit = TimeLimit(milliseconds, clock=lambda: 1e9)
+    assert limit.feed("a\nb\n") == "a\nb\n"
+    assert not limit.passed
 
 
 @given(st.lists(st.text(max_size=9), max_size=12), st.integers(1, 6))

@@ -10,6 +10,8 @@ import pytest
 from live import Live
 
 MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
+# Two runs of one request give the same bits only in the same batches: alone, not drafted, evaluated whole.
+SAME = {"cache_prompt": False, "ignore_eos": True, "rest_local": {"policy": "off"}}
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def client(demo: Live) -> Iterator[openai.OpenAI]:
 
 
 def test_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
-    options = {"model": "demo", "messages": MESSAGES, "max_tokens": 40, "temperature": 0}
+    options = {"model": "demo", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "extra_body": SAME}
     whole = client.chat.completions.create(**options)
     chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -38,7 +40,7 @@ def test_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
 def test_a_seed_draws_the_same_again(client: openai.OpenAI) -> None:
     def answers(seed: int, n: int = 1) -> list[str]:
         made = client.chat.completions.create(
-            model="demo", messages=MESSAGES, max_tokens=16, temperature=1.5, seed=seed, n=n
+            model="demo", messages=MESSAGES, max_tokens=16, temperature=1.5, seed=seed, n=n, extra_body=SAME
         )
         return [choice.message.content for choice in made.choices]
 
@@ -47,10 +49,17 @@ def test_a_seed_draws_the_same_again(client: openai.OpenAI) -> None:
 
 
 def test_stop_ends_before_the_text(client: openai.OpenAI) -> None:
-    full = client.completions.create(model="demo", prompt="def add(a, b):\n", max_tokens=30, temperature=0)
+    full = client.completions.create(
+        model="demo", prompt="def add(a, b):\n", max_tokens=30, temperature=0, extra_body=SAME
+    )
     word = full.choices[0].text[5:9]
     cut = client.completions.create(
-        model="demo", prompt="def add(a, b):\n", max_tokens=30, temperature=0, stop=["never said", word, ""]
+        model="demo",
+        prompt="def add(a, b):\n",
+        max_tokens=30,
+        temperature=0,
+        stop=["never said", word, ""],
+        extra_body=SAME,
     )
     assert cut.choices[0].text == full.choices[0].text[: full.choices[0].text.index(word)]
     assert cut.choices[0].finish_reason == "stop"
@@ -58,7 +67,7 @@ def test_stop_ends_before_the_text(client: openai.OpenAI) -> None:
 
 def test_logprobs_of_the_target(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
-        model="demo", messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3
+        model="demo", messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3, extra_body=SAME
     )
     entries = made.choices[0].logprobs.content
     assert len(entries) == made.usage.completion_tokens == 12
@@ -102,9 +111,13 @@ def test_json_schema_is_kept(client: openai.OpenAI) -> None:
 
 def test_completions_echo_ids_and_several_prompts(client: openai.OpenAI) -> None:
     ids = [319, 348, 383]
-    by_id = client.completions.create(model="demo", prompt=ids, max_tokens=4, temperature=0, echo=True, logprobs=1)
+    by_id = client.completions.create(
+        model="demo", prompt=ids, max_tokens=4, temperature=0, echo=True, logprobs=1, extra_body=SAME
+    )
     text = "def _get"
-    by_text = client.completions.create(model="demo", prompt=[text, text], max_tokens=4, temperature=0, n=2, echo=True)
+    by_text = client.completions.create(
+        model="demo", prompt=[text, text], max_tokens=4, temperature=0, n=2, echo=True, extra_body=SAME
+    )
     assert by_id.choices[0].text.startswith(text)
     assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
     assert {choice.text for choice in by_text.choices} == {by_id.choices[0].text}
@@ -149,3 +162,49 @@ def test_errors_have_their_class(client: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError) as missing:
         client.embeddings.create(model="demo", input="text")
     assert missing.value.status_code == 501
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_forced_call_is_made_and_streamed(client: openai.OpenAI, choice: object) -> None:
+    options = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 300}
+    options |= {"temperature": 0, "parallel_tool_calls": False, "extra_body": SAME | {"ignore_eos": False}}
+    made = client.chat.completions.create(**options)
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert not made.choices[0].message.content
+    (call,) = made.choices[0].message.tool_calls
+    assert call.id
+    assert call.function.name == "add"
+    arguments = json.loads(call.function.arguments)
+    assert all(isinstance(arguments[name], int) for name in ("a", "b"))
+    with client.chat.completions.stream(**options) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    assert (streamed.name, streamed.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_a_call_and_its_result_are_part_of_the_conversation(client: openai.OpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+    ]
+    made = client.chat.completions.create(model="demo", messages=messages, tools=TOOLS, max_tokens=8)
+    assert made.usage.prompt_tokens > 40

@@ -31,6 +31,7 @@ QUIET = (  # a browser under test talks to nobody but the server, and needs no r
     "--disable-sync",
 )
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+TOKEN = {"token": 1, "source": "datastore", "file": "a.py", "line": 1, "match": 2, "probability": 0.5}
 Open = Callable[..., Any]
 
 
@@ -94,6 +95,17 @@ def ask(page: Any, text: str) -> None:
     expect(page.locator("#message")).to_be_focused()
     page.keyboard.type(text)
     page.keyboard.press("Enter")
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more}
+
+
+def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
+    """Whatever is asked, these chunks come."""
+    lines = [json.dumps(each) for each in (*chunks, chunk({}, "stop"))]
+    body = "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]"))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
 
 
 def pixels(page: Any) -> str:
@@ -307,17 +319,9 @@ def test_dark_and_light(quiet: Live, opened: Open) -> None:
 
 @pytest.mark.parametrize("told", [True, False], ids=["with origins", "without"])
 def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool) -> None:
-    token = {"text": MARKUP, "token": 1, "source": "datastore", "file": MARKUP, "line": 1, "match": 2}
-    chunks = [
-        {
-            "choices": [{"index": 0, "delta": {"content": MARKUP}, "finish_reason": None}],
-            **({"rest_local": {"tokens": [token | {"probability": 0.5}]}} if told else {}),
-        },
-        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
-    ]
-    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    more = {"rest_local": {"tokens": [TOKEN | {"text": MARKUP, "file": MARKUP}]}} if told else {}
     page = opened(quiet)
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    answered(page, [chunk({"content": MARKUP}, **more)])
     ask(page, MARKUP)
     expect(page.locator("#status")).to_have_text("Done")
     expect(page.locator("#chat article .text")).to_have_text(MARKUP)
@@ -327,6 +331,18 @@ def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool
         expect(page.get_by_role("tooltip")).to_contain_text(f"{MARKUP}:1")
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 1, "the page's own"
+
+
+def test_text_is_shown_once(quiet: Live, opened: Open) -> None:
+    """A step of reasoning and answer is two chunks, of which the first has the tokens of both."""
+    page = opened(quiet)
+    tokens = [TOKEN | {"text": "<think>so</think>"}, TOKEN | {"text": "yes"}]
+    first = chunk({"reasoning_content": "so"}, rest_local={"tokens": tokens})
+    answered(page, [first, chunk({"content": "yes"})])
+    ask(page, "hello")
+    expect(page.locator("#status")).to_have_text("Done")
+    expect(page.locator("#chat article .text")).to_have_text("<think>so</think>yes")
+    expect(page.locator("#withheld")).to_be_hidden()
 
 
 def test_markup_could_not_run_if_it_got_in(quiet: Live, opened: Open) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_service import origin
-from live import Live
+from fake_service import FakeEngine, FakeService, origin
+from live import Live, served
 
 from rest_local.decoding.logprobs import TokenLogprobs
-from rest_local.errors import DecodeFailed
+from rest_local.errors import DecodeFailed, ModelNotFound
+from rest_local.server.run import Serving, listen
+from rest_local.server.settings import Settings
 
 Scripted = Callable[..., Live]
 CHAT_PATH = "/v1/chat/completions"
@@ -157,6 +159,34 @@ def test_what_does_not_end_in_time_is_ended(scripted: Scripted) -> None:
     live.serving.stop()
     assert ticket.cancelled.wait(30)
     connection.close()
+
+
+def test_the_server_answers_while_the_model_loads() -> None:
+    loads = threading.Event()
+
+    def load() -> Any:
+        assert loads.wait(60)
+        return FakeEngine()
+
+    serving = Serving(Settings(port=0), "demo", load, start=lambda engine, queue: FakeService(engine))  # type: ignore[arg-type, return-value]
+    with served(serving) as live:
+        assert live.get("/v1/models").json()["data"][0]["id"] == "demo"
+        for answer in (live.get("/health"), live.post(CHAT_PATH, CHAT), live.get("/props"), live.get("/slots")):
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "Loading model"
+            assert "retry-after" in answer.headers
+        loads.set()
+        assert serving.loaded.wait(60)
+        assert live.get("/health").json() == {"status": "ok"}
+
+
+def test_a_model_that_does_not_load_ends_the_server() -> None:
+    def load() -> Any:
+        raise ModelNotFound("nothing.gguf")
+
+    serving = Serving(Settings(port=0), "demo", load)
+    with listen(serving.settings) as listening, pytest.raises(ModelNotFound):
+        serving.run(listening)
 
 
 def test_usage_and_times_come_last(scripted: Scripted) -> None:

@@ -12,6 +12,7 @@ from rest_local.llama.conversation import Call
 from rest_local.llama.grammar import Rules, literal
 from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
 from rest_local.server.tools.hermes import tagged
+from rest_local.server.tools.notation import Notation
 from rest_local.server.tools.source import Malformed, Source, Wait
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -113,45 +114,13 @@ def _written(value: Any, bare_keys: bool = False) -> str:
 
 def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
     text = rules.add(f"{literal(_QUOTE)} {rules.until(_QUOTE)}")
-    anything = _anything(rules, text)
+    notation = Notation(rules, text, "true", "false", "null", ",", ":", _written, _written, sort=True)
     calls = [
-        f"{literal(f'{_OPENING}call:{t.name}')} {_object(rules, t.parameters, text, anything)} {literal(_CLOSING)}"
+        f"{literal(f'{_OPENING}call:{t.name}{{')} {notation.members(t.parameters, str, literal(':'))} "
+        f"{literal('}' + _CLOSING)}"
         for t in tools
     ]
     return repeated(rules, one_of(rules, calls), '""', many)
-
-
-def _anything(rules: Rules, text: str) -> str:
-    value = rules.reserve()
-    items = f'"[" ({value} ("," {value})*)? "]"'
-    members = f'"{{" ({text} ":" {value} ("," {text} ":" {value})*)? "}}"'
-    rules.set(value, f'{text} | {rules.json("number")} | "true" | "false" | "null" | {items} | {members}')
-    return value
-
-
-def _object(rules: Rules, schema: Mapping[str, Any], text: str, anything: str) -> str:
-    """In the template's order, that of the keys. From right to left, as in `json_schema`."""
-    properties, required = schema.get("properties"), schema.get("required")
-    first, later = '""', '""'
-    for key in sorted(properties if isinstance(properties, Mapping) else (), reverse=True):
-        assert isinstance(properties, Mapping)
-        said = f"{literal(f'{key}:')} {_typed(rules, properties[key], text, anything)} {rules.add(later)}"
-        must = isinstance(required, list) and key in required
-        later, first = (
-            f'"," {said}' + ("" if must else f" | {rules.add(later)}"),
-            said + ("" if must else f" | {rules.add(first)}"),
-        )
-    return f'"{{" {rules.add(first)} "}}"'
-
-
-def _typed(rules: Rules, schema: Any, text: str, anything: str) -> str:
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    values = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(values, list) and values:
-        return rules.add(" | ".join(literal(_written(value)) for value in values))
-    if kind in ("integer", "number", "boolean", "null"):
-        return rules.json(str(kind))
-    return text if kind == "string" else anything
 
 
 GEMMA = ToolFormat("gemma", {_OPENING: _called, "<tool_call>": tagged}, _force, _write)

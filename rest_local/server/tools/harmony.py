@@ -40,6 +40,9 @@ def messages(source: Source) -> Wait[None]:
         if recipient and recipient[1] != "assistant":
             source.start(recipient[1])
             emit = source.arguments
+            yield from source.space()
+            if (yield from source.peek()) == "{":  # a text inside may hold marks
+                yield from source.value(emit)
         elif channel and channel[1] == "analysis":
             emit = source.reasoning
         end = yield from source.until(_ENDS, emit)

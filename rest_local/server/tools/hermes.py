@@ -5,8 +5,10 @@ Also inside these tags: Qwen3-Coder's notation, see `qwen`. Granite 3 and Phi 4 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from rest_local.llama.conversation import Call
 from rest_local.llama.grammar import Rules, literal
 from rest_local.server.tools.call import closed, json_call, json_calls
 from rest_local.server.tools.format import Tool, ToolFormat, one_of, quoted, repeated
@@ -44,8 +46,13 @@ def _force_list(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
     objects = one_of(
         rules, [f'"{{\\"name\\": " {quoted(t.name)} ", \\"arguments\\": " {t.arguments(rules)} "}}"' for t in tools]
     )
-    return f'"<|tool_call|>[" {repeated(rules, objects, chr(34) + ", " + chr(34), many)} "]"'
+    return f'"<|tool_call|>[" {repeated(rules, objects, chr(34) + ", " + chr(34), many)} "]" "<|/tool_call|>"?'
+
+
+def _write_list(calls: Sequence[Call]) -> str:
+    listed = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    return "<|tool_call|>" + json.dumps(listed, ensure_ascii=False)
 
 
 HERMES = ToolFormat("hermes", {OPENING: tagged, "<function=": function_opened}, _force)
-LISTED = ToolFormat("listed", {"<|tool_call|>": _listed, OPENING: tagged}, _force_list)
+LISTED = ToolFormat("listed", {"<|tool_call|>": _listed, OPENING: tagged}, _force_list, _write_list)

@@ -20,13 +20,14 @@ def _called(source: Source) -> Wait[None]:
         yield from json_calls(source)
         return
     name = yield from source.name()
+    known = ""
     if (yield from source.starts("[CALL_ID]")):
-        yield from source.name()
+        known = yield from source.name()
     yield from source.starts("[ARGS]")
     yield from source.space()
     if (yield from source.peek()) != "{":
         raise Malformed
-    source.start(name)
+    source.start(name, known)
     yield from source.value(source.arguments)
 
 

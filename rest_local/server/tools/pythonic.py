@@ -9,8 +9,9 @@ import ast
 import io
 import json
 import math
+import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rest_local.llama.conversation import Call
@@ -18,16 +19,21 @@ from rest_local.llama.grammar import Rules, literal
 from rest_local.server.tools.call import json_calls
 from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
 from rest_local.server.tools.hermes import tagged
+from rest_local.server.tools.notation import Notation
 from rest_local.server.tools.source import Malformed, Source, Wait
 
 _OPENING, _CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of a list of calls. Malformed for anything else."""
+def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of a list of calls. Malformed for anything else. `known`: names that are taken although
+    Python would read them otherwise (`list-files`)."""
     if "#" in text and _has_comment(text):
         raise Malformed
+    aliases = {f"tool_{i}_alias": name for i, name in enumerate(known) if not name.isidentifier()}
+    for alias, name in aliases.items():
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}\(", f"{alias}(", text)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
@@ -36,7 +42,20 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
         raise Malformed from None
     if not calls:
         raise Malformed
-    return calls
+    return [(aliases.get(name, name), _restored(arguments, aliases)) for name, arguments in calls]
+
+
+def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
+    """Texts that held a known name."""
+    if isinstance(value, str):
+        for alias, name in aliases.items():
+            value = value.replace(f"{alias}(", f"{name}(")
+        return value
+    if isinstance(value, list):
+        return [_restored(inner, aliases) for inner in value]
+    if isinstance(value, dict):
+        return {_restored(key, aliases): _restored(inner, aliases) for key, inner in value.items()}
+    return value
 
 
 def _has_comment(text: str) -> bool:
@@ -84,7 +103,7 @@ def _listed(source: Source) -> Wait[None]:
     text: list[str] = []
     if not (yield from source.until((_CLOSING,), text.append)):
         raise Malformed
-    for name, arguments in python_calls("".join(text)):
+    for name, arguments in python_calls("".join(text), source.tools):
         source.start(name)
         source.arguments(json.dumps(arguments, ensure_ascii=False))
 
@@ -99,48 +118,31 @@ def _json_follows(source: Source) -> Wait[bool]:
 def _write(calls: Sequence[Call]) -> str:
     def call(one: Call) -> str:
         arguments = one["arguments"] if isinstance(one["arguments"], Mapping) else {}
-        return f"{one['name']}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        return f"{one['name']}({', '.join(f'{key}={_written(value)}' for key, value in arguments.items())})"
 
     return f"{_OPENING}[{', '.join(map(call, calls))}]{_CLOSING}"
 
 
+def _written(value: Any) -> str:
+    """As Python spells it, texts in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_written(str(key))}: {_written(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return repr(value)
+
+
 def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    calls = one_of(rules, [f'{literal(t.name)} "(" {_arguments(rules, t)} ")"' for t in tools])
-    return f"{literal(_OPENING + '[')} {repeated(rules, calls, literal(', '), many)} {literal(']' + _CLOSING)}"
-
-
-def _arguments(rules: Rules, tool: Tool) -> str:
-    """In the schema's order; from right to left, what may follow with something said before and without."""
-    properties = tool.parameters.get("properties")
-    required = tool.parameters.get("required")
-    first, later = '""', '""'
-    for key, schema in reversed(list(properties.items() if isinstance(properties, Mapping) else ())):
-        said = f"{literal(f'{key}=')} {_typed(rules, schema)} {rules.add(later)}"
-        must = isinstance(required, list) and key in required
-        later, first = (
-            f'", " {said}' + ("" if must else f" | {rules.add(later)}"),
-            said + ("" if must else f" | {rules.add(first)}"),
-        )
-    return rules.add(first)
-
-
-def _typed(rules: Rules, schema: Any) -> str:
-    """Python's spelling: strings without the escapes that Python reads differently, True, False and None."""
+    # Without the escapes that JSON has and Python reads differently.
     text = rules.add('"\\"" ([^"\\\\\\x00-\\x1F] | "\\\\" ["\\\\nrt])* "\\""')
-    flag, nothing = '"True" | "False"', '"None"'
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    values = schema.get("enum") if isinstance(schema, Mapping) else None
-    if isinstance(values, list) and values and all(isinstance(value, str) and value.isprintable() for value in values):
-        return rules.add(" | ".join(literal(json.dumps(value, ensure_ascii=False)) for value in values))
-    if kind in ("integer", "number"):
-        return rules.json(str(kind))
-    if kind in ("string", "boolean", "null"):
-        return {"string": text, "boolean": rules.add(flag), "null": rules.add(nothing)}[str(kind)]
-    value = rules.reserve()
-    items = f'"[" ({value} (", " {value})*)? "]"'
-    members = f'"{{" ({text} ": " {value} (", " {text} ": " {value})*)? "}}"'
-    rules.set(value, f"{text} | {rules.json('number')} | {flag} | {nothing} | {items} | {members}")
-    return rules.add({"array": items, "object": members}.get(str(kind), value))
+    notation = Notation(rules, text, "True", "False", "None", ", ", ": ", _written, _written)
+    calls = [
+        f"{literal(f'{t.name}(')} {notation.members(t.parameters, str, literal('='))} {literal(')')}" for t in tools
+    ]
+    listed = repeated(rules, one_of(rules, calls), literal(", "), many)
+    return f"{literal(_OPENING + '[')} {listed} {literal(']' + _CLOSING)}"
 
 
 PYTHONIC = ToolFormat("pythonic", {_OPENING: _listed, "<tool_call>": tagged}, _force, _write)

@@ -77,10 +77,10 @@ class Source:
     def reasoning(self, text: str) -> None:
         self.out.append(Reasoning(text))
 
-    def start(self, name: str) -> None:
-        """A call is certain: no way back."""
+    def start(self, name: str, known: str = "") -> None:
+        """A call is certain: no way back. `known`: the id that the model gave it."""
         self._kept = None
-        self.out.append(CallStart(self.calls, self._new_id(), _encodable(name)))
+        self.out.append(CallStart(self.calls, _encodable(known) or self._new_id(), _encodable(name)))
         self.calls += 1
 
     def arguments(self, text: str) -> None:

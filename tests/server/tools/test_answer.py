@@ -1,4 +1,4 @@
-"""Answers of every format: calls come back as they were made, nothing is lost, and where the text was cut does not matter."""
+"""Answers of every format: calls come back as they were made, nothing is lost, and cutting does not matter."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ CALLS = [
     {"name": "write_file", "arguments": {"path": 'a "b"\\c\n<d>é', "mode": "w", "lines": [1, 2], "force": True}},
     {"name": "list_files", "arguments": {}},
 ]
+A = {"path": "a"}
 
 
 def parse(template: str, pieces: Sequence[str], prompt: str = "", tools: Any = TOOLS) -> list[Delta]:
@@ -181,7 +182,7 @@ def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
             text += said[-1]
         text += mark
     deltas = parse(SIGNS[name], list(cut(text, seed)))
-    out = "".join(delta.name if isinstance(delta, CallStart) else delta.text for delta in deltas)
+    out = "".join(f"{delta.name} {delta.id}" if isinstance(delta, CallStart) else delta.text for delta in deltas)
     if name == "harmony":  # words in a header name channels
         said = [word for word in said if word in out]
     assert [word for word in said if word not in out] == []
@@ -220,36 +221,36 @@ def test_no_part_of_a_mark_is_given_out_as_text() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("hermes", '<tool_call>{"arguments": {"path": "a"}, "name": "write_file"}</tool_call>', {"path": "a"}),
-        ("hermes", '<tool_call>{"name": "write_file", "arguments": "{\\"path\\": \\"a\\"}"}</tool_call>', {"path": "a"}),
-        ("hermes", '<tool_call>\n{"name": "write_file", "arguments": {"path": "a"}}}\n</tool_call>', {"path": "a"}),
-        ("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "a"}}', {"path": "a"}),
-        ("hermes", '<tool_call>{"id": "7", "name": "write_file", "parameters": {"path": "a"}}</tool_call>', {"path": "a"}),
+        ("hermes", '<tool_call>{"arguments": {"path": "a"}, "name": "write_file"}</tool_call>', A),
+        ("hermes", '<tool_call>{"name": "write_file", "arguments": "{\\"path\\": \\"a\\"}"}</tool_call>', A),
+        ("hermes", '<tool_call>\n{"name": "write_file", "arguments": {"path": "a"}}}\n</tool_call>', A),
+        ("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "a"}}', A),
+        ("hermes", '<tool_call>{"id": "7", "name": "write_file", "parameters": {"path": "a"}}</tool_call>', A),
         ("hermes", '<tool_call>{"name": "write_file", "arguments": null}</tool_call>', {}),
         ("hermes", '<tool_call>{"name": "write_file"}</tool_call>', {}),
-        ("hermes", "<tool_call><function=write_file><parameter=path>a</parameter></function></tool_call>", {"path": "a"}),
-        ("qwen", "<function=write_file>\n<parameter=path>\na\n</parameter>\n</function>", {"path": "a"}),
-        ("qwen", "<tool_call>\n<function=write_file>\n<parameter=path>\na\n</parameter>\n", {"path": "a"}),
+        ("hermes", "<tool_call><function=write_file><parameter=path>a</parameter></function></tool_call>", A),
+        ("qwen", "<function=write_file>\n<parameter=path>\na\n</parameter>\n</function>", A),
+        ("qwen", "<tool_call>\n<function=write_file>\n<parameter=path>\na\n</parameter>\n", A),
         ("qwen", "<tool_call><function=write_file><parameter=force>True</parameter></function>", {"force": True}),
         ("qwen", "<tool_call><function=write_file><parameter=count>\n7\n</parameter></function>", {"count": 7}),
         ("qwen", "<tool_call><function=write_file><parameter=path>7</parameter></function>", {"path": "7"}),
         ("qwen", "<tool_call><function=other><parameter=path>7</parameter></function>", {"path": 7}),
         ("qwen", "<tool_call><function=write_file><parameter=lines>[1,</parameter></function>", {"lines": "[1,"}),
-        ("llama3", '{"name": "write_file", "parameters": {"path": "a"}}', {"path": "a"}),
-        ("llama3", '\n{"type": "function", "name": "write_file", "parameters": {"path": "a"}}', {"path": "a"}),
-        ("llama3", '<|python_tag|>{"name": "write_file", "parameters": {"path": "a"}}', {"path": "a"}),
-        ("llama3", '<|python_tag|>write_file.call(path="a")', {"path": "a"}),
-        ("mistral", '[TOOL_CALLS]write_file[CALL_ID]abcdef123[ARGS]{"path": "a"}', {"path": "a"}),
-        ("mistral", '[TOOL_CALLS]write_file{"path": "a"}', {"path": "a"}),
-        ("mistral", '[TOOL_CALLS] [{"name": "write_file", "arguments": {"path": "a"}, "id": "abcdef123"}]', {"path": "a"}),
-        ("harmony", ' to=functions.write_file<|channel|>commentary json<|message|>{"path": "a"}<|call|>', {"path": "a"}),
-        ("harmony", '<|channel|>commentary to=write_file<|message|>{"path": "a"}', {"path": "a"}),
-        ("deepseek", f'{CALL}write_file<｜tool▁sep｜>{{"path": "a"}}<｜tool▁call▁end｜>', {"path": "a"}),  # noqa: RUF001
-        ("gemma", '<|tool_call>call:write_file{path:<|"|>a<|"|>}<tool_call|>', {"path": "a"}),
-        ("gemma", '<|tool_call>call:write_file{path:a, "count":3}<tool_call|>', {"path": "a", "count": 3}),
-        ("pythonic", "<|tool_call_start|>[write_file(path='a', force=true)]<|tool_call_end|>", {"path": "a", "force": True}),
-        ("pythonic", '<|tool_call_start|>[{"name": "write_file", "arguments": {"path": "a"}}]<|tool_call_end|>', {"path": "a"}),
-        ("listed", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "a"}}]<|/tool_call|>', {"path": "a"}),
+        ("llama3", '{"name": "write_file", "parameters": {"path": "a"}}', A),
+        ("llama3", '\n{"type": "function", "name": "write_file", "parameters": {"path": "a"}}', A),
+        ("llama3", '<|python_tag|>{"name": "write_file", "parameters": {"path": "a"}}', A),
+        ("llama3", '<|python_tag|>write_file.call(path="a")', A),
+        ("mistral", '[TOOL_CALLS]write_file[CALL_ID]abcdef123[ARGS]{"path": "a"}', A),
+        ("mistral", '[TOOL_CALLS]write_file{"path": "a"}', A),
+        ("mistral", '[TOOL_CALLS] [{"name": "write_file", "arguments": {"path": "a"}, "id": "abcdef123"}]', A),
+        ("harmony", ' to=functions.write_file<|channel|>commentary json<|message|>{"path": "a"}<|call|>', A),
+        ("harmony", '<|channel|>commentary to=write_file<|message|>{"path": "a"}', A),
+        ("deepseek", f'{CALL}write_file<｜tool▁sep｜>{{"path": "a"}}<｜tool▁call▁end｜>', A),  # noqa: RUF001
+        ("gemma", '<|tool_call>call:write_file{path:<|"|>a<|"|>}<tool_call|>', A),
+        ("gemma", '<|tool_call>call:write_file{path:a, "count":3}<tool_call|>', {**A, "count": 3}),
+        ("pythonic", "<|tool_call_start|>[write_file(path='a', force=true)]<|tool_call_end|>", {**A, "force": True}),
+        ("pythonic", '<|tool_call_start|>[{"name": "write_file", "arguments": {"path": "a"}}]<|tool_call_end|>', A),
+        ("listed", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "a"}}]<|/tool_call|>', A),
     ],
 )  # fmt: skip
 def test_ways_in_which_models_write_calls(name: str, text: str, expected: dict[str, Any]) -> None:
@@ -335,7 +336,8 @@ def test_other_tags_of_reasoning() -> None:
 def test_channels() -> None:
     text = (
         "<|channel|>analysis<|message|>Hm, <b>.<|end|><|start|>assistant<|channel|>commentary<|message|>Looking.<|end|>"
-        '<|start|>assistant<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>{"path": "a"}<|call|>'
+        "<|start|>assistant<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>"
+        '{"path": "a"}<|call|>'
     )
     assert parse(SIGNS["harmony"], list(text)) == [
         *(Reasoning("Hm, <b>."), Content("Looking."), CallStart(0, "id0", "write_file")),

@@ -1,0 +1,193 @@
+"""`rest-local serve` as a process: how it starts, stops, refuses, and what it may take of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import httpx
+import pytest
+
+BODY_CAP = 1 << 20
+
+
+class Process:
+    """A server process; `line` reads what it writes to stderr."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--no-history", *arguments]
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stderr is not None
+        self.errors: IO[str] = self.process.stderr
+
+    def url(self) -> str:
+        """Where it listens, once the model is loaded."""
+        address = self.errors.readline().split()[1]
+        for line in self.errors:
+            if line.startswith("{") and json.loads(line).get("event") == "loaded":
+                return address
+        raise AssertionError("the model was not loaded")
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and its last words."""
+        _, rest = self.process.communicate(timeout=60)
+        return self.process.returncode, rest
+
+
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[Process]:
+    made = Process(*arguments)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait()
+        made.errors.close()
+
+
+def chat(tokens: int) -> dict[str, object]:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "ignore_eos": True}
+    return body | {"stream": True, "temperature": 0}
+
+
+def test_sigterm_lets_the_answer_end_and_exits_0() -> None:
+    with process() as server, httpx.Client(base_url=server.url(), timeout=60) as client:
+        with client.stream("POST", "/v1/chat/completions", json=chat(300)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2:] == ["data: [DONE]", ""]
+        code, errors = server.end()
+        assert code == 0, errors
+        assert "Traceback" not in errors
+
+
+def test_ctrl_c_exits_130() -> None:
+    with process() as server:
+        url = server.url()
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        server.process.send_signal(signal.SIGINT)
+        code, errors = server.end()
+    assert code == 130, errors
+    assert "Traceback" not in errors
+
+
+def test_a_second_sigterm_ends_at_once() -> None:
+    with process() as server, httpx.Client(base_url=server.url(), timeout=60) as client:
+        with client.stream("POST", "/v1/chat/completions", json=chat(2000)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", client.base_url.port or 0)).close()
+                except OSError:
+                    break  # it has seen the first
+            server.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(httpx.HTTPError):
+                list(lines)
+        assert server.end()[0] in (0, -signal.SIGTERM)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
+def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
+    store, text = str(tmp_path / "store"), tmp_path / "text.py"
+    build = [sys.executable, "-m", "rest_local", "index", "build", str(text), "-o", store]
+    text.write_text("one = 1\n")
+    subprocess.run(build, check=True, capture_output=True)
+    with process("-d", store) as server:
+        url = server.url()
+        text.write_text("quixotic = 17\n" * 3)
+        subprocess.run(build, check=True, capture_output=True)
+        server.process.send_signal(signal.SIGHUP)
+        for line in server.errors:
+            if json.loads(line).get("event") == "reload":
+                break
+        (row,) = [row for row in httpx.get(f"{url}/datastores").json()["data"] if row["name"] == "store"]
+        assert row["open"] is True
+        server.process.terminate()
+        assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--host", "0.0.0.0"), 2, "--api-key-file"),
+        (("--api-key-file", "/dev/null"), 2, "holds no key"),
+        (("--allow-origin", "*"), 2, "give a scheme and a host"),
+        (("-m", "nothing.gguf"), 1, "no such file"),
+        (("--port", "99999"), 2, "99999"),
+        (("--host", "no.such.host.invalid", "--api-key-file", "KEYS"), 1, "no.such.host.invalid"),
+    ],
+)
+def test_wrong_starts_are_one_line(arguments: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a key of mine\n")
+    given = [str(keys) if argument == "KEYS" else argument for argument in arguments]
+    with process(*given) as server:
+        found, errors = server.end()
+    assert found == code, errors
+    last = errors.splitlines()[-1]
+    assert last.startswith("rest-local: error: ")
+    assert message in last
+    assert "a key of mine" not in errors
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process("--port", str(port)) as server:
+            code, errors = server.end()
+    assert code == 1
+    (line,) = errors.splitlines()
+    assert f"port {port} on 127.0.0.1: " in line
+
+
+def resident(process_id: int) -> int:
+    """Peak bytes of memory, so far."""
+    for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return 1024 * int(line.split()[1])
+    raise AssertionError("no VmHWM")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_large_bodies_take_no_memory() -> None:
+    """Bodies of 50 times the cap, by length, in chunks and as a head, and the most JSON that a small one can hold."""
+    with process("--max-body", str(BODY_CAP)) as server:
+        url = server.url()
+        port = int(url.rpartition(":")[2])
+        httpx.post(f"{url}/completion", json={"prompt": "x" * 1000, "n_predict": 1}, timeout=60)
+        before = resident(server.process.pid)
+        head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+        for opening, part in (
+            (head + b"Content-Length: 52428800\r\n\r\n", b" " * 0x10000),
+            (head + b"Transfer-Encoding: chunked\r\n\r\n", chunk),
+            (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: ", b"a" * 0x10000),
+        ) * 3:
+            connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+            with connection, contextlib.suppress(OSError):  # it closes on us
+                connection.sendall(opening)
+                for _ in range(50 * BODY_CAP // 0x10000):
+                    connection.sendall(part)
+        nested = b'{"prompt": ' + b"[" * (BODY_CAP // 2) + b"]" * (BODY_CAP // 2 - 20) + b"}"
+        for body in (
+            nested,
+            b'{"prompt": [' + b"[]," * (BODY_CAP // 3 - 10) + b"[]]}",
+            b'{"prompt": "' + b"a" * BODY_CAP + b'"}',
+        ):
+            answer = httpx.post(f"{url}/completion", content=body, headers={"content-type": "application/json"})
+            assert answer.status_code in (400, 413)
+        assert resident(server.process.pid) - before < 64 * BODY_CAP
+        assert httpx.get(f"{url}/health").status_code == 200

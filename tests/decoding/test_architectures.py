@@ -1,0 +1,169 @@
+"""Every kind of memory through the engine: half-right drafts at every step change nothing, near a sliding window's
+edge, over recurrent state that is rolled back, and behind a prefix that is kept or partly taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local import Engine, Sampling
+from rest_local.bench.tiny import ARCHITECTURES, SLIDING_WINDOW
+from rest_local.decoding.request import Request
+from rest_local.decoding.service import Service
+from rest_local.decoding.stream import Result
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.planning.policy import Situation, Stateless
+
+TinyModel = Callable[..., Path]
+KINDS = {"gemma3": "tree", "gpt-oss": "tree", "lfm2": "chain", "llama": "tree", "mamba": "none", "qwen2": "tree"}
+SLIDING = ("gemma3", "gpt-oss")
+TEXT = "for number in range(10): print(number)\n"
+
+
+class HalfRight(Stateless):
+    """Drafts what is known to come, right for some tokens and then wrong, and wrong branches beside it."""
+
+    name = "half right"
+
+    def __init__(self, known: Sequence[int], n_vocab: int, seed: int = 3) -> None:
+        self._known, self._n_vocab = list(known), n_vocab
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, sources: Lookup, at: Situation) -> Draft:
+        tree = DraftTree(at.leaves)
+        following = self._known[at.n_ctx + 1 : at.n_ctx + 1 + int(self._rng.integers(1, 17))]
+        right = int(self._rng.integers(0, len(following) + 1))
+        node = ROOT
+        for number, token in enumerate(following):
+            if len(tree) < at.limit and at.leaves > 1 and tree.can_add(node) and self._rng.random() < 0.3:
+                tree.add(self._wrong(token), node, 0.1, 0)
+            if len(tree) < at.limit and tree.can_add(node):
+                node = tree.add(token if number < right else self._wrong(token), node, 0.9, 0)
+        return Draft(tree)
+
+    def _wrong(self, token: int) -> int:
+        return (token + 1 + int(self._rng.integers(0, 50))) % self._n_vocab
+
+
+def finish(engine: Engine, prompt: Sequence[int], n: int, **options: object) -> Result:
+    stream = engine.generate(prompt, max_tokens=n, **options)  # type: ignore[arg-type]
+    for _ in stream:
+        pass
+    return stream.result
+
+
+def half_right(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> HalfRight:
+    return HalfRight([*prompt, *answer], engine.model.n_vocab)
+
+
+def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Result, drafted: Result) -> None:
+    """Where drafted output first differs, the two tokens' logits behind the same text are nearly equal."""
+    pairs = enumerate(zip(plain.tokens, drafted.tokens, strict=True))
+    differ = next((i for i, (a, b) in pairs if a != b), None)
+    if differ is None:
+        return
+    before = [*prompt, *plain.tokens[:differ]]
+    with Context(engine.model, ContextSettings(n_ctx=512, n_branches=1, threads=1)) as context:
+        context.batch.fill(before, np.arange(len(before)), 0, 1, np.arange(len(before)) == len(before) - 1)
+        assert context.decode() == 0
+        row = context.logits(1)[0]
+        gap = abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]]))
+        assert gap < 0.05 * float(row.max() - row.min())
+
+
+def test_every_tiny_architecture_is_tried() -> None:
+    assert set(KINDS) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=11)], ids=["greedy", "seeded"])
+def test_exact_drafts_change_nothing(arch: str, sampling: Sampling, tiny_model: TinyModel) -> None:
+    """A prompt of several sliding windows, and an answer of several more."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        assert engine.capability.kind == ("none" if arch == "mamba" else "chain"), engine.warnings
+        assert engine.model.n_swa == (SLIDING_WINDOW if arch in SLIDING else 0)
+        prompt = engine.tokenize(TEXT * 5)
+        assert len(prompt) > 4 * SLIDING_WINDOW
+        plain = finish(engine, prompt, 5 * SLIDING_WINDOW, policy="off", sampling=sampling)
+        drafted = finish(
+            engine, prompt, 5 * SLIDING_WINDOW, sampling=sampling, policy=half_right(engine, prompt, plain.tokens)
+        )
+        assert drafted.tokens == plain.tokens
+        if arch != "mamba":
+            assert 60 < drafted.draft["accepted"] < drafted.draft["drafted"] - 60
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512) as engine:
+        assert engine.capability.kind == KINDS[arch]
+        prompt = engine.tokenize(TEXT * 5)
+        plain = finish(engine, prompt, 160, policy="off")
+        drafted = finish(engine, prompt, 160, policy=half_right(engine, prompt, plain.tokens))
+        assert (drafted.draft["accepted"] > 20) == (arch != "mamba")
+        leaves_at_a_near_tie_only(engine, prompt, plain, drafted)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_what_is_kept_of_a_prompt_changes_nothing(arch: str, tiny_model: TinyModel) -> None:
+    """The same prompt again, a longer one, one cut in the middle (further back than windows and snapshots reach)."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        long = engine.tokenize(TEXT * 6)
+        prompts = [long, long, [*long, *long[:7]], [*long[:50], *long[20:30]], long[:50], long[3:60]]
+        fresh = []
+        for prompt in prompts:
+            engine.forget()
+            fresh.append(finish(engine, prompt, 40, policy="off").tokens)
+        engine.forget()
+        kept = []
+        for prompt, answer in zip(prompts, fresh, strict=True):
+            result = finish(engine, prompt, 40, policy=half_right(engine, prompt, answer))
+            kept.append(result.timings["cache_n"])
+            assert result.tokens == answer
+        assert kept[0] == 0
+        if KINDS[arch] == "tree":
+            assert kept[1:5] == [len(long) - 1, len(long), 50, 49]
+
+
+def test_hybrid_state_is_rolled_back_at_most_as_far_as_llama_cpp_says(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("lfm2", quant="Q8_0"), n_ctx=256, exact=True) as engine:
+        assert 0 < engine.capability.longest <= 16
+        assert str(engine.capability.longest) in engine.capability.reason
+        prompt = engine.tokenize(TEXT)
+        plain = finish(engine, prompt, 100, policy="off")
+        drafted = finish(engine, prompt, 100, policy=half_right(engine, prompt, plain.tokens))
+        assert drafted.tokens == plain.tokens
+        assert drafted.draft["mat"] <= 1 + engine.capability.longest
+
+
+def test_recurrent_state_that_cannot_be_rolled_back_says_so(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("mamba"), n_ctx=256) as engine:
+        assert engine.capability.kind == "none"
+        assert any("recurrent state cannot be rolled back" in warning for warning in engine.warnings)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_several_at_once_say_what_they_say_alone(arch: str, tiny_model: TinyModel) -> None:
+    """Slots share the cells of one cache; what leaves plain output does so at a near-tie."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine:
+        prompts = [engine.tokenize(TEXT * n) for n in (1, 2, 3)]
+        alone = [finish(engine, prompt, 40, policy="off") for prompt in prompts]
+        engine.forget()
+        service = Service(engine)
+        try:
+            request = Request([1], max_tokens=40, policy="off")
+            tickets = [service.submit(replace(request, prompt=prompt)) for prompt in prompts]
+            results = [ticket.wait() for ticket in tickets]
+        finally:
+            service.close()
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512) as engine:
+        for prompt, plain, result in zip(prompts, alone, results, strict=True):
+            leaves_at_a_near_tie_only(engine, prompt, plain, result)

@@ -1,0 +1,68 @@
+"""The demo model in exact settings: constrained, penalized and seeded answers are the same drafted and plain."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_local.decoding.engine import Engine
+from rest_local.llama.grammar import json_schema
+from rest_local.llama.sampling import Sampling
+
+DEMO = Path(__file__).parents[2] / "models" / "demo.gguf"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"enum": ["self", "value", "name", "index"]}, "minItems": 6, "maxItems": 12},
+        "size": {"type": "integer", "minimum": 10, "maximum": 99},
+    },
+    "required": ["name", "tags", "size"],
+}
+PROMPT = 'class Node:\n    """A node: {"name": "self", "tags": ["self", "self", "value", "value"], "size": 12}"""\n\n'
+PREDICTION = (
+    PROMPT
+    + '{"name": "self", "tags": ["self", "self", "self", "value", "self", "value", "self", "value"], "size": 12}\n'
+    + "    def __init__(self, name, value):\n        self.name = name\n        self.value = value\n"
+)
+OPTIONS: dict[str, dict[str, object]] = {
+    "schema": {"grammar": json_schema(SCHEMA)},
+    "schema and draws": {"grammar": json_schema(SCHEMA), "temperature": 0.8, "seed": 3},
+    "grammar": {"grammar": 'root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}'},
+    "penalties": {"repeat_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    "penalties and draws": {"frequency_penalty": 0.3, "temperature": 0.9, "seed": 11},
+    "biases": {"logit_bias": ((10, -math.inf), (11, 3.0)), "temperature": 0.7, "seed": 5},
+    "draws": {"temperature": 1.0, "seed": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(DEMO, n_ctx=512, exact=True, threads=1) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_drafted_is_plain(engine: Engine, name: str) -> None:
+    drafted = 0
+    sampling = Sampling(**OPTIONS[name])  # type: ignore[arg-type]
+    plain = engine.generate(PROMPT, max_tokens=60, sampling=sampling, policy="off")
+    for _ in plain:
+        pass
+    assert plain.result.timings["draft_n"] == 0
+    for policy in ("auto", "sam"):
+        stream = engine.generate(PROMPT, max_tokens=60, sampling=sampling, policy=policy, prediction=PREDICTION)
+        for _ in stream:
+            pass
+        assert stream.result.tokens == plain.result.tokens, policy
+        assert stream.result.finish_reason == plain.result.finish_reason
+        drafted += int(stream.result.timings["draft_n_accepted"])
+    assert drafted > 0
+    if "schema" in name and plain.result.finish_reason == "stop":
+        value = json.loads(plain.result.text)
+        assert 10 <= value["size"] <= 99
+        assert 6 <= len(value["tags"]) <= 12

@@ -1,0 +1,111 @@
+"""What the user fixed is kept, what was left open is chosen, and a measurement belongs to what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_local import Engine
+from rest_local.bench.synthetic import Shape, synthetic
+from rest_local.bench.tiny import tiny_adapter
+from rest_local.decoding.earlier import key_of
+from rest_local.decoding.tuning import EXACT, FAST, candidates, settings_for
+from rest_local.errors import ModelError
+from rest_local.llama.context import ContextSettings
+from rest_local.llama.options import Adapter, ModelOptions, Rope
+from rest_local.paths import cache_dir
+
+TinyModel = Callable[..., Path]
+
+
+def choices(options: ModelOptions, exact: bool) -> list[tuple[bool, str, str]]:
+    settings = candidates(ContextSettings(), options, exact)
+    return [(s.flash_attention, s.cache_type_k, s.cache_type_v) for s in settings]
+
+
+def test_with_nothing_fixed_all_is_tried() -> None:
+    assert choices(ModelOptions(), exact=False) == [(f, t, t) for f, t in FAST]
+    assert choices(ModelOptions(), exact=True) == [(f, t, t) for f, t in EXACT]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_is_fixed_restricts_what_is_tried(exact: bool) -> None:
+    assert choices(ModelOptions(cache_type_k="q8_0", cache_type_v="q4_0"), exact) == [(True, "q8_0", "q4_0")]
+    on = choices(ModelOptions(flash_attention="on"), exact)
+    assert on
+    assert all(flash for flash, _, _ in on)
+    off = choices(ModelOptions(flash_attention="off"), exact)
+    assert off
+    assert not any(flash for flash, _, _ in off)
+    assert all(v in ("f16", "bf16") for _, _, v in off)
+    only_k = choices(ModelOptions(cache_type_k="f32"), exact)
+    assert all(k == "f32" for _, k, _ in only_k)
+    assert len(only_k) == len(set(only_k))
+
+
+def test_the_options_of_a_context_are_handed_over() -> None:
+    options = ModelOptions(n_batch=99, n_ubatch=33, threads_batch=3, kv_offload=False, rope=Rope(freq_base=5.0))
+    assert settings_for(options, 256, 2, n_slots=4) == ContextSettings(
+        256, 99, 33, n_slots=4, threads=2, threads_batch=3, offload_kqv=False, rope=Rope(freq_base=5.0)
+    )
+
+
+def _say(engine: Engine) -> list[int]:
+    stream = engine.generate("for i in range(3):", max_tokens=40)
+    for _ in stream:
+        pass
+    return stream.result.tokens
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_engine_computes_as_it_is_told(tiny_model: TinyModel, exact: bool) -> None:
+    options = ModelOptions(
+        flash_attention="on", cache_type_k="q8_0", cache_type_v="bf16", n_batch=128, n_ubatch=32, threads_batch=1
+    )
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, threads=1, exact=exact, options=options) as engine:
+        assert engine.settings["flash_attention"] is True
+        assert (engine.settings["cache_type_k"], engine.settings["cache_type_v"]) == ("q8_0", "bf16")
+        assert (engine.settings["n_batch"], engine.settings["n_ubatch"]) == (128, 32)
+        assert (engine.settings["threads"], engine.settings["threads_batch"]) == (1, 1)
+        assert len(_say(engine)) == 40
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_setting_that_no_context_can_have_is_refused_with_its_cause(tmp_path: Path, exact: bool) -> None:
+    """Heads of 16 cannot be cut into blocks of 32."""
+    shape = Shape(layers=1, width=128, heads=8, kv_heads=8, feed=256, vocab=512, tied=True)
+    path = synthetic(shape, "Q8_0", tmp_path / "narrow.gguf")
+    with pytest.raises(ModelError, match="does not divide") as caught:
+        Engine.load(path, n_ctx=128, exact=exact, options=ModelOptions(flash_attention="on", cache_type_k="q8_0"))
+    assert "\n" not in str(caught.value)
+    Engine.load(path, n_ctx=128, exact=exact).close()
+
+
+def test_an_adapter_has_measurements_and_a_history_of_its_own(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tiny_model("llama", quant="Q8_0", seed=31)
+    one, two = (tiny_adapter("llama", tmp_path / f"{seed}.gguf", seed=seed, strength=0.1) for seed in (1, 2))
+    plain = ModelOptions()
+    several = [plain, *(ModelOptions(lora=(Adapter(p, s),)) for p, s in ((one, 1.0), (one, 0.5), (two, 1.0)))]
+    said, keys = [], []
+    before = set((cache_dir() / "tuning").glob("*.json"))
+    for options in (*several, *several):
+        with Engine.load(path, n_ctx=128, threads=1, options=options) as engine:
+            said.append(_say(engine))
+            keys.append(key_of(engine.model))
+    assert len(set((cache_dir() / "tuning").glob("*.json")) - before) == len(several)
+    assert keys[:4] == keys[4:]
+    assert len(set(keys)) == 4
+    assert said[0] != said[1] != said[3] != said[0]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 0), (3, 0), (9, 4), (64, 1), (100_000, 0)])
+def test_batches_of_any_size_say_the_same(tiny_model: TinyModel, n_batch: int, n_ubatch: int, exact: bool) -> None:
+    path = tiny_model("llama")
+    with Engine.load(path, n_ctx=128, threads=1) as engine:
+        whole = _say(engine)
+    options = ModelOptions(n_batch=n_batch, n_ubatch=n_ubatch)
+    with Engine.load(path, n_ctx=128, threads=1, options=options, exact=exact) as engine:
+        assert _say(engine)[:3] == whole[:3]  # further on a near-tie may fall the other way

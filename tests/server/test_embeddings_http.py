@@ -1,0 +1,50 @@
+"""/v1/embeddings with a model that was made for it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from live import Live, served
+from support.pooled import with_pooling
+
+from rest_local.decoding.engine import Engine
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def embedding(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    path = with_pooling(tiny_model("llama", n_ctx=256), tmp_path_factory.mktemp("pooled") / "tiny.gguf", 3)
+    serving = Serving(Settings(port=0), "tiny", lambda: Engine.load(path), drain_seconds=1)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
+        yield live
+
+
+def test_openai_asks_for_vectors(embedding: Live) -> None:
+    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="x", max_retries=0) as client:
+        made = client.embeddings.create(model="tiny", input=["hello", "more text"])
+        assert [entry.index for entry in made.data] == [0, 1]
+        assert len(made.data[0].embedding) == 64
+        assert made.usage.prompt_tokens == made.usage.total_tokens > 1
+
+
+def test_forms_of_the_answer(embedding: Live) -> None:
+    floats = embedding.post("/v1/embeddings", {"input": "hello"}).json()["data"][0]["embedding"]
+    packed = embedding.post("/v1/embeddings", {"input": "hello", "encoding_format": "base64"}).json()
+    assert np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4").tolist() == floats
+    short = embedding.post("/v1/embeddings", {"input": "hello", "dimensions": 1}).json()["data"][0]["embedding"]
+    assert abs(short[0]) == pytest.approx(1.0)
+    assert np.linalg.norm(floats) == pytest.approx(1.0, abs=1e-4)
+    by_id = embedding.post("/v1/embeddings", {"input": [[5, 6], [7]]}).json()["data"]
+    assert by_id[0]["embedding"] != by_id[1]["embedding"]
+
+
+@pytest.mark.parametrize("body", [{}, {"input": []}, {"input": "x", "dimensions": 65}, {"input": [99999]}])
+def test_what_is_refused(embedding: Live, body: dict[str, object]) -> None:
+    assert embedding.post("/v1/embeddings", body).status_code == 400

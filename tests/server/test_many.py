@@ -1,0 +1,63 @@
+"""Many clients at once on the real engine: nobody fails, nobody is left out, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+from live import Live
+
+ROUNDS = 4
+
+
+def idle(live: Live) -> bool:
+    return not any(slot["is_processing"] for slot in live.get("/slots").json())
+
+
+def test_eight_clients_are_all_served(demo: Live) -> None:
+    """Twice as many as there are slots; the 60 s form with times is the bench's."""
+    finished: list[tuple[int, str]] = []
+    wrong: list[Any] = []
+
+    def ask(number: int) -> None:
+        with demo.client() as client:
+            for turn in range(ROUNDS):
+                text = f"def function_{number}_{turn}(value):\n"
+                body = {"prompt": text, "n_predict": 24, "temperature": 0.5, "ignore_eos": True}
+                answer = client.post("/completion", json=body)
+                if answer.status_code != 200 or answer.json()["tokens_predicted"] != 24:
+                    wrong.append(answer.text)
+                finished.append((number, text))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert wrong == []
+    assert len(finished) == 8 * ROUNDS
+    last_first = max(next(i for i, (number, _) in enumerate(finished) if number == who) for who in range(8))
+    assert last_first < 8 * (ROUNDS - 1), "everybody's first answer comes before the last round is over"
+    while not idle(demo):
+        pass
+
+
+def test_fifty_that_leave_at_once_leave_nothing_behind(demo: Live) -> None:
+    prompt = "\n".join(f"value_{number} = {number}" for number in range(150))  # most of them leave in prefill
+    data = json.dumps({"prompt": prompt, "n_predict": 500, "stream": True}).encode()
+    head = (
+        f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    )
+    connections = [socket.create_connection(("127.0.0.1", demo.port), timeout=60) for _ in range(50)]
+    for connection in connections:
+        connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    for connection in connections:
+        connection.close()
+    while not idle(demo):
+        pass
+    assert demo.post("/completion", {"prompt": "x", "n_predict": 2}).status_code == 200
+    service = demo.serving.state.service
+    assert service is not None
+    assert (service.running, service.waiting) == (0, 0)

@@ -1,0 +1,66 @@
+"""The server's own description, and schemathesis against it: whatever it invents, no answer is a fault (5xx)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from live import Live
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+from rest_local.server.app import create_app
+from rest_local.server.openapi import describe
+from rest_local.server.settings import Settings
+from rest_local.server.state import State
+
+CALLS = create_app(State(Settings(), "demo")).state.calls
+OPERATIONS = [(call.method, call.path) for call in CALLS]
+ALLOWED = {501, 503}  # what this model cannot, and a server that is full, say so
+
+
+def test_every_route_is_described(demo: Live) -> None:
+    described = demo.get("/openapi.json").json()
+    found = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
+    assert found == set(OPERATIONS)
+    assert described["openapi"].startswith("3.1")
+    text = json.dumps(described)
+    for name in ("messages", "input_prefix", "prediction", "response_format"):
+        assert f'"{name}"' in text
+    assert "security" not in described
+
+
+def test_keys_are_described_where_there_are_some() -> None:
+    assert describe(CALLS, True)["security"] == [{"key": []}]
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    return schemathesis.openapi.from_dict(describe(CALLS, False))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of schemathesis' own libraries
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_nothing_that_fits_the_description_is_a_fault(
+    scripted: Callable[..., Live], schema: Any, method: str, path: str
+) -> None:
+    live = scripted(metrics=True)
+
+    @settings(
+        max_examples=25,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    @given(case=schema[path][method].as_strategy())
+    def run(case: Any) -> None:
+        response = case.call(base_url=live.url)
+        assert response.status_code < 500 or response.status_code in ALLOWED, response.text
+        case.validate_response(response, checks=[status_code_conformance, response_schema_conformance])
+
+    run()
+    assert live.get("/health").status_code == 200
