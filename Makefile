@@ -10,7 +10,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROC
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test bench docs clean
+.PHONY: help install demo check test soak bench docs clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -39,6 +39,11 @@ check: $(TOOLS)  ## lint, format and types
 
 test: $(TOOLS)  ## all tests
 	$(BIN)/pytest
+
+soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about ten minutes
+	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_server.py
+	REST_LOCAL_EXAMPLES=300 $(BIN)/pytest tests/server/test_openapi.py
+	$(BIN)/python -m rest_local.bench.many --part soak
 
 bench: $(TOOLS)  ## every figure of the README and docs/LOG.md
 	$(BIN)/python -m rest_local.bench

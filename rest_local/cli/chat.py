@@ -80,7 +80,13 @@ class Conversation:
         stream = None
         try:
             prompt = self.engine.chat_prompt([*self.messages, {"role": "user", "content": text}])
-            stream = self.engine.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop)
+            stream = self.engine.generate(
+                prompt,
+                max_tokens=self.max_tokens,
+                sampling=self.sampling,
+                stop=self.stop,
+                keep_tokens=self._kept_tokens(prompt, text),
+            )
             for piece in stream:
                 if not self.as_json:
                     click.echo(piece.text, nl=False)
@@ -91,6 +97,11 @@ class Conversation:
                 return
             stream.cancel()
         self._keep(text, stream.result)
+
+    def _kept_tokens(self, prompt: str, text: str) -> int:
+        """What a context shift keeps: the tokens of the prompt up to the first message of the user."""
+        first = next((m["content"] for m in self.messages if m["role"] == "user"), text)
+        return len(self.engine.tokenize(prompt.partition(first)[0])) if self.system else 0
 
     def _keep(self, text: str, result: Result) -> None:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]

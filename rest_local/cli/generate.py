@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Text that the answer may repeat, such as the old file of an edit.",
 )
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Tokens of the prompt that --context-shift keeps.",
+)
 @options.sampling_options
 @options.stop_option
 @options.json_option
@@ -43,6 +51,7 @@ def generate(
     sampling_choice: SamplingChoice,
     tokens: int,
     prediction: Path | None,
+    keep: int,
     stop: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -51,7 +60,9 @@ def generate(
     sampling = sampling_choice.build()
     predicted = "" if prediction is None else options.read_text(prediction, "prediction")
     with options.load_engine(engine_choice) as engine:
-        stream = engine.generate(text, max_tokens=tokens, sampling=sampling, stop=stop, prediction=predicted)
+        stream = engine.generate(
+            text, max_tokens=tokens, sampling=sampling, stop=stop, prediction=predicted, keep_tokens=keep
+        )
         printed = 0
         try:
             for piece in stream:

@@ -45,6 +45,7 @@ class EngineChoice:
     exact: bool = False
     history: bool = False
     verify: str = "strict"
+    context_shift: bool = False
     slots: int = 1
     options: ModelOptions = field(default_factory=ModelOptions)
 
@@ -163,6 +164,11 @@ _ENGINE_OPTIONS = (
         metavar="strict|relaxed[:K,RATIO]",
         help="Relaxed changes the output: a retrieved token passes among the K likeliest with RATIO of the greatest "
         "probability (3,0.3).",
+    ),
+    _engine(
+        "--context-shift",
+        is_flag=True,
+        help="When the context is full, go on without the oldest text behind the system prompt; else the answer ends.",
     ),
     _engine("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
 )
@@ -327,6 +333,7 @@ def _load(choice: EngineChoice) -> Engine:
         datastores=[datastore_path(name) for name in choice.datastore],
         policy=choice.policy,
         verify=choice.verify,
+        context_shift=choice.context_shift,
         n_ctx=choice.ctx,
         threads=choice.threads,
         n_gpu_layers=choice.gpu_layers,

@@ -105,8 +105,10 @@ class Engine:
         policy: str,
         history: bool = False,
         verify: str = "strict",
+        context_shift: bool = False,
     ) -> None:
         self.model = lane.model
+        self.context_shift = context_shift
         self.policy, self.verify = policy, verify
         self.datastores = list(datastores)
         self.warnings = [lane.warning] if lane.warning else []
@@ -132,6 +134,7 @@ class Engine:
         history: bool = False,
         verify: str = "strict",
         slots: int = 1,
+        context_shift: bool = False,
         options: ModelOptions | None = None,
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
@@ -141,10 +144,10 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells. `options`:
-        how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes
-        the model's load time and, the first time, a few seconds of measuring. Raises ModelError,
-        DatastoreError, OptionError.
+        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells.
+        `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
+        loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes the model's load
+        time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
         """
         _relaxed(verify, exact)
         if policy not in POLICIES:
@@ -159,7 +162,7 @@ class Engine:
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
             size = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
             lane = Lane.open(opened, settings_for(opened.options, size, threads or 0, slots), exact)
-            return cls(lane, stores, policy, history, verify)
+            return cls(lane, stores, policy, history, verify, context_shift)
         except BaseException:
             for store in stores:
                 store.close()
@@ -236,13 +239,15 @@ class Engine:
         policy: str | Policy | None = None,
         prediction: str | Sequence[int] = "",
         verify: str | None = None,
+        keep_tokens: int = 0,
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
 
         `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts.
         `policy`: a name, one of your own, or None for that of `load`. `verify`: as for `load`, None for what was given
         there; relaxed changes the answer, `draft["relaxed"]` counts how often. It looks at the model's own
-        probabilities, so grammars, biases and penalties refuse it.
+        probabilities, so grammars, biases and penalties refuse it. `keep_tokens`: of the prompt, what a context shift
+        keeps.
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
@@ -256,6 +261,7 @@ class Engine:
             stop=tuple(stop),
             prediction=prediction,
             verify=verify,
+            keep_tokens=keep_tokens,
         )
         job = self.prepare(request, policy)
         if self._running and len(self._lane.scheduler.slots.slots) == 1:
@@ -312,7 +318,11 @@ class Engine:
         statistics = Statistics()
         answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
         known = next((i for i, t in enumerate(request.prediction) if not 0 <= t < self.model.n_vocab), None)
-        request = replace(request, prediction=request.prediction[:known])  # ids that the model does not have end it
+        request = replace(
+            request,
+            prediction=request.prediction[:known],  # ids that the model does not have end it
+            context_shift=request.context_shift or self.context_shift,
+        )
         return Job(request, sampler, answer, make, finished)
 
     def submit(self, job: Job) -> None:

@@ -48,6 +48,7 @@ class Forward:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
     def step(self, running: Sequence[Running], prompts: Sequence[Prompt] = (), idle_cells: int = 0) -> list[Outcome]:
         """One pass; by running request what it gave, at least a token each, or what went wrong with it alone.
@@ -72,7 +73,7 @@ class Forward:
         finally:
             if not done:
                 for generation, n_past in zip(generations, before, strict=True):
-                    generation.put_back(n_past)
+                    generation.put_back(n_past, self._broken_off)
 
     def _draft(self, running: Sequence[Running], n_ctx: int, prompted: bool) -> None:
         """A tree for each; then of all of them together what is worth it. Nobody drafts beside a part of a prompt,
@@ -113,7 +114,9 @@ class Forward:
                 prompt.generation.slot.add_prompt(rows, prompt.generation.pending[: prompt.n])
             rows.load(self.backend.batch)
             begun = time.perf_counter()
+            self._broken_off = True
             code = self.backend.decode()
+            self._broken_off = code not in (0, 1, -1)
             if code == 0:
                 logits = self.backend.logits(sum(rows.output)) if generations else _NOTHING
                 return logits, 1e3 * (time.perf_counter() - begun)

@@ -249,12 +249,12 @@ class Generation:
             self._entropies = (*self._entropies, *(entropy_of(rows[row]) for row in visited[-NEWEST:]))[-NEWEST:]
         return verdict, loose
 
-    def put_back(self, n_past: int) -> None:
+    def put_back(self, n_past: int, broken_off: bool = False) -> None:
         """Undo a pass that did not succeed: `n_past` tokens are committed. Where the memory had to go further back,
-        the rest is pending again.
+        the rest is pending again. `broken_off`: as for `Slot.rewind`.
         """
         tokens = self.slot.tokens[:n_past]
-        self.slot.rewind(len(tokens))
+        self.slot.rewind(len(tokens), broken_off)
         self.pending = [*tokens[self.slot.n_past :], *self.pending]
 
     def give_up_cells(self) -> None:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from rest_local.decoding.backend import Backend, Capability
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, Running
 from rest_local.decoding.generation import Step
 from rest_local.decoding.job import Job
-from rest_local.decoding.slots import Slots
+from rest_local.decoding.slot import common_prefix
+from rest_local.decoding.slots import LEAST_SHARED, Slots
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.planning.cost import LARGEST, CostCurve
 
@@ -41,6 +43,7 @@ class Scheduler:
         self.admitted: list[Job] = []  # the oldest first
         self._forward = Forward(backend)
         self._curve = curve
+        self._full = False  # somebody was sent back, and nobody has ended since
         self._turn = 0  # who of the prompts is first
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
 
@@ -74,12 +77,14 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        while self.waiting and self.slots.has_idle:
+        while self.waiting and self.slots.has_idle and not (self._full and self.admitted):
             job = self.waiting[0]
             text = job.text
             match = self.slots.match(text[:-1], job.request.keep_prefix)
             if self.admitted and self._in_use() + len(text) - match.kept > self.backend.n_ctx:
                 return  # it would only be sent back
+            if self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept):
+                return
             self.waiting.popleft()
             slot = self.slots.take(match)
             job.shared = match.kept if match.source else 0
@@ -91,6 +96,13 @@ class Scheduler:
                 continue
             if job.request.max_tokens == 0 and not job.prefilling:
                 self._finish(job, "length")
+
+    def _comes_soon(self, text: Sequence[int], kept: int) -> bool:
+        """Whether somebody is about to evaluate more of this prompt than the cells hold now: eight requests with one
+        system prompt that come together then evaluate it once, and none of them later than it would be on its own.
+        """
+        longest = max((common_prefix(job.text[:-1], text) for job in self.admitted if job.prefilling), default=0)
+        return longest >= kept + LEAST_SHARED
 
     def _in_use(self) -> int:
         """Cells that requests at work have, or will have when their prompts are evaluated."""
@@ -104,6 +116,7 @@ class Scheduler:
         job.generation.give_up_cells()
         self.admitted.remove(job)
         self.slots.release(job.slot)
+        self._full = True
         job.slot = None
         self.waiting.appendleft(job)
 
@@ -126,6 +139,12 @@ class Scheduler:
                 if error.code == NO_ROOM and running and parts:
                     with_parts = False
                     continue
+                if error.code == NO_ROOM and len(self.admitted) > 1:
+                    self._send_back(self.admitted[-1])
+                    jobs = [job for job in jobs if job in self.admitted]
+                    if not jobs:
+                        return
+                    continue  # in the same step, or two that do not fit could push each other out for ever
                 in_it = [part.generation for part in parts]
                 self._failed([job for job in jobs if job in running or job.generation in in_it], error)
                 return
@@ -167,14 +186,8 @@ class Scheduler:
 
     def _failed(self, together: list[Job], error: DecodeFailed) -> None:
         """Nothing could be evaluated for all of them together."""
-        if error.code == NO_ROOM:
-            youngest = self.admitted[-1]
-            if len(self.admitted) > 1:
-                self._send_back(youngest)
-            elif not youngest.prefilling:
-                self._finish(youngest, "length")  # the cells are full before the context is: as if it were
-            else:
-                self._finish(youngest, "error", error)
+        if error.code == NO_ROOM and not together[0].prefilling:
+            self._finish(together[0], "length")  # the cells are full before the context is: as if it were
         elif len(together) > 1:  # one of them may be at fault: each by itself
             for job in together:
                 self._pass([job])
@@ -227,6 +240,7 @@ class Scheduler:
             self.waiting.remove(job)
         if job in self.admitted:
             self.admitted.remove(job)
+        self._full = False
         slot, job.slot = job.slot, None
         if slot is not None:
             self.slots.release(slot)

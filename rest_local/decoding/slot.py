@@ -36,6 +36,13 @@ class Rows:
 MOST_CHECKPOINTS = 6
 
 
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts share from the first on."""
+    limit = min(len(one), len(other))
+    differ = np.flatnonzero(np.asarray(one[:limit], np.int64) != np.asarray(other[:limit], np.int64))
+    return int(differ[0]) if len(differ) else limit
+
+
 class Slot:
     """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
     to keep states to go back to.
@@ -57,10 +64,7 @@ class Slot:
 
     def common_prefix(self, prompt: Sequence[int]) -> int:
         """How many tokens of `prompt` the cells hold, from the first on. About 1 us for 100 tokens."""
-        limit = min(len(prompt), len(self.tokens))
-        own = np.asarray(self.tokens[:limit], np.int64)
-        differ = np.flatnonzero(own != np.asarray(prompt[:limit], np.int64))
-        return int(differ[0]) if len(differ) else limit
+        return common_prefix(self.tokens, prompt)
 
     def keep_prefix(self, prompt: Sequence[int]) -> int:
         """Keep what the cells share with `prompt`, drop the rest; return how many tokens are kept."""
@@ -77,15 +81,17 @@ class Slot:
             self.backend.copy(other.first_id, self.first_id + branch, 0, n)
         self.tokens = other.tokens[:n]
 
-    def rewind(self, n_past: int) -> None:
+    def rewind(self, n_past: int, broken_off: bool = False) -> None:
         """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
-        checkpoint before, or to nothing.
+        checkpoint before, or to nothing. `broken_off`: a decode did not come to its end; recurrent state is then
+        written half, whatever its position says.
         """
         del self.tokens[n_past:]
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
-        if not removed and not self._go_back():
+        suspect = broken_off and self._keeps_checkpoints
+        if (suspect or not removed) and not self._go_back():
             self.clear()
 
     def checkpoint(self) -> None:

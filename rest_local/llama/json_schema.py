@@ -208,8 +208,8 @@ class Schema:
     def _members(self, named: dict[str, Any], required: set[str], path: str, depth: int) -> str:
         """Right to left: a member from each place on, behind its quote, and what may follow it.
 
-        Quote and comma stand outside the alternatives: what llama.cpp needs for a mask grows with the ways that begin at
-        a place (200 members, 152 k tokens, busy machine: median 247 ms with them inside, 139 ms so)."""
+        Quote and comma stand outside the alternatives: the time of a mask grows with the ways that begin at a place
+        (200 members, 152 k tokens, busy machine: median 247 ms with them inside, 139 ms so)."""
         space = self._rules.json("space")
         names = list(named)
         last = max((i for i, name in enumerate(names) if name in required), default=-1)

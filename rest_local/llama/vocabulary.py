@@ -42,6 +42,7 @@ class Vocabulary:
         self._pointer: int | None = pointer
         self.name = name
         self._cache_key = cache_key
+        self._pieces: dict[int, bytes] = {}  # that were asked for; some 15 MB where every token of 150 000 was
         self.size: int = bindings.llama_vocab_n_tokens(pointer)
         self.type: int = bindings.llama_vocab_type(pointer)
         self.add_bos: bool = bool(bindings.llama_vocab_get_add_bos(pointer))
@@ -90,10 +91,12 @@ class Vocabulary:
         return count
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """The bytes of one token, whole (llama-cpp-python cuts them at 32). About 1 us.
+        """The bytes of one token, whole (llama-cpp-python cuts them at 32). About 1 us, and 0.1 us when asked again.
 
         A piece can be part of a character. `special=False` renders control tokens as nothing.
         Raises ValueError for an id outside [0, size): llama.cpp would end the process."""
+        if special and (known := self._pieces.get(token)) is not None:
+            return known
         if not 0 <= token < self.size:
             raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
         # Not shared: ctypes gives up the GIL in the call, and threads would write over each other's pieces.
@@ -102,7 +105,10 @@ class Vocabulary:
         if length < 0:
             buffer = ctypes.create_string_buffer(-length)
             length = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, -length, 0, special)
-        return buffer.raw[: max(length, 0)]
+        piece = buffer.raw[: max(length, 0)]
+        if special:
+            self._pieces[int(token)] = piece
+        return piece
 
     def text(self, token: int) -> str:
         """The token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`), not as it is rendered."""

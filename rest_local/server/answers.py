@@ -51,6 +51,7 @@ def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
     for what in ("prompt", "predicted"):
         milliseconds = total[f"{what}_ms"]
         total[f"{what}_per_second"] = round(1e3 * total[f"{what}_n"] / milliseconds, 2) if milliseconds else 0.0
+        total[f"{what}_per_token_ms"] = round(milliseconds / total[f"{what}_n"], 3) if total[f"{what}_n"] else 0.0
     if not shows_steps:
         for name in DRAFT_FIELDS:
             del total[name]

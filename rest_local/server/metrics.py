@@ -49,7 +49,8 @@ class EngineTotals(Collector):
                 yield CounterMetricFamily(f"llamacpp:{name}", text, value=found[key])
         for name, (key, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"llamacpp:{name}", text, value=found[key])
-        yield GaugeMetricFamily("llamacpp:kv_cache_tokens", "Memory cells in use.", value=found["cells_used"])
+        if self._shows_steps:
+            yield GaugeMetricFamily("llamacpp:kv_cache_tokens", "Memory cells in use.", value=found["cells_used"])
         rates = {"prompt_tokens_seconds": ("prompt_tokens", "prompt_seconds")}
         rates["predicted_tokens_seconds"] = ("predicted_tokens", "predicted_seconds")
         for name, (count, seconds) in rates.items():

@@ -90,10 +90,13 @@ def _template_caps(engine: Engine) -> dict[str, bool]:
 
 
 async def slots(request: HttpRequest) -> Response:
-    """What each slot does: never what it says."""
-    service, engine = state_of(request).loaded()
+    """What each slot does: never what it says, and how far it is only where steps may be seen."""
+    state = state_of(request)
+    service, engine = state.loaded()
     found = await anyio.to_thread.run_sync(service.slots)
-    return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in found])
+    hidden = () if state.settings.shows_steps else ("n_past",)  # asked often enough, it tells the tokens of each step
+    shown = [{name: value for name, value in slot.items() if name not in hidden} for slot in found]
+    return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
 
 
 async def tokenize(request: HttpRequest) -> Response:

@@ -176,6 +176,9 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         cause = error.strerror or str(error)
         raise RestLocalError(f"port {settings.port} on {settings.host}: {cause}; give another --port") from error
+    # asyncio sends without delay only on sockets that say they are TCP, and `create_server`'s leave that open: each
+    # event of a stream would wait up to 40 ms for the acknowledgement of the one before.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listening.detach())
     listening.set_inheritable(True)
     return listening
 

@@ -120,6 +120,9 @@ class FakeEngine:
             raise script[0]
         return FakeStream(script, self.speeds[arguments.get("policy")])
 
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
 

@@ -44,6 +44,7 @@ def test_system_message_survives_clear(fake_engine: Install, call: Call) -> None
     engine = fake_engine()
     call("chat", "--system", "be short", stdin=b"one\n/clear\ntwo\n")
     assert engine.prompts[-1] == "<system>be short<user>two<assistant>"
+    assert engine.arguments[-1]["keep_tokens"] == len("<system>be short<user>"), "what a context shift keeps"
 
 
 def test_bye_ends_and_help_explains(fake_engine: Install, call: Call) -> None:

@@ -96,6 +96,7 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
                 logit_bias=((15, -1.5), (16, float("-inf"))),
                 grammar='root ::= "a"',
             ),
+            "keep_tokens": 0,
             "prediction": "",
         }
     ]

@@ -158,6 +158,38 @@ def test_the_prompt_that_was_already_evaluated_is_kept(tiny_model: TinyModel) ->
         assert fresh.tokens == second.tokens
 
 
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.usefixtures("keen")
+def test_exact_answers_do_not_depend_on_drafts_or_kept_prefixes(
+    drafts: bool, reuse: bool, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        wanted = finish(engine, PROMPT, 60, policy="off").tokens
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        for prompt in (PROMPT + "x = 1\n", PROMPT[:50], PROMPT):
+            result = finish(engine, prompt, 60, policy="auto" if drafts else "off")
+            if not reuse:
+                engine.forget()
+        assert (result.timings["cache_n"] > 0) == reuse
+        assert (result.draft["accepted"] > 0) == drafts
+        assert result.tokens == wanted
+
+
+def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=64) as engine:
+        ended = finish(engine, "a = 1", 150)
+        assert (ended.finish_reason, ended.truncated) == ("length", False)
+        assert len(ended.tokens) < 64
+    with Engine.load(model, n_ctx=64, context_shift=True) as engine:
+        result = finish(engine, "a = 1", 150, keep_tokens=2)
+        assert len(result.tokens) == 150
+        assert result.truncated
+
+
 @pytest.mark.parametrize("arch", ["mamba", "lfm2"])
 def test_memory_that_cannot_be_cut_back_goes_back_to_a_checkpoint(arch: str, tiny_model: TinyModel) -> None:
     """A prompt whose end changes, as with every key stroke, and one that leaves the first half way."""

@@ -91,6 +91,17 @@ def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
     assert first.result.tokens == said([*system, 1], 60)
 
 
+def test_requests_that_come_together_evaluate_their_common_beginning_once() -> None:
+    backend = FakeBackend(n_ctx=4096, n_slots=8)
+    system = np.random.default_rng(1).integers(0, END, 300).tolist()
+    jobs = [job_of(backend, [*system, n, n], 5) for n in range(8)]
+    run(scheduler_of(backend), jobs)
+    assert sum(job.answer.statistics.cached_tokens for job in jobs) == 7 * len(system)
+    assert backend.evaluated < len(system) + 8 * (2 + 5)
+    for n, job in enumerate(jobs):
+        assert job.result.tokens == said([*system, n, n], 5)
+
+
 def test_a_second_turn_evaluates_what_is_new() -> None:
     backend = FakeBackend(n_ctx=8192, n_slots=2)
     scheduler = scheduler_of(backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from rest_local.server.state import State
 
 CALLS = create_app(State(Settings(), "demo")).state.calls
 OPERATIONS = [(call.method, call.path) for call in CALLS]
+EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "25"))  # of each route; `make soak` asks for more, and for others
 ALLOWED = {501, 503}  # what this model cannot, and a server that is full, say so
 
 
@@ -50,11 +52,11 @@ def test_nothing_that_fits_the_description_is_a_fault(
     live = scripted(metrics=True)
 
     @settings(
-        max_examples=25,
+        max_examples=EXAMPLES,
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
-        derandomize=True,
+        derandomize="REST_LOCAL_EXAMPLES" not in os.environ,
     )
     @given(case=schema[path][method].as_strategy())
     def run(case: Any) -> None:

@@ -246,7 +246,10 @@ def test_other_machines_see_neither_steps_nor_drafts(scripted: Scripted) -> None
     assert all(len(content) % 64 == 0 for content in contents[:-1]), "cut at fixed places"
     assert len(contents) > 1
     assert "draft_n" not in found[-1]["timings"]
-    assert "spec_decode" not in live.get("/metrics", headers={"x-api-key": "k"}).text
+    metrics = live.get("/metrics", headers={"x-api-key": "k"}).text
+    assert "spec_decode" not in metrics
+    assert "kv_cache" not in metrics
+    assert all("n_past" not in slot for slot in live.get("/slots", headers={"x-api-key": "k"}).json())
 
 
 def test_other_machines_see_them_where_the_owner_says_so(scripted: Scripted) -> None:

@@ -1,0 +1,70 @@
+"""Every `curl` in the documents, as it stands there: only the address is the test's own server's."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from live import Live
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = ("README.md", "docs/SERVER.md", "docs/CLIENTS.md")
+ADDRESS = "http://127.0.0.1:8012"
+Scripted = Callable[..., Live]
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+def commands(text: str) -> list[str]:
+    """The commands of the blocks of shell: each from its `curl` to the next command or remark."""
+    found = []
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        parts = re.split(r"^(?=\S)", block, flags=re.MULTILINE)
+        found += [part for part in parts if part.startswith("curl ")]
+    return found
+
+
+WRITTEN = [(name, command) for name in DOCUMENTS for command in commands((ROOT / name).read_text("utf-8"))]
+
+
+def run(command: str, live: Live, folder: Path) -> str:
+    assert ADDRESS in command
+    (folder / "keys").write_text("any\n")
+    done = subprocess.run(
+        ["sh", "-c", command.replace(ADDRESS, live.url).replace("curl ", "curl -sS --fail-with-body ", 1)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_are_some() -> None:
+    assert len(WRITTEN) >= 5
+    assert commands("```sh\n# a\ncurl x \\\n  -d 'y\n    z'\nls\ncurl w\n```\n") == [
+        "curl x \\\n  -d 'y\n    z'\n",
+        "curl w\n",
+    ]
+
+
+@pytest.mark.parametrize(("name", "command"), WRITTEN, ids=lambda value: re.sub(r"\W+", "_", value)[:60])
+def test_a_documented_command_works(
+    scripted: Scripted, request: pytest.FixtureRequest, tmp_path: Path, name: str, command: str
+) -> None:
+    """The scripted model answers at once, whatever it is asked; only what changes a datastore needs a real one."""
+    if "/datastores/" in command:
+        said = run(command, request.getfixturevalue("demo"), tmp_path)
+    else:
+        said = run(command, scripted(keys=(b"any",) if "keys" in command else ()), tmp_path)
+    if '"stream": true' in command:
+        assert said.endswith("data: [DONE]\n\n")
+    else:
+        assert isinstance(json.loads(said), dict)

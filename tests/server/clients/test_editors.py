@@ -1,0 +1,199 @@
+"""Editors: the requests of `recorded.py`, and of each answer what that editor's source reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import recorded
+from live import Live
+from recorded import Recorded
+
+Scripted = Callable[..., Live]
+SHOWN = ("prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_second")
+
+
+def send(live: Live, request: Recorded, **changes: Any) -> Any:
+    answer = live.post(request.path, request.body | changes, headers=dict(request.headers))
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def events(text: str) -> list[Any]:
+    """As these clients split a stream: by lines, those that begin with `data: `."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def words(live: Live, request: Recorded, **changes: Any) -> str:
+    """The text of a streamed chat, read as llama.vim and llama.vscode do."""
+    choices = [event["choices"][0] for event in events(send(live, request, **changes).text) if event["choices"]]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def test_llama_vim_shows_what_fills_the_gap(demo: Live) -> None:
+    answer = send(demo, recorded.VIM_INFILL)
+    assert answer.text.lstrip().startswith(("{", "["))
+    assert '"content":"' in answer.text, "it looks for this before it parses"
+    found = answer.json()
+    assert found.keys() == set(recorded.VIM_INFILL.body["response_fields"]), "it asks for nothing that is not there"
+    assert all(isinstance(found[f"timings/{name}"], (int, float)) for name in SHOWN)
+    assert found["truncated"] is False
+    assert found["tokens_cached"] > 20
+
+
+def test_llama_vim_warms_up_the_whole_of_its_context(demo: Live) -> None:
+    """Its limit on that prompt is 1 ms; what it warms has to be there all the same."""
+    text = "\n".join(f"value_{number} = {number} * {number + 1}" for number in range(120))
+    extra = [{"text": text, "filename": "values.py", "time": [1763, 5]}]
+    assert send(demo, recorded.VIM_INFILL_WARM_UP, input_extra=extra).json() == {}
+    timings = send(demo, recorded.VIM_INFILL, input_extra=extra, response_fields=["timings"]).json()["timings"]
+    assert timings["cache_n"] > 1000
+    assert timings["prompt_n"] < 100
+
+
+def test_llama_vim_edits_behind_a_warm_up(scripted: Scripted) -> None:
+    live = scripted()
+    warm = send(live, recorded.VIM_EDIT_WARM_UP).json()
+    assert warm["choices"][0]["message"]["content"] == ""
+    assert live.service.ticket().request.max_tokens == 0
+    assert words(live, recorded.VIM_EDIT) == "Hello world"
+    sampling = live.service.ticket(1).request.sampling
+    assert (sampling.min_p, sampling.temperature, sampling.top_k, sampling.top_p) == (0.1, 0.1, 0, 1.0)
+
+
+def test_llama_vscode_shows_what_fills_the_gap(demo: Live) -> None:
+    found = send(demo, recorded.VSCODE_INFILL).json()
+    assert isinstance(found["content"], str)
+    assert all(isinstance(found["timings"][name], (int, float)) for name in SHOWN)
+    assert isinstance(found["tokens_cached"], int)
+    assert found["truncated"] is False
+    assert found["generation_settings"]["top_p"] == 0.99
+    assert send(demo, recorded.VSCODE_WARM_UP).json()["content"] == ""
+
+
+def test_llama_vscode_edits(demo: Live) -> None:
+    assert send(demo, recorded.VSCODE_EDIT).json()["choices"][0]["message"]["content"]
+
+
+def test_llama_vscode_counts_before_it_asks(demo: Live) -> None:
+    """Its agent asks for the model, its context, the prompt of the conversation and the tokens of that."""
+    models = demo.get("/v1/models").json()["data"]
+    matched = next(model for model in models if model["id"] == "coder")
+    assert isinstance(matched["meta"], dict), "by this it knows a llama.cpp server"
+    props = demo.get("/props?model=coder&autoload=false").json()
+    assert props["default_generation_settings"]["n_ctx"] == matched["meta"]["n_ctx"] == 2048
+    body = {name: recorded.VSCODE_AGENT.body[name] for name in ("messages", "model", "tools", "tool_choice")}
+    prompt = demo.post("/apply-template", body).json()["prompt"]
+    assert "x = 1" in prompt
+    tokens = demo.post("/tokenize", {"content": prompt, "add_special": False, "parse_special": True}).json()["tokens"]
+    usage = events(send(demo, recorded.VSCODE_AGENT, max_tokens=1).text)[-1]["usage"]
+    assert abs(len(tokens) - usage["prompt_tokens"]) <= 1
+
+
+def agents_call(live: Live, request: Recorded) -> tuple[str, list[dict[str, Any]], str | None, dict[str, Any]]:
+    """Text, calls, reason and usage, put together from the deltas as llama.vscode, Zed, Cline and Roo do."""
+    text, calls, reason, usage = "", [], None, {}
+    for event in events(send(live, request).text):
+        usage = event.get("usage") or usage
+        if not event["choices"]:
+            continue
+        choice = event["choices"][0]
+        reason = choice["finish_reason"] or reason
+        text += choice["delta"].get("content") or ""
+        for delta in choice["delta"].get("tool_calls") or ():
+            if delta["index"] == len(calls):
+                calls.append({"id": delta["id"], "name": delta["function"]["name"], "arguments": ""})
+            calls[delta["index"]]["arguments"] += delta["function"].get("arguments") or ""
+    return text, calls, reason, usage
+
+
+AGENTS = (recorded.VSCODE_AGENT, recorded.ZED_CHAT, recorded.CLINE_CHAT, recorded.ROO_CHAT)
+
+
+@pytest.mark.parametrize("request_", AGENTS, ids=lambda request: request.client)
+def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
+    live = scripted(aliases=("coder",))
+    live.service.answer = (
+        "I read",
+        ' it.\n<tool_call>\n{"name": "read_file", "arg',
+        'uments": {"path": "b.py"}}\n</tool',
+    )
+    live.service.answer += ("_call>",)
+    text, calls, reason, usage = agents_call(live, request_)
+    assert text.strip() == "I read it."
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("read_file", {"path": "b.py"})]
+    assert calls[0]["id"]
+    assert reason == "tool_calls"
+    assert usage["completion_tokens"] > 0
+    prompt = live.service.engine.model.vocabulary
+    spelled = b"".join(prompt.piece(token) for token in live.service.ticket().request.prompt).decode()
+    assert "read_file" in spelled, "the tools are in the prompt although the template knows none"
+
+
+def test_zed_reads_every_chunk(scripted: Scripted) -> None:
+    """Its parser refuses a chunk without one of these."""
+    live = scripted(aliases=("coder",))
+    chunks = events(send(live, recorded.ZED_CHAT).text)
+    for chunk in chunks:
+        assert chunk["model"] == "coder"
+        assert chunk["object"] == "chat.completion.chunk"
+        for choice in chunk["choices"]:
+            assert isinstance(choice["index"], int)
+            assert choice["delta"].get("content") is None or isinstance(choice["delta"]["content"], str)
+            assert "finish_reason" in choice
+    assert chunks[-1]["usage"].keys() >= {"prompt_tokens", "completion_tokens", "total_tokens"}
+
+
+def test_zed_looks_at_the_model(demo: Live) -> None:
+    (first, _) = demo.get("/v1/models", headers={"accept": "application/json"}).json()["data"]
+    assert first["meta"]["n_ctx"] == first["meta"]["n_ctx_train"] == 2048
+    assert "status" not in first, "that would make it a router of many models, with a stream of events at /models/sse"
+    props = demo.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 2048
+    assert props["modalities"]["vision"] is False
+    caps = props["chat_template_caps"]
+    assert isinstance(caps["supports_tools"], bool)
+    assert isinstance(caps["supports_tool_calls"], bool)
+
+
+def test_zed_predicts_edits(demo: Live) -> None:
+    found = send(demo, recorded.ZED_EDIT_PREDICTION).json()
+    assert found["id"]
+    text = found["choices"][0]["text"]
+    assert not any(stop in text for stop in recorded.ZED_STOPS)
+    assert found["usage"]["prompt_tokens"] < len(recorded.GAP) // 2, "the special tokens were parsed"
+
+
+def test_continue_completes_by_llama_cpps_own_call(demo: Live) -> None:
+    found = events(send(demo, recorded.CONTINUE_LLAMA_CPP).text)
+    assert "".join(event["content"] for event in found if event["content"])
+    assert [event["stop"] for event in found] == [False] * (len(found) - 1) + [True]
+    assert found[-1]["tokens_evaluated"] < 60, "the special tokens were parsed"
+
+
+def test_continue_predicts_where_the_name_is_one_it_knows(scripted: Scripted) -> None:
+    live = scripted(aliases=("gpt-4o-mini",))
+    assert words(live, recorded.CONTINUE_OPENAI) == "Hello world"
+    request = live.service.ticket().request
+    vocabulary = live.service.engine.model.vocabulary
+    predicted = b"".join(vocabulary.piece(token) for token in request.prediction).decode()
+    assert predicted == recorded.CONTINUE_OPENAI.body["prediction"]["content"]
+    assert request.stop == ("```",)
+
+
+def test_open_webui_lists_and_chats(demo: Live) -> None:
+    headers = {"authorization": "Bearer none"}
+    assert "coder" in [model["id"] for model in demo.get("/v1/models", headers=headers).json()["data"]]
+    answer = send(demo, recorded.WEBUI_CHAT)
+    assert answer.headers["content-type"].startswith("text/event-stream"), "by this it knows a stream"
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_open_webui_shows_the_message_of_an_error(demo: Live) -> None:
+    answer = demo.post("/v1/chat/completions", recorded.WEBUI_CHAT.body | {"model": "gone"})
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/json"
+    assert "no such model" in answer.json()["error"]["message"]

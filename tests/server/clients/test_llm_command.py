@@ -1,0 +1,92 @@
+"""The `llm` command line, run as its users run it, with the configuration that docs/CLIENTS.md gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from live import Live
+
+pytestmark = pytest.mark.skipif(find_spec("llm") is None, reason="the package llm is not installed")
+Scripted = Callable[..., Live]
+Llm = Callable[..., subprocess.CompletedProcess[str]]
+TOOL = """
+def word_count(text: str) -> int:
+    "Counts words."
+    return len(text.split())
+"""
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Llm:
+    """`llm(live, "prompt", "-o", "temperature", "0")`."""
+
+    def run(live: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
+        settings = f'- model_id: rest-local\n  model_name: demo\n  api_base: "{live.url}/v1"\n'
+        settings += "  supports_tools: true\n  supports_schema: true\n"
+        (tmp_path / "extra-openai-models.yaml").write_text(settings)
+        environment = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "any"}
+        command = [sys.executable, "-m", "llm", "-m", "rest-local", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+def test_it_prompts_and_streams(demo: Live, llm: Llm) -> None:
+    options = ("def add(a, b):", "-o", "max_tokens", "12", "-o", "temperature", "0")
+    streamed, whole = llm(demo, *options), llm(demo, *options, "--no-stream")
+    assert streamed.returncode == 0, streamed.stderr
+    assert whole.returncode == 0, whole.stderr
+    assert streamed.stdout.strip()
+    assert whole.stdout.strip()
+
+
+def test_it_asks_for_a_schema(demo: Live, llm: Llm) -> None:
+    done = llm(demo, "number", "--schema", json.dumps({"type": "object", "properties": {"small": {"type": "boolean"}}}))
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_its_conversation_goes_on(demo: Live, llm: Llm) -> None:
+    first = llm(demo, "Add two numbers.", "-s", "You write Python.", "-o", "max_tokens", "8")
+    assert first.returncode == 0, first.stderr
+    second = llm(demo, "Now multiply them.", "-c", "-o", "max_tokens", "8")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.strip()
+
+
+def test_it_calls_a_tool_and_goes_on(scripted: Scripted, llm: Llm) -> None:
+    """Two requests: the second has the call and its result in the conversation."""
+    live = scripted()
+    call = '<tool_call>\n{"name": "word_count", "arguments": {"text": "one two three"}}\n</tool_call>'
+
+    class Turns:
+        """What the model says: a call, then a sentence."""
+
+        said = 0
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            self.said += 1
+            return iter((call,) if self.said == 1 else ("Three words.",))
+
+    live.service.answer = Turns()
+    done = llm(live, "How many words?", "--functions", TOOL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("Three words.")
+    vocabulary = live.service.engine.model.vocabulary
+    prompt = b"".join(vocabulary.piece(token) for token in live.service.ticket(1).request.prompt).decode()
+    assert "word_count" in prompt
+    assert "3" in prompt.rpartition("word_count")[2], "the result is in the prompt"
+
+
+def test_it_says_what_was_wrong(scripted: Scripted, llm: Llm) -> None:
+    live = scripted()
+    done = llm(live, "hi", "-o", "max_tokens", "-7")
+    assert done.returncode != 0
+    assert "max_tokens" in done.stderr

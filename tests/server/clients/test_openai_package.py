@@ -1,0 +1,186 @@
+"""The `openai` package, what `test_openai_client` beside the server's own tests does not do: the asynchronous client,
+calls as they stream, answers parsed into types, and a class for every error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import openai
+import pytest
+from live import Live
+from pydantic import BaseModel
+from recorded import TOOLS
+
+from rest_local.errors import DecodeFailed
+
+Scripted = Callable[..., Live]
+MESSAGES: Any = [{"role": "user", "content": "What is in a.py?"}]
+CALL = ('<tool_call>\n{"name": "read_', 'file", "arguments": {"path"', ': "a.py"}}\n</tool_call>')
+
+
+def client_of(live: Live, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{live.url}/v1", **{"api_key": "any", "max_retries": 0, "timeout": 60} | options)
+
+
+class Place(BaseModel):
+    """What arguments are parsed into."""
+
+    path: str
+    line: int
+
+
+class Entry(BaseModel):
+    """What an answer is parsed into; short, whatever the model would like to say."""
+
+    kind: Literal["file", "folder"]
+    hidden: bool
+
+
+def test_many_asynchronous_streams_at_once(demo: Live) -> None:
+    async def stream(client: openai.AsyncOpenAI, number: int) -> tuple[str, int]:
+        answer = await client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": f"def number_{number}():"}],
+            max_tokens=12,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        text, tokens = "", 0
+        async for chunk in answer:
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+        return text, tokens
+
+    async def all_of_them() -> list[tuple[str, int]]:
+        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0) as client:
+            return await asyncio.gather(*(stream(client, number) for number in range(8)))
+
+    answers = asyncio.run(all_of_them())
+    assert all(text and 0 < tokens <= 12 for text, tokens in answers)
+
+
+def test_a_stream_that_is_left_frees_its_slot(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+
+    async def leave() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="any") as client:
+            stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+
+    asyncio.run(leave())
+    assert live.service.ticket().cancelled.wait(30)
+
+
+def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = CALL
+    with (
+        client_of(live) as client,
+        client.chat.completions.stream(model="demo", messages=MESSAGES, tools=TOOLS) as stream,
+    ):
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    assert final.choices[0].finish_reason == "tool_calls"
+    (call,) = final.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("read_file", '{"path": "a.py"}')
+
+
+def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
+    with client_of(demo) as client:
+        made = client.chat.completions.parse(
+            model="demo", messages=MESSAGES, response_format=Entry, max_tokens=300, temperature=0
+        )
+    assert isinstance(made.choices[0].message.parsed, Entry)
+
+
+def test_arguments_are_parsed_into_a_type(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = ('<tool_call>\n{"name": "Place", "arguments": {"path": "a.py", "line": 7}}\n</tool_call>',)
+    with client_of(live) as client:
+        made = client.chat.completions.parse(
+            model="demo", messages=MESSAGES, tools=[openai.pydantic_function_tool(Place)]
+        )
+    (call,) = made.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == Place(path="a.py", line=7)
+
+
+def test_an_answer_that_was_cut_says_so(demo: Live) -> None:
+    with client_of(demo) as client, pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(model="demo", messages=MESSAGES, response_format=Entry, max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"model": "demo", "messages": MESSAGES, "temperature": "hot"}, openai.BadRequestError),
+        ({"model": "demo", "messages": []}, openai.BadRequestError),
+        ({"model": "gone", "messages": MESSAGES}, openai.NotFoundError),
+    ],
+)
+def test_a_wrong_request_has_its_class(scripted: Scripted, options: Any, kind: type[openai.APIStatusError]) -> None:
+    with client_of(scripted()) as client, pytest.raises(kind) as caught:
+        client.chat.completions.create(**options)
+    assert caught.value.type
+    assert caught.value.body.keys() >= {"message", "type", "param", "code"}
+
+
+def test_a_wrong_key_and_a_foreign_page_have_their_class(scripted: Scripted) -> None:
+    live = scripted(keys=(b"right",))
+    with client_of(live) as client, pytest.raises(openai.AuthenticationError) as refused:
+        client.models.list()
+    assert "right" not in str(refused.value)
+    with client_of(live, api_key="right") as client:
+        assert client.models.list().data
+        with pytest.raises(openai.PermissionDeniedError):
+            client.models.list(extra_headers={"origin": "http://elsewhere.example"})
+
+
+def test_a_body_that_is_too_large_has_its_status(scripted: Scripted) -> None:
+    with client_of(scripted(max_body=2000)) as client, pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(model="demo", prompt="x" * 3000)
+    assert caught.value.status_code == 413
+
+
+def test_a_full_queue_is_tried_again(scripted: Scripted) -> None:
+    """Its own retries: the server says when."""
+    live = scripted(room=0)
+    with client_of(live) as client, pytest.raises(openai.InternalServerError) as caught:
+        client.completions.create(model="demo", prompt="x")
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "1"
+
+    class Room:
+        """Lets the second attempt in."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def __le__(self, running: int) -> bool:  # `running >= room`, as the service asks
+            self.asked += 1
+            return self.asked == 1
+
+    live.service.room = Room()
+    with client_of(live, max_retries=1) as client:
+        assert client.completions.create(model="demo", prompt="x").choices[0].text == "Hello world"
+    assert live.service.room.asked == 2
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_raised(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with client_of(live) as client:
+        stream = client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
+        ticket = live.service.ticket()
+        ticket.give("half")
+        ticket.end("error", error=DecodeFailed(-3, 4))
+        with pytest.raises(openai.APIError, match="llama_decode"):
+            list(stream)

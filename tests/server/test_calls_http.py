@@ -1,0 +1,100 @@
+"""Calls and reasoning on their way through a chat: streamed and whole, cut anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live import Live
+
+Scripted = Callable[..., Live]
+PATH = "/v1/chat/completions"
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}]
+BODY = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def streamed(live: Live, body: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """The message that the deltas make, as OpenAI's libraries put it together, and the chunks."""
+    text = live.post(PATH, body | {"stream": True}).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for part in delta.get("tool_calls", []):
+            if "id" in part:
+                message["tool_calls"].append({"id": part["id"], "type": part["type"], "function": part["function"]})
+            else:
+                assert part["index"] == len(message["tool_calls"]) - 1
+                message["tool_calls"][-1]["function"]["arguments"] += part["function"]["arguments"]
+    return message, chunks
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_call_is_told_apart_however_it_comes(scripted: Scripted, size: int) -> None:
+    live = scripted()
+    said = "I shall add." + CALL + CALL
+    live.service.answer = [said[at : at + size] for at in range(0, len(said), size)]
+    whole = live.post(PATH, BODY).json()["choices"][0]
+    message, chunks = streamed(live, BODY)
+    assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] == message["content"] == "I shall add."
+    for calls in (whole["message"]["tool_calls"], message["tool_calls"]):
+        assert [call["function"]["name"] for call in calls] == ["add", "add"]
+        assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 1}, {"a": 1}]
+        assert len({call["id"] for call in calls}) == 2
+
+
+def test_only_a_call_leaves_no_content(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = [CALL]
+    assert live.post(PATH, BODY).json()["choices"][0]["message"]["content"] is None
+
+
+@pytest.mark.parametrize("more", [{"tools": None}, {"tool_choice": "none"}])
+def test_without_tools_the_marks_are_text(scripted: Scripted, more: dict[str, Any]) -> None:
+    live = scripted()
+    live.service.answer = [CALL]
+    choice = live.post(PATH, BODY | more).json()["choices"][0]
+    assert choice["message"]["content"] == CALL
+    assert choice["finish_reason"] == "stop"
+
+
+def test_each_choice_has_a_parser_of_its_own(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = [CALL[:10], CALL[10:]]
+    choices = live.post(PATH, BODY | {"n": 3}).json()["choices"]
+    assert [len(choice["message"]["tool_calls"]) for choice in choices] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools"),
+        ({"tool_choice": "required", "grammar": 'root ::= "x"'}, "grammar"),
+        ({"grammar": 'root ::= "x"', "json_schema": {"type": "object"}}, "grammar"),
+    ],
+)
+def test_wrong_wishes_are_400(scripted: Scripted, more: dict[str, Any], said: str) -> None:
+    answer = scripted().post(PATH, BODY | more)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = [CALL]
+    live.post(PATH, BODY | {"tool_choice": "required"})
+    live.post(PATH, BODY)
+    forced, free = (ticket.request.sampling.grammar for ticket in live.service.tickets)
+    assert "root" in forced
+    assert free is None

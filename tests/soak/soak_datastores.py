@@ -1,0 +1,112 @@
+"""Hours of a datastore's life in minutes: builds killed at random moments, and readers beside a writer.
+
+Not collected by `make test`, whose tests kill at every step of one small build; `make soak` names this file.
+REST_LOCAL_SOAK_SECONDS is the time of each test, 60 without it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "retrieval"))
+
+from stores import content_of, make
+
+from rest_local.retrieval import Datastore
+from rest_local.retrieval.format import MANIFEST, owns
+
+SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
+READERS = 8
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+def commit_of(number: int) -> dict[str, list[int]]:
+    """What commit `number` holds: everything in it tells the number, so that a mix of two is seen."""
+    mark = number % 997
+    return {f"{mark}-{name}.py": [mark, name, *([mark] * (50 + 40 * name))] for name in range(6)}
+
+
+def number_in(content: dict[str, list[int]]) -> int:
+    """The number of the one commit that this is."""
+    mark = int(next(iter(content)).partition("-")[0])
+    assert content == commit_of(mark), f"a mix of commits: {list(content)}"
+    return mark
+
+
+def write_for_ever(path: Path, first: int) -> None:
+    number = first
+    while True:
+        make(path, commit_of(number), segment_tokens=150)
+        number += 1
+
+
+def test_builds_killed_at_random(tmp_path: Path) -> None:
+    """Whenever a build dies: a whole commit is there, it is clean, and the next build removes what is left over."""
+    path, rng, deadline = tmp_path / "store", random.Random(1), time.monotonic() + SECONDS
+    make(path, commit_of(0))
+    number, killed, advanced = 0, 0, 0
+    while time.monotonic() < deadline:
+        writer = CONTEXT.Process(target=write_for_ever, args=(path, number + 1))
+        writer.start()
+        before = number
+        time.sleep(rng.uniform(0.0, 3.0))  # anywhere: while Python starts, in the first commit, between two
+        os.kill(writer.pid or 0, signal.SIGKILL)
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
+        killed += 1
+        number = number_in(content_of(path))
+        advanced += number != before
+        make(path, commit_of(number := number + 1), segment_tokens=150)
+        assert number_in(content_of(path)) == number % 997
+        manifest = (path / MANIFEST).read_text("utf-8")
+        names = {file.name for file in path.iterdir()}
+        left = [name for name in names if ".new-" in name or (owns(name) and name.partition(".")[0] not in manifest)]
+        assert left == []
+    print(f"{killed} builds killed, {advanced} of them after a commit")
+    assert advanced > 0, "no build got as far as a commit"
+
+
+def opened(path: Path) -> dict[str, list[int]]:
+    """What a reader sees: an open datastore stays whole although its files are deleted. (`check` reads those again.)"""
+    with Datastore.open(path) as store:
+        found: dict[str, list[int]] = {}
+        for index in range(len(store.segments)):
+            found |= {name: tokens.tolist() for name, tokens in store.documents(index)}
+        return found
+
+
+def read_until(path: Path, ends: Event, seen: multiprocessing.Queue[tuple[int, int]]) -> None:
+    numbers = set()
+    reads = 0
+    while not ends.is_set():
+        numbers.add(number_in(opened(path)))
+        reads += 1
+    seen.put((reads, len(numbers)))
+
+
+def test_readers_beside_a_writer(tmp_path: Path) -> None:
+    """Eight processes that open and read while one commits: each sees whole commits, and many of them."""
+    path = tmp_path / "store"
+    make(path, commit_of(0))
+    ends, seen = CONTEXT.Event(), CONTEXT.Queue()
+    readers = [CONTEXT.Process(target=read_until, args=(path, ends, seen)) for _ in range(READERS)]
+    for reader in readers:
+        reader.start()
+    deadline, number = time.monotonic() + SECONDS, 0
+    while time.monotonic() < deadline:
+        number += 1
+        make(path, commit_of(number), segment_tokens=150)
+    ends.set()
+    for reader in readers:
+        reader.join(120)
+        assert reader.exitcode == 0
+    found = [seen.get(timeout=10) for _ in readers]
+    print(f"{number} commits, {sum(reads for reads, _ in found)} reads")
+    assert all(reads > 1 and different > 1 for reads, different in found)
