@@ -60,6 +60,9 @@ def finish(engine: Engine, prompt: Sequence[int], n: int, **options: object) -> 
     return stream.result
 
 
+ROUTED = 0.3  # where a near-tie of the router sends a token to another expert, logits move much further
+
+
 def half_right(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> HalfRight:
     return HalfRight([*prompt, *answer], engine.model.n_vocab)
 
@@ -76,7 +79,8 @@ def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Resu
         assert context.decode() == 0
         row = context.logits(1)[0]
         gap = abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]]))
-        assert gap < 0.05 * float(row.max() - row.min())
+        near = 0.05 if "gpt-oss" not in engine.model.description else ROUTED
+        assert gap < near * float(row.max() - row.min())
 
 
 def test_every_tiny_architecture_is_tried() -> None:
