@@ -210,7 +210,7 @@ class _Reader:
         following: int | None = None
         for _ in range(1 if most is None else most - least):
             number = self._new(self._names[here.rule])
-            behind = [number] if most is None else [] if following is None else [following]
+            behind: Sequence = [number] if most is None else [] if following is None else [following]
             self._rules[number] = [repeated + behind, []]
             following = number
         if following is not None:

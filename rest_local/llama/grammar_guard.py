@@ -32,7 +32,8 @@ MOST_STEPS = 40_000  # of the search: some 0.1 s
 def check(text: str) -> None:
     """Raises OptionError where the grammar cannot be read or would hold up the engine."""
     grammar = read(text)
-    _check_beginnings(grammar, _possibly_empty(grammar))
+    _check_beginnings(grammar)
+    _check_growth(grammar, _possibly_empty(grammar))
     _Search(grammar).run()
 
 
@@ -63,49 +64,80 @@ def _possibly_empty(grammar: Grammar) -> list[bool]:
     return empty
 
 
-def _begins_with(grammar: Grammar, empty: list[bool], rule: int) -> Iterator[int]:
-    """The rules that stand first in a rule, or behind what can be empty; as often as they do."""
+def _begins_with(grammar: Grammar, empty: list[bool], rule: int) -> Iterator[tuple[int, bool]]:
+    """The rules that stand first in a rule, or behind what can be empty, as often as they do; and whether something
+    stands behind them."""
     for sequence in grammar.rules[rule]:
-        for element in sequence:
+        for at, element in enumerate(sequence, 1):
             if not isinstance(element, int):
                 break
-            yield element
+            yield element, at < len(sequence)
             if not empty[element]:
                 break
 
 
-def _check_beginnings(grammar: Grammar, empty: list[bool]) -> None:
-    """Depth first, without Python's stack. `ways[n]`: how often llama.cpp's own check comes by when it begins at n."""
-    ways: dict[int, int] = {}
-    depth: dict[int, int] = {}
-    for first in range(len(grammar.rules)):
-        path = [] if first in ways else [(first, _begins_with(grammar, empty, first), [1, 1])]
-        open_rules = {first}
+def _check_growth(grammar: Grammar, empty: list[bool]) -> None:
+    """A ring of rules that begin with each other, where one leaves something behind at each turn: stacks without end.
+    Without, llama.cpp meets the same stack again and stops: `("a"?)*` is in order."""
+    rings = _rings([[below for below, _ in _begins_with(grammar, empty, rule)] for rule in range(len(empty))])
+    for rule, ring in enumerate(rings):
+        if any(more and rings[below] == ring for below, more in _begins_with(grammar, empty, rule)):
+            raise _endless(grammar.names[rule])
+
+
+def _rings(edges: list[list[int]]) -> list[int]:
+    """For each node the number of its strongly connected component (Kosaraju's way), without Python's stack."""
+    back: list[list[int]] = [[] for _ in edges]
+    for node, following in enumerate(edges):
+        for other in following:
+            back[other].append(node)
+    found = [-1] * len(edges)
+    for root in reversed(_left_in_order(edges)):
+        todo = [root] if found[root] < 0 else []
+        while todo:
+            node = todo.pop()
+            if found[node] < 0:
+                found[node] = root
+                todo += back[node]
+    return found
+
+
+def _left_in_order(edges: list[list[int]]) -> list[int]:
+    """The nodes in the order in which a search in depth is done with them."""
+    order: list[int] = []
+    seen = [False] * len(edges)
+    for first in range(len(edges)):
+        path = [] if seen[first] else [(first, iter(edges[first]))]
+        seen[first] = True
         while path:
-            rule, rest, totals = path[-1]
-            below = next(rest, None)
+            below = next(path[-1][1], None)
             if below is None:
-                path.pop()
-                open_rules.discard(rule)
-                ways[rule], depth[rule] = totals
-                _check_counts(grammar.names[rule], *totals)
-                if path:
-                    _add(path[-1][2], totals)
-            elif below in ways:
-                _add(totals, [ways[below], depth[below]])
-            elif below in open_rules:
-                raise OptionError(
-                    f"grammar: rule `{grammar.names[below][:60]}` begins with itself before a character is read; "
-                    "repeat with * or put the recursion behind a character, and repeat nothing that can be empty"
-                )
-            else:
-                open_rules.add(below)
-                path.append((below, _begins_with(grammar, empty, below), [1, 1]))
+                order.append(path.pop()[0])
+            elif not seen[below]:
+                seen[below] = True
+                path.append((below, iter(edges[below])))
+    return order
 
 
-def _add(totals: list[int], below: list[int]) -> None:
-    totals[0] += below[0]
-    totals[1] = max(totals[1], below[1] + 1)
+def _check_beginnings(grammar: Grammar) -> None:
+    """llama.cpp's own look for rules that begin with themselves, which comes by at a rule once for every way to it:
+    here those ways are counted. What it takes for possibly empty is what has an empty alternative."""
+    empty = [any(not sequence for sequence in alternatives) for alternatives in grammar.rules]
+    edges = [[below for below, _ in _begins_with(grammar, empty, rule)] for rule in range(len(empty))]
+    ways, depth = [0] * len(edges), [0] * len(edges)
+    for rule in _left_in_order(edges):  # what a rule begins with comes before it, but in a ring
+        if any(ways[below] == 0 for below in edges[rule]):
+            raise _endless(grammar.names[rule])
+        ways[rule] = 1 + sum(ways[below] for below in edges[rule])
+        depth[rule] = 1 + max((depth[below] for below in edges[rule]), default=0)
+        _check_counts(grammar.names[rule], ways[rule], depth[rule])
+
+
+def _endless(name: str) -> OptionError:
+    return OptionError(
+        f"grammar: rule `{name[:60]}` begins with itself before a character is read; repeat with * or put the "
+        "recursion behind a character"
+    )
 
 
 def _check_counts(name: str, ways: int, depth: int) -> None:
