@@ -50,7 +50,7 @@ def _right(rows: SourceRows, rest: Sequence[int]) -> int:
     """How many tokens of `rest` a chain of these candidates can follow."""
     members: Sequence[int] = range(len(rows))
     for depth, token in enumerate(rest):
-        goes_on = next((c.rows for c in rows.candidates(members, depth) if c.token == token), None)
+        goes_on = next((on for said, _, on in rows.candidates(members, depth) if said == token), None)
         if goes_on is None:
             return depth
         members = goes_on

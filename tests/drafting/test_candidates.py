@@ -33,7 +33,7 @@ def expected(rows: Rows, path: list[int]) -> list[Candidate]:
         length = max(match[row] for row in through)
         reaching = sum(match[row] >= length for row in going)
         agreeing = sum(match[row] >= length for row in through)
-        found.append(Candidate(token, cell_of(1, length + depth, reaching, agreeing), through))
+        found.append((token, cell_of(1, length + depth, reaching, agreeing), through))
     return found[:MOST_CANDIDATES]
 
 
@@ -46,9 +46,9 @@ def test_candidates_are_those_of_a_naive_count(texts: list[tuple[int, list[int]]
     while unseen:
         path, members = unseen.pop()
         candidates = source.candidates(members, len(path))
-        assert [(c.token, c.cell, list(c.rows)) for c in candidates] == expected(rows, path)
+        assert [(token, cell, list(through)) for token, cell, through in candidates] == expected(rows, path)
         if len(path) + 1 < DEPTH:
-            unseen += [([*path, c.token], list(c.rows)) for c in candidates]
+            unseen += [([*path, token], list(through)) for token, _, through in candidates]
     assert source.candidates(range(len(rows)), DEPTH) == []
 
 
