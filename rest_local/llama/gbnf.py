@@ -14,7 +14,7 @@ from rest_local.errors import OptionError
 from rest_local.llama.grammar import MOST_REPEATS
 from rest_local.llama.sampling import MAX_GRAMMAR_DEPTH
 
-MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 18
 LAST = 0x10FFFF
 A_TOKEN = LAST + 1
 """Stands for every token that a grammar names by `<...>`: no character."""

@@ -14,21 +14,24 @@ context-free grammars nobody can). What it lets pass wrongly is ended by `constr
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator
 
 from rest_local.errors import OptionError
 from rest_local.llama.gbnf import Grammar, Ranges, read
 
-MOST_STACKS = 512  # ways to read a text that are apart: each is compared with every token
+MOST_STACKS = 1024  # ways to read a text that are apart: each is compared with every token
 MOST_WAYS = 4096  # ways to read a token's text, met again or not
 MOST_BEGINNINGS = 100_000
 DEEPEST = 1000  # llama.cpp recurses once for each rule that begins with a rule
 TOKEN_LENGTH = 16  # characters; tokens with more are rare
 WATCHED_TEXTS = 4
+WATCHED_STACKS = 32  # so that the search for more stacks goes on
 MOST_STEPS = 40_000  # of the search: some 0.1 s
 
 
+@functools.lru_cache(maxsize=64)  # a client sends the same one with every request
 def check(text: str) -> None:
     """Raises OptionError where the grammar cannot be read or would hold up the engine."""
     grammar = read(text)
@@ -224,7 +227,7 @@ class _Search:
     def __init__(self, grammar: Grammar) -> None:
         self._stacks = _Stacks(grammar)
         self._root = grammar.root
-        self._seen: set[frozenset[tuple[int, ...]]] = set()
+        self._seen: set[tuple[int, frozenset[tuple[int, ...]]]] = set()
         self._todo: list[tuple[int, int, list[int]]] = []
 
     def run(self) -> None:
@@ -235,17 +238,17 @@ class _Search:
             _, _, stacks = heapq.heappop(self._todo) if turn % 2 else self._todo.pop(0)
             if turn % 2 == 0:
                 heapq.heapify(self._todo)
-            self._token(stacks)
+            self._token(stacks[:WATCHED_STACKS])
             for ways in self._each(dict.fromkeys(stacks, 1)):
                 self._found(list(ways))
 
     def _found(self, stacks: list[int]) -> None:
-        """Stacks whose tops were met are not looked at again: recursion only makes what is below deeper."""
+        """As many stacks with tops that were met are not looked at again: recursion only makes what is below deeper."""
         if len(stacks) > MOST_STACKS:
             raise _too_many(self._stacks.name(stacks[-1]))
         tops = frozenset(self._near(stack) for stack in stacks)
-        if stacks and tops not in self._seen:
-            self._seen.add(tops)
+        if stacks and (len(stacks), tops) not in self._seen:
+            self._seen.add((len(stacks), tops))
             heapq.heappush(self._todo, (-len(stacks), len(self._seen), stacks))
 
     def _near(self, stack: int, count: int = 4) -> tuple[int, ...]:

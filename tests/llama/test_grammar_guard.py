@@ -70,8 +70,10 @@ SLOW = {
     "behind a beginning": 'root ::= "go: " (" "? [a-z]?){60} "."',
     "repeated and repeated": 'root ::= ("a"+)+',
     "alternatives that begin alike, in each other": 'root ::= "(" root ")" | "(" root "]" | "x"',
+    "after some characters": 'root ::= "{name:" root "}" | "{name:" root "}!" | "x"',
+    "by a schema": json_schema({"type": "string", "pattern": "^([a-z]+)+$"}),
     "deep inside": 'root ::= "x" [0-9]{3} item\nitem ::= "[" (item | item "!") "]" | "."',
-    "too many at once": "root ::= " + " | ".join(f'"{number}"' for number in range(600)),
+    "too many at once": "root ::= " + " | ".join(f'"{number}"' for number in range(1100)),
 }
 ENDLESS = {
     "itself": 'root ::= root "a" | "b"',
@@ -82,7 +84,6 @@ ENDLESS = {
 }
 LARGE = {
     "gigabytes": 'root ::= "' + "a" * 5000 + '"{2000}',
-    "one in the other": "root ::= " + "(" * 30 + '"a"' + "{2000})" * 30 + "{2000}",
     "a million bytes": 'root ::= "' + "a" * 1_000_000 + '"',
 }
 
@@ -213,7 +214,7 @@ GRAMMARS = st.tuples(_BODIES, _BODIES, _BODIES).map("root ::= %s\none ::= %s\ntw
 
 def _passes(text: str) -> bool:
     try:
-        check(text)
+        check.__wrapped__(text)  # not what was found with other bounds
     except OptionError:
         return False
     return True
