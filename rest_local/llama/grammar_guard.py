@@ -28,7 +28,7 @@ DEEPEST = 1000  # llama.cpp recurses once for each rule that begins with a rule
 TOKEN_LENGTH = 16  # characters; tokens with more are rare
 WATCHED_TEXTS = 4
 WATCHED_STACKS = 32  # so that the search for more stacks goes on
-MOST_STEPS = 40_000  # of the search: some 0.1 s
+MOST_STEPS = 120_000  # of the search: some 0.1 s, once for a grammar
 
 
 @functools.lru_cache(maxsize=64)  # a client sends the same one with every request
@@ -221,24 +221,30 @@ class _Stacks:
         return self._numbers[key]
 
 
+_Tops = frozenset[tuple[int, ...]]
+
+
 class _Search:
     """Over texts, those first that are read in the most ways."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._stacks = _Stacks(grammar)
         self._root = grammar.root
-        self._seen: set[tuple[int, frozenset[tuple[int, ...]]]] = set()
-        self._todo: list[tuple[int, int, list[int]]] = []
+        self._seen: set[tuple[int, _Tops]] = set()
+        self._tokens: set[_Tops] = set()
+        self._todo: list[tuple[int, int, list[int], _Tops]] = []
 
     def run(self) -> None:
         self._found(self._stacks.first(self._root))
         turn = 0
         while self._todo and self._stacks.steps < MOST_STEPS:
             turn += 1
-            _, _, stacks = heapq.heappop(self._todo) if turn % 2 else self._todo.pop(0)
+            _, _, stacks, tops = heapq.heappop(self._todo) if turn % 2 else self._todo.pop(0)
             if turn % 2 == 0:
                 heapq.heapify(self._todo)
-            self._token(stacks[:WATCHED_STACKS])
+            if tops not in self._tokens:
+                self._tokens.add(tops)
+                self._token(stacks[:WATCHED_STACKS])
             for ways in self._each(dict.fromkeys(stacks, 1)):
                 self._found(list(ways))
 
@@ -249,7 +255,7 @@ class _Search:
         tops = frozenset(self._near(stack) for stack in stacks)
         if stacks and (len(stacks), tops) not in self._seen:
             self._seen.add((len(stacks), tops))
-            heapq.heappush(self._todo, (-len(stacks), len(self._seen), stacks))
+            heapq.heappush(self._todo, (-len(stacks), len(self._seen), stacks, tops))
 
     def _near(self, stack: int, count: int = 4) -> tuple[int, ...]:
         found: list[int] = []
