@@ -280,11 +280,12 @@ class _Search:
     def _each(self, ways: dict[int, int]) -> Iterator[dict[int, int]]:
         """For each character that is told from others: the stacks behind it, and in how many ways each is reached."""
         ranges = {stack: self._stacks.characters(stack) for stack in ways}
+        self._stacks.steps += sum(map(len, ranges.values())) // 4
         edges = sorted({edge for found in ranges.values() for low, high in found for edge in (low, high + 1)})
         for point in edges[:512]:
             found: dict[int, int] = {}
             for stack, count in ways.items():
-                self._stacks.steps += 1
+                self._stacks.steps += 1 + len(ranges[stack]) // 8
                 if any(low <= point <= high for low, high in ranges[stack]):
                     for behind in self._stacks.after(stack):
                         found[behind] = found.get(behind, 0) + count

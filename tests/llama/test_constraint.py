@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from rest_local.errors import GenerationError
-from rest_local.llama.constraint import Constraint
+from rest_local.llama import constraint as constraint_module
+from rest_local.llama.constraint import SLOWEST_SECONDS, Candidates, Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -36,6 +38,30 @@ def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
     row[vocabulary.ends] = 30.0
     row[list(then)] = 10.0 - np.arange(len(then))
     return row
+
+
+@pytest.mark.parametrize("step", ["look", "advance"])
+def test_a_grammar_that_takes_too_long_for_a_token_ends_the_answer(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The clock says what it said plus `passes` each time it is read."""
+    passes = SLOWEST_SECONDS
+    readings = itertools.count()
+    monkeypatch.setattr(constraint_module, "_clock", lambda: next(readings) * passes)
+    constraint, candidates = Constraint(vocabulary, DIGITS), Candidates(vocabulary.size)
+    row = np.zeros(vocabulary.size, np.float32)
+
+    def take() -> None:
+        if step == "look":
+            constraint.forbid(candidates, row)
+        else:
+            constraint.advance(_one(vocabulary, "7"))
+
+    take()
+    passes *= 1.5
+    with pytest.raises(GenerationError, match="took more than 2 s"):
+        take()
+    constraint.close()
 
 
 def test_ends_are_those_that_end(vocabulary: Vocabulary) -> None:

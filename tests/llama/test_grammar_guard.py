@@ -85,6 +85,7 @@ ENDLESS = {
 LARGE = {
     "gigabytes": 'root ::= "' + "a" * 5000 + '"{2000}',
     "a million bytes": 'root ::= "' + "a" * 1_000_000 + '"',
+    "a million ranges": "root ::= [" + "a" * 1_000_000 + "]",
 }
 
 
@@ -143,6 +144,7 @@ def test_ways_through_the_beginnings_of_rules_are_counted(count: int, ways: int)
         ('root ::= "a"{3,2}', "the lower number first"),
         ('root ::= "a"{2001}', "at most 2000"),
         ('root ::= "x"\nroot2 := "y"', "line 2"),
+        ('root ::= "x" # ' + "long" * 300_000, "longer than"),
         ("root ::= " + "(" * 300 + '"a"' + ")" * 300, "nested deeper"),
     ],
 )
