@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rest_local.errors import GenerationError
 from rest_local.llama import constraint as constraint_module
-from rest_local.llama.constraint import SLOWEST_SECONDS, Candidates, Constraint
+from rest_local.llama.constraint import SLOWEST_SECONDS, Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -40,28 +41,26 @@ def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
     return row
 
 
-@pytest.mark.parametrize("step", ["look", "advance"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1}])
 def test_a_grammar_that_takes_too_long_for_a_token_ends_the_answer(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, step: str
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """The clock says what it said plus `passes` each time it is read."""
+    """The clock goes on by `passes` each time it is read. Drafts are not timed: nobody could be told."""
     passes = SLOWEST_SECONDS
     readings = itertools.count()
     monkeypatch.setattr(constraint_module, "_clock", lambda: next(readings) * passes)
-    constraint, candidates = Constraint(vocabulary, DIGITS), Candidates(vocabulary.size)
     row = np.zeros(vocabulary.size, np.float32)
-
-    def take() -> None:
-        if step == "look":
-            constraint.forbid(candidates, row)
-        else:
-            constraint.advance(_one(vocabulary, "7"))
-
-    take()
-    passes *= 1.5
-    with pytest.raises(GenerationError, match="took more than 2 s"):
-        take()
-    constraint.close()
+    with Sampler(vocabulary, Sampling(grammar=DIGITS, **options)) as sampler:
+        token = sampler.sample(row)
+        sampler.accept(token)
+        passes *= 1.5
+        readings = itertools.count()
+        for step in (lambda: sampler.sample(row), lambda: sampler.accept(token)):
+            with pytest.raises(GenerationError, match="took more than 2 s"):
+                step()
+        draft = sampler.constraint.clone()
+        assert draft.follow(token)
+        draft.close()
 
 
 def test_ends_are_those_that_end(vocabulary: Vocabulary) -> None:
