@@ -90,11 +90,10 @@ class SamplingChoice:
         if self.grammar_file is not None and self.json_schema is not None:
             raise OptionError("--grammar-file and --json-schema: give one of them")
         if self.json_schema is not None:
-            grammar = schema_grammar(self.json_schema)
-        elif self.grammar_file is not None:
-            grammar = read_text(self.grammar_file, "grammar file")
-        else:
+            return schema_grammar(self.json_schema)
+        if self.grammar_file is None:
             return None
+        grammar = read_text(self.grammar_file, "grammar file")
         check(grammar)
         return grammar
 

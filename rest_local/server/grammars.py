@@ -21,7 +21,7 @@ def grammar_of(body: Generation) -> str | None:
     schema = _schema(body)
     if body.grammar or schema is None:
         return _checked(body.grammar)
-    return json_object() if schema is True or schema == {} else _checked(json_schema(schema))
+    return json_object() if schema is True or schema == {} else json_schema(schema)
 
 
 def chat_grammar(
@@ -35,8 +35,8 @@ def chat_grammar(
     if forced is not None and body.grammar:
         raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
     if forced is not None or body.grammar or schema is None:
-        return _checked(forced or body.grammar)
-    return _checked(form.schema(None if schema is True or schema == {} else schema, prompt))
+        return forced or _checked(body.grammar)
+    return form.schema(None if schema is True or schema == {} else schema, prompt)
 
 
 def _checked(grammar: str | None) -> str | None:

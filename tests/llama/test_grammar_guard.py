@@ -71,7 +71,6 @@ SLOW = {
     "repeated and repeated": 'root ::= ("a"+)+',
     "alternatives that begin alike, in each other": 'root ::= "(" root ")" | "(" root "]" | "x"',
     "after some characters": 'root ::= "{name:" root "}" | "{name:" root "}!" | "x"',
-    "by a schema": json_schema({"type": "string", "pattern": "^([a-z]+)+$"}),
     "deep inside": 'root ::= "x" [0-9]{3} item\nitem ::= "[" (item | item "!") "]" | "."',
     "too many at once": "root ::= " + " | ".join(f'"{number}"' for number in range(1100)),
 }
@@ -98,6 +97,12 @@ def test_ordinary_grammars_pass(name: str) -> None:
 def test_what_can_be_read_in_too_many_ways_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match="too many ways"):
         check(SLOW[name])
+
+
+@pytest.mark.parametrize("pattern", ["^([a-z]+)+$", "^(a|aa)*b$", "(x+x+)+y"])
+def test_patterns_of_schemas_that_can_be_read_in_too_many_ways_are_refused(pattern: str) -> None:
+    with pytest.raises(OptionError, match=r"pattern .*too many ways"):
+        json_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
 
 
 @pytest.mark.parametrize("name", ENDLESS)
