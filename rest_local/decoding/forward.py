@@ -9,7 +9,7 @@ raised.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,11 @@ class Prompt:
 
 
 class Forward:
-    """Steps over one backend. `n_ctx` of a step: tokens in all its cells, for which `cells` asks."""
+    """Steps over one backend. `make_room` frees cells that nobody works in, before drafts go; False: there are none."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, make_room: Callable[[], bool] = lambda: False) -> None:
         self.backend = backend
+        self._make_room = make_room
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
     def step(self, running: Sequence[Running], prompts: Sequence[Prompt] = (), idle_cells: int = 0) -> list[Outcome]:
@@ -65,7 +66,9 @@ class Forward:
             begun = time.perf_counter()
             logits, decode_ms = self._decode(running, prompts)
             shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
-            outcomes = self._take(running, logits, StepCost(n_ctx, 0, 0, decode_ms, shared_ms))
+            # what a part of a prompt takes says nothing about steps without one
+            cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts)
+            outcomes = self._take(running, logits, cost)
             for part in prompts:
                 self._commit_prompt(part, decode_ms)
             done = True
@@ -100,7 +103,7 @@ class Forward:
                 generation.cut(order[: plan.best].count(number))
 
     def _decode(self, running: Sequence[Running], prompts: Sequence[Prompt]) -> tuple[NDArray[np.float32], float]:
-        """Evaluate everything; where there is no room, smaller trees, then none.
+        """Evaluate everything; where there is no room, without the cells of idle slots, then smaller trees, then none.
 
         Returns logits, and milliseconds: a GPU computes until the logits are asked for.
         """
@@ -121,6 +124,8 @@ class Forward:
                 logits = self.backend.logits(sum(rows.output)) if generations else _NOTHING
                 return logits, 1e3 * (time.perf_counter() - begun)
             drafted = any(len(generation.tree) for generation in generations)
+            if code == 1 and self._make_room():
+                continue
             if code == 1 and drafted:  # no room, restored
                 for generation in generations:
                     generation.cut(len(generation.tree) // 2)
@@ -159,7 +164,7 @@ class Forward:
             driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
             done = StepCost(
                 cost.n_ctx, own, len(verdict.path), cost.decode_ms, driver_ms,
-                beside=len(running) - 1, nodes_beside=nodes - own, leads=number == 0,
+                beside=len(running) - 1, nodes_beside=nodes - own, leads=cost.leads and number == 0,
             )  # fmt: skip
             generation.learn(verdict, len(step.tokens), done)
             outcomes.append(step)

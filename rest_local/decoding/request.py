@@ -29,8 +29,9 @@ class Request:
     keep_prefix     reuse what the cells already hold of the prompt
     context_shift   where the context is full, drop the oldest text behind the first `keep_tokens` and go on
     keep_tokens     tokens at the beginning that a shift keeps (the system prompt)
-    prompt_seconds  the answer ends (`length`, nothing said) where evaluating the prompt takes longer
-    seconds         the answer ends (`length`) so long after its first token
+    prompt_seconds  the answer ends (`length`, nothing said) where there is no token so long after the request was
+                    made: waiting for a slot and evaluating the prompt
+    seconds         the answer ends (`length`) so long after its first step began, waiting for cells included
 
     Raises OptionError for a number out of range.
     """

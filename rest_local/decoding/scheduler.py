@@ -41,7 +41,8 @@ class Scheduler:
         self.slots = Slots(backend, capability.shares)
         self.waiting: deque[Job] = deque()
         self.admitted: list[Job] = []  # the oldest first
-        self._forward = Forward(backend)
+        self._forward = Forward(backend, make_room=self.slots.evict)
+        self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
         self._full = False  # somebody was sent back, and nobody has ended since
         self._turn = 0  # who of the prompts is first
@@ -68,16 +69,16 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit who can be admitted, and do one forward pass."""
+        self._expire()
         self._admit()
         self._shift()
-        self._expire()
         if self.admitted:
             self._pass(list(self.admitted))
 
     # Admission
 
     def _admit(self) -> None:
-        while self.waiting and self.slots.has_idle and not (self._full and self.admitted):
+        while self._has_place and not (self._full and self.admitted):
             job = self.waiting[0]
             text = job.text
             match = self.slots.match(text[:-1], job.request.keep_prefix)
@@ -96,6 +97,11 @@ class Scheduler:
                 continue
             if job.request.max_tokens == 0 and not job.prefilling:
                 self._finish(job, "length")
+
+    @property
+    def _has_place(self) -> bool:
+        """Whether somebody waits, and one more could be served."""
+        return bool(self.waiting) and self.slots.has_idle and len(self.admitted) < self._most
 
     def _comes_soon(self, text: Sequence[int], kept: int) -> bool:
         """Whether somebody is about to evaluate more of this prompt than the cells hold now: eight requests with one
@@ -128,14 +134,12 @@ class Scheduler:
         while True:
             running = [job for job in jobs if not job.prefilling]  # anew: a pass that fails may take cells from some
             prompts = [job for job in jobs if job.prefilling]
-            parts = self._parts(prompts, len(running)) if with_parts else []
+            parts = self._parts(prompts, len(running)) if with_parts or not running else []
             try:
                 outcomes = self._forward.step(self._wanted(running), parts, self.slots.idle_cells)
             except DecodeFailed as error:
                 if error.code == ABORTED and any(job.generation.cancelled for job in jobs if job.generation):
                     return
-                if error.code == NO_ROOM and self.slots.evict():
-                    continue
                 if error.code == NO_ROOM and running and parts:
                     with_parts = False
                     continue
@@ -190,7 +194,8 @@ class Scheduler:
             self._finish(together[0], "length")  # the cells are full before the context is: as if it were
         elif len(together) > 1:  # one of them may be at fault: each by itself
             for job in together:
-                self._pass([job])
+                if job in self.admitted:  # else sent back, or ended, by the pass of another
+                    self._pass([job])
         else:
             self._finish(together[0], "error", error)
 
@@ -203,10 +208,9 @@ class Scheduler:
             self._finish(job, "error", outcome)
             return
         job.give(job.answer.take(outcome, begun))
-        late = job.request.seconds is not None and job.answer.seconds > job.request.seconds
         if job.answer.ended:
             self._finish(job, "stop")
-        elif job.answer.left <= 0 or late or self._is_full(job):
+        elif job.answer.left <= 0 or _is_late(job) or self._is_full(job):
             self._finish(job, "length")
 
     def _is_full(self, job: Job) -> bool:
@@ -229,9 +233,9 @@ class Scheduler:
             job.result.truncated = True
 
     def _expire(self) -> None:
-        for job in [job for job in self.admitted if job.prefilling]:
-            limit = job.request.prompt_seconds
-            if limit is not None and time.perf_counter() - job.submitted > limit:
+        """End those whose time is over, wherever they are: to wait for a slot or for cells takes time as well."""
+        for job in [*self.admitted, *self.waiting]:
+            if _is_late(job):
                 self._finish(job, "length")
 
     def _finish(self, job: Job, reason: str, error: RestLocalError | None = None) -> None:
@@ -245,3 +249,11 @@ class Scheduler:
         if slot is not None:
             self.slots.release(slot)
         job.finish(reason, error)
+
+
+def _is_late(job: Job) -> bool:
+    """By `prompt_seconds` before the first token, by `seconds` behind it."""
+    if job.answer.begun:
+        return job.request.seconds is not None and job.answer.seconds > job.request.seconds
+    limit = job.request.prompt_seconds
+    return limit is not None and time.perf_counter() - job.submitted > limit

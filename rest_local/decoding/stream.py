@@ -113,6 +113,11 @@ class Answer:
         self._complete = False
 
     @property
+    def begun(self) -> bool:
+        """Whether the first step of the answer was done."""
+        return self._begun is not None
+
+    @property
     def seconds(self) -> float:
         """Since the first step of the answer began."""
         return 0.0 if self._begun is None else time.perf_counter() - self._begun

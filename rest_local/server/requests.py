@@ -44,6 +44,7 @@ def request_of(
         ignore_end=bool(body.ignore_eos),
         prediction=_predicted(engine, body.prediction),
         logprobs=logprobs,
+        origins=bool(extension.origins),
         policy=extension.policy,
         verify=extension.verify,
         exact=bool(extension.exact),
