@@ -31,7 +31,7 @@ WATCHED_STACKS = 32  # so that the search for more stacks goes on
 MOST_STEPS = 120_000  # of the search: some 0.1 s, once for a grammar
 
 
-@functools.lru_cache(maxsize=64)  # a client sends the same one with every request
+@functools.lru_cache(maxsize=16)  # a client sends the same one with every request
 def check(text: str) -> None:
     """Raises OptionError where the grammar cannot be read or would hold up the engine."""
     grammar = read(text)
