@@ -6,9 +6,10 @@ grammar branch by branch. Knows nothing about logits but how to forbid some of t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import llama_cpp
@@ -135,18 +136,14 @@ class Constraint:
         self._check_open()
         self._accepted += 1
         if self._grammar is not None:
-            begun = _clock()
             llama_cpp.llama_sampler_accept(self._grammar, token)
-            _check_time(begun)
 
     def forbid(self, candidates: Candidates, logits: NDArray[np.float32]) -> None:
         """Fill all candidates with `logits`, -inf where a token is not allowed. Biases are left to the sampler.
 
-        With a grammar up to 14 ms at 150 k tokens. Raises GenerationError where the grammar allows no token, or takes
-        far too long to say."""
+        With a grammar up to 14 ms at 150 k tokens. Raises GenerationError where the grammar allows no token."""
         self._check_open()
         candidates.fill(logits)
-        begun = _clock()
         if self.holds_ends:
             candidates.rows["logit"][self.vocabulary.ends] = -np.inf
         if self._grammar is None:
@@ -155,7 +152,6 @@ class Constraint:
         if self.holds_ends and not candidates.any_left:  # the text is complete: only an end can follow
             candidates.fill(logits)
             llama_cpp.llama_sampler_apply(self._grammar, candidates.reference)
-        _check_time(begun)
         if not candidates.any_left:
             raise GenerationError("the grammar allows no token of this vocabulary here; change the grammar")
 
@@ -187,7 +183,13 @@ class Constraint:
             raise GenerationError("the sampler is closed; make a new one")
 
 
-def _check_time(begun: float) -> None:
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """Around what asks a grammar for the sampler: raises GenerationError behind what took far too long. Not for drafts,
+    where no request could be told; the sampler comes to the same token.
+    """
+    begun = _clock()
+    yield
     if _clock() - begun > SLOWEST_SECONDS:
         raise GenerationError(
             f"the grammar took more than {SLOWEST_SECONDS:g} s for a token; write it so that the next character decides"

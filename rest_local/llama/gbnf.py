@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from rest_local.errors import OptionError
 from rest_local.llama.grammar import MOST_REPEATS
-from rest_local.llama.sampling import MAX_GRAMMAR_DEPTH
+from rest_local.llama.sampling import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH
 
-MOST_ELEMENTS = 1 << 16
+MOST_ELEMENTS = 1 << 18
 LAST = 0x10FFFF
 A_TOKEN = LAST + 1
 """Stands for every token that a grammar names by `<...>`: no character."""
@@ -54,6 +54,8 @@ class _Open:
 
 def read(text: str) -> Grammar:
     """The rules of a grammar. Raises OptionError."""
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise OptionError(f"grammar: longer than {MAX_GRAMMAR_BYTES} bytes")
     return _Reader(text).read()
 
 
@@ -148,6 +150,7 @@ class _Reader:
         found: Sequence = []
         while not self._text.startswith('"', self._at):
             point = self._character()
+            self._grow(1)
             found.append(((point, point),))
         self._at += 1
         return found
@@ -162,9 +165,9 @@ class _Reader:
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
                 self._at += 1
                 high = self._character()
+            self._grow(1)
             found.append((low, high))
         self._at += 1
-        self._grow(len(found))
         ranges = _in_order(found)
         return _others(ranges) if excluded else ranges
 

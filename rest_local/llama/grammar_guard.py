@@ -14,21 +14,24 @@ context-free grammars nobody can). What it lets pass wrongly is ended by `constr
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator
 
 from rest_local.errors import OptionError
 from rest_local.llama.gbnf import Grammar, Ranges, read
 
-MOST_STACKS = 512  # ways to read a text that are apart: each is compared with every token
+MOST_STACKS = 1024  # ways to read a text that are apart: each is compared with every token
 MOST_WAYS = 4096  # ways to read a token's text, met again or not
 MOST_BEGINNINGS = 100_000
 DEEPEST = 1000  # llama.cpp recurses once for each rule that begins with a rule
 TOKEN_LENGTH = 16  # characters; tokens with more are rare
 WATCHED_TEXTS = 4
-MOST_STEPS = 40_000  # of the search: some 0.1 s
+WATCHED_STACKS = 32  # so that the search for more stacks goes on
+MOST_STEPS = 120_000  # of the search: some 0.1 s, once for a grammar
 
 
+@functools.lru_cache(maxsize=16)  # a client sends the same one with every request
 def check(text: str) -> None:
     """Raises OptionError where the grammar cannot be read or would hold up the engine."""
     grammar = read(text)
@@ -218,35 +221,41 @@ class _Stacks:
         return self._numbers[key]
 
 
+_Tops = frozenset[tuple[int, ...]]
+
+
 class _Search:
     """Over texts, those first that are read in the most ways."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._stacks = _Stacks(grammar)
         self._root = grammar.root
-        self._seen: set[frozenset[tuple[int, ...]]] = set()
-        self._todo: list[tuple[int, int, list[int]]] = []
+        self._seen: set[tuple[int, _Tops]] = set()
+        self._tokens: set[_Tops] = set()
+        self._todo: list[tuple[int, int, list[int], _Tops]] = []
 
     def run(self) -> None:
         self._found(self._stacks.first(self._root))
         turn = 0
         while self._todo and self._stacks.steps < MOST_STEPS:
             turn += 1
-            _, _, stacks = heapq.heappop(self._todo) if turn % 2 else self._todo.pop(0)
+            _, _, stacks, tops = heapq.heappop(self._todo) if turn % 2 else self._todo.pop(0)
             if turn % 2 == 0:
                 heapq.heapify(self._todo)
-            self._token(stacks)
+            if tops not in self._tokens:
+                self._tokens.add(tops)
+                self._token(stacks[:WATCHED_STACKS])
             for ways in self._each(dict.fromkeys(stacks, 1)):
                 self._found(list(ways))
 
     def _found(self, stacks: list[int]) -> None:
-        """Stacks whose tops were met are not looked at again: recursion only makes what is below deeper."""
+        """As many stacks with tops that were met are not looked at again: recursion only makes what is below deeper."""
         if len(stacks) > MOST_STACKS:
             raise _too_many(self._stacks.name(stacks[-1]))
         tops = frozenset(self._near(stack) for stack in stacks)
-        if stacks and tops not in self._seen:
-            self._seen.add(tops)
-            heapq.heappush(self._todo, (-len(stacks), len(self._seen), stacks))
+        if stacks and (len(stacks), tops) not in self._seen:
+            self._seen.add((len(stacks), tops))
+            heapq.heappush(self._todo, (-len(stacks), len(self._seen), stacks, tops))
 
     def _near(self, stack: int, count: int = 4) -> tuple[int, ...]:
         found: list[int] = []
@@ -271,11 +280,12 @@ class _Search:
     def _each(self, ways: dict[int, int]) -> Iterator[dict[int, int]]:
         """For each character that is told from others: the stacks behind it, and in how many ways each is reached."""
         ranges = {stack: self._stacks.characters(stack) for stack in ways}
+        self._stacks.steps += sum(map(len, ranges.values())) // 4
         edges = sorted({edge for found in ranges.values() for low, high in found for edge in (low, high + 1)})
         for point in edges[:512]:
             found: dict[int, int] = {}
             for stack, count in ways.items():
-                self._stacks.steps += 1
+                self._stacks.steps += 1 + len(ranges[stack]) // 8
                 if any(low <= point <= high for low, high in ranges[stack]):
                     for behind in self._stacks.after(stack):
                         found[behind] = found.get(behind, 0) + count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from rest_local.errors import OptionError
 from rest_local.llama.grammar import MOST_REPEATS, Rules, char_class, literal
+from rest_local.llama.grammar_guard import check
 
 MOST_CHARACTERS = 2000
 _DEEPEST = 30
@@ -25,9 +26,16 @@ _NEVER: Ranges = [(0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF)]  # not as they 
 
 
 def pattern_rule(rules: Rules, pattern: str) -> str:
-    """The body of a JSON string that the pattern is found in, without its quotes. Raises OptionError."""
+    """The body of a JSON string that the pattern is found in, without its quotes. Raises OptionError, also for one that
+    llama.cpp would be slow at: of what a schema becomes only this is written by whoever sends it."""
     if len(pattern) > MOST_CHARACTERS:
         raise OptionError(f"pattern of {len(pattern)} characters: at most {MOST_CHARACTERS}")
+    alone = Rules()
+    body = _Pattern(alone, pattern).whole()
+    try:
+        check(alone.text(body))
+    except OptionError as error:
+        raise OptionError(f"pattern {pattern[:60]!r}: {error}") from error
     return _Pattern(rules, pattern).whole()
 
 

@@ -20,7 +20,7 @@ from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import GenerationError, OptionError
-from rest_local.llama.constraint import Candidates, Constraint
+from rest_local.llama.constraint import Candidates, Constraint, in_time
 from rest_local.llama.sampling import MAX_SEED, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -68,13 +68,14 @@ class Sampler:
 
         At temperature > 0 each call draws one number: call it once per generated token. At 150 k tokens about
         0.04 ms greedy, 0.2 ms shaped, 0.8 ms with penalties; a grammar adds up to 14 ms (greedy: only where it
-        forbids the likeliest token). Raises GenerationError where the grammar allows no token."""
+        forbids the likeliest token). Raises GenerationError where the grammar allows no token, or took seconds."""
         self._check_open()
         if self._candidates is None:
             return self._likeliest(logits)
         if self._dist is None:
             return self._sample_greedy(self._candidates, logits)
-        self.constraint.forbid(self._candidates, logits)
+        with in_time():
+            self.constraint.forbid(self._candidates, logits)
         llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
         if self._candidates.array.size > 1:
             llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
@@ -99,9 +100,10 @@ class Sampler:
         candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         token = candidates.selected
-        if self.constraint.allows(token):
-            return token
-        self.constraint.forbid(candidates, logits)
+        with in_time():
+            if self.constraint.allows(token):
+                return token
+            self.constraint.forbid(candidates, logits)
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         return candidates.selected
 
@@ -117,9 +119,10 @@ class Sampler:
         self._check_open()
         if not 0 <= token < self.vocabulary.size:
             raise ValueError(f"token {token} is outside the vocabulary of {self.vocabulary.size} tokens")
-        if not self.constraint.grammar_allows(token):
-            raise ValueError(f"token {token} is not allowed by the grammar here")
-        self.constraint.advance(token)
+        with in_time():
+            if not self.constraint.grammar_allows(token):
+                raise ValueError(f"token {token} is not allowed by the grammar here")
+            self.constraint.advance(token)
         if self._shape is not None:
             llama_cpp.llama_sampler_accept(self._shape, token)
 

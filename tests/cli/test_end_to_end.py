@@ -136,8 +136,9 @@ def test_datastore_of_another_vocabulary_is_refused_with_the_way_out(
     assert done.err.count("\n") == 1
 
 
-def test_grammar_that_does_not_parse_is_wrong_usage(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "g").write_text("root ::= (((")
+@pytest.mark.parametrize("grammar", ["root ::= (((", 'root ::= ("a"?){200}'])
+def test_grammar_that_cannot_be_used_is_wrong_usage(call: Call, tmp_path: Path, grammar: str) -> None:
+    (tmp_path / "g").write_text(grammar)
     done = call("generate", "x", "--ctx", "64", "--threads", "1", "--grammar-file", str(tmp_path / "g"))
     assert done.code == 2
     assert "grammar" in done.err

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rest_local.errors import GenerationError
-from rest_local.llama.constraint import Constraint
+from rest_local.llama import constraint as constraint_module
+from rest_local.llama.constraint import SLOWEST_SECONDS, Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -36,6 +39,28 @@ def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
     row[vocabulary.ends] = 30.0
     row[list(then)] = 10.0 - np.arange(len(then))
     return row
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1}])
+def test_a_grammar_that_takes_too_long_for_a_token_ends_the_answer(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The clock goes on by `passes` each time it is read. Drafts are not timed: nobody could be told."""
+    passes = SLOWEST_SECONDS
+    readings = itertools.count()
+    monkeypatch.setattr(constraint_module, "_clock", lambda: next(readings) * passes)
+    row = np.zeros(vocabulary.size, np.float32)
+    with Sampler(vocabulary, Sampling(grammar=DIGITS, **options)) as sampler:
+        token = sampler.sample(row)
+        sampler.accept(token)
+        passes *= 1.5
+        readings = itertools.count()
+        for step in (lambda: sampler.sample(row), lambda: sampler.accept(token)):
+            with pytest.raises(GenerationError, match="took more than 2 s"):
+                step()
+        draft = sampler.constraint.clone()
+        assert draft.follow(token)
+        draft.close()
 
 
 def test_ends_are_those_that_end(vocabulary: Vocabulary) -> None:

@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 from live import Live
 
+from rest_local.llama.constraint import Constraint
+from rest_local.llama.model import Model
+from rest_local.paths import demo_model
+from rest_local.server import chat
+from rest_local.server.tools import AnswerFormat
+
 Scripted = Callable[..., Live]
 PATH = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -88,6 +94,28 @@ def test_wrong_wishes_are_400(scripted: Scripted, more: dict[str, Any], said: st
     answer = scripted().post(PATH, BODY | more)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
+
+
+def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scripted) -> None:
+    """What the engine is given takes the thoughts and then nothing but the schema's values."""
+    live = scripted()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    form = AnswerFormat.of("<think> </think> <tool_call>")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat.AnswerFormat, "of", lambda source: form)
+        live.service.answer = ['<think>I add.</think>{"a": 1}']
+        message = live.post(PATH, {"messages": BODY["messages"], "response_format": wanted}).json()["choices"][0][
+            "message"
+        ]
+    assert (message["reasoning_content"], message["content"]) == ("I add.", '{"a": 1}')
+    (ticket,) = live.service.tickets
+    with Model.open(demo_model(), vocab_only=True) as model:
+        for said, taken in {'<think>I {add}.</think>{"a": 1}': True, '{"a": 1}': True, "I add.": False}.items():
+            constraint = Constraint(model.vocabulary, ticket.request.sampling.grammar)
+            tokens = model.vocabulary.tokenize(said, special=False).tolist()
+            assert all(constraint.follow(token) for token in tokens) == taken, said
+            constraint.close()
 
 
 def test_a_forced_call_is_constrained(scripted: Scripted) -> None:

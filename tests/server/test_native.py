@@ -46,6 +46,21 @@ def test_response_fields_are_flat(demo: Live) -> None:
     assert found["generation_settings/n_ctx"] == 2048
 
 
+def test_response_fields_choose_from_the_last_event_of_a_stream(demo: Live) -> None:
+    fields = ["stop", "timings/prompt_n"]
+    *parts, last = events(demo.post("/completion", PROMPT | {"stream": True, "response_fields": fields}).text)
+    assert list(last) == fields
+    assert all(part["content"] for part in parts), "the text is what a stream is for"
+
+
+def test_a_limit_on_the_prompt_is_one_only_among_our_own_fields(demo: Live) -> None:
+    """llama-server ignores it, and llama.vim would keep an empty answer."""
+    long = PROMPT | {"prompt": "x = 1\n" * 300, "t_max_prompt_ms": 0.001}
+    assert demo.post("/completion", long).json()["tokens_predicted"] == 12
+    ours = demo.post("/completion", long | {"rest_local": {"t_max_prompt_ms": 0.001}}).json()
+    assert (ours["tokens_predicted"], ours["stop_type"]) == (0, "limit")
+
+
 def test_n_probs_gives_the_targets_probabilities(demo: Live) -> None:
     found = demo.post("/completion", PROMPT | {"n_probs": 2}).json()["completion_probabilities"]
     assert len(found) == 12

@@ -151,6 +151,7 @@ def test_errors_have_their_class(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", messages=long)
     assert caught.value.code == "context_length_exceeded"
+    assert caught.value.type == "exceed_context_size_error", "llama-server's"
     assert caught.value.body["n_prompt_tokens"] > caught.value.body["n_ctx"] == 2048
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="demo", messages=MESSAGES, temperature="hot")  # type: ignore[call-overload]

@@ -155,7 +155,8 @@ KEYED = ("/", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/d
 @pytest.mark.parametrize("path", KEYED)
 def test_every_route_but_health_asks_for_the_key(scripted: Scripted, path: str) -> None:
     live = scripted(keys=(b"right", b"other \xc3\xa9"), metrics=True)
-    assert live.get("/health").status_code == 200
+    for health in ("/health", "/v1/health"):
+        assert live.get(health).status_code == 200
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "right"}, {"x-api-key": ""}):
         answer = live.get(path, headers=headers)
         assert answer.status_code == 401, headers
