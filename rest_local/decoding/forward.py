@@ -8,6 +8,7 @@ raised.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from rest_local.decoding.generation import Generation, Step
 from rest_local.decoding.slot import Rows
 from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
-from rest_local.errors import DecodeFailed, RestLocalError
+from rest_local.errors import DecodeFailed, GenerationError, RestLocalError
 from rest_local.planning.policy import StepCost
+
+log = logging.getLogger("rest_local.forward")
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
 Outcome = Step | RestLocalError  # an error of one request is its own
@@ -156,9 +159,9 @@ class Forward:
             row += 1 + own
             try:
                 step, verdict = generation.take(mine)
-            except RestLocalError as error:
+            except Exception as error:  # of its sampler, say: not a reason to end the others
                 generation.put_back(n_past)
-                outcomes.append(error)
+                outcomes.append(error if isinstance(error, RestLocalError) else _unexpected(error))
                 continue
             driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
             done = StepCost(
@@ -171,7 +174,18 @@ class Forward:
 
     def _commit_prompt(self, part: Prompt, ms: float) -> None:
         part.generation.commit_pending(part.n)
-        part.generation.statistics.prompt_ms += ms
+        statistics = part.generation.statistics
+        if statistics.steps:
+            statistics.again_ms += ms
+        else:
+            statistics.prompt_ms += ms
+
+
+def _unexpected(error: Exception) -> GenerationError:
+    log.error("a request ends with an error that nobody expected", exc_info=error)
+    told = GenerationError(f"the request ended with an error that nobody expected: {error!r}; the log says where")
+    told.__cause__ = error
+    return told
 
 
 def _all(running: Sequence[Running], prompts: Sequence[Prompt]) -> list[Generation]:

@@ -47,6 +47,7 @@ class Statistics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_ms: float = 0.0
+    again_ms: float = 0.0  # within the answer: evaluating text anew behind a pause or a context shift
     steps: int = 0
     drafts: int = 0  # steps that submitted something
     generated: int = 0

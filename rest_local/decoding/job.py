@@ -78,7 +78,7 @@ class Job:
         if self.generation is None:
             self.generation = self._make(slot)
             self.generation.begin(text)
-            if self.request.prediction:
+            if len(self.request.prediction):
                 self.generation.sources.predict(self.request.prediction)
         else:
             self.generation.resume(slot, text)

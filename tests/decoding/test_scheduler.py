@@ -18,7 +18,7 @@ from support.fake_sources import SHAPES, Keen, fortune
 from rest_local.decoding.job import Job
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
 from rest_local.drafting.drafter import Draft
-from rest_local.errors import DecodeFailed, PromptTooLong
+from rest_local.errors import DecodeFailed, GenerationError, PromptTooLong
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 from rest_local.planning.policy import StepCost
@@ -417,6 +417,54 @@ def test_idle_slots_go_before_drafts_do() -> None:
     statistics = job.answer.statistics
     assert backend.calls - calls <= 1 + statistics.steps + 1  # one was refused, and done again as it was
     assert job.result.tokens == said([2] * 15, 12)
+
+
+class Broken(Greedy):
+    """Fails at its n-th token as no sampler should."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def sample(self, logits: np.ndarray) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise MemoryError("no memory for candidates")
+        return super().sample(logits)
+
+
+def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
+    backend = FakeBackend(n_slots=2)
+    scheduler = scheduler_of(backend)
+    broken = job_of(backend, [1, 2], 20, Broken(3), fortune("bush"), Keen(FLAT))
+    other = job_of(backend, [3, 4], 20)
+    run(scheduler, [broken, other])
+    assert isinstance(broken.error, GenerationError)
+    assert isinstance(broken.error.__cause__, MemoryError)
+    assert broken.result.finish_reason == "error"
+    assert said([1, 2], 20)[: len(broken.result.tokens)] == broken.result.tokens
+    assert other.result.tokens == said([3, 4], 20)
+
+
+def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
+    backend = FakeBackend(n_ctx=64)
+    scheduler = scheduler_of(backend)
+    job = job_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
+    scheduler.submit(job)
+    while not job.result.tokens:
+        scheduler.step()
+    statistics = job.answer.statistics
+    prompt_ms = statistics.prompt_ms
+    run(scheduler, [])
+    assert job.result.truncated
+    assert statistics.prompt_ms == prompt_ms
+    assert 0 < statistics.again_ms < job.result.timings["predicted_ms"]
+
+
+def test_a_prediction_may_be_an_array() -> None:
+    backend = FakeBackend()
+    job = job_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
+    run(scheduler_of(backend), [job])
+    assert job.result.tokens == said([1, 2], 5)
 
 
 class Life(RuleBasedStateMachine):
