@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
-from rest_local.decoding.lane import Lane
 from rest_local.decoding.totals import Totals
 from rest_local.errors import (
     ModelError,
