@@ -47,11 +47,16 @@ class Prompt:
 
 
 class Forward:
-    """Steps over one backend. `make_room` frees cells that nobody works in, before drafts go; False: there are none."""
+    """Steps over one backend. `make_room` frees cells that nobody works in, before drafts go; False: there are none.
+
+    `chosen`: in the last step samplers were asked. Who took part in one that broke off behind that cannot go on: its
+    sampler cannot go back to where its cells are.
+    """
 
     def __init__(self, backend: Backend, make_room: Callable[[], bool] = lambda: False) -> None:
         self.backend = backend
         self._make_room = make_room
+        self.chosen = False
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
     def step(self, running: Sequence[Running], prompts: Sequence[Prompt] = (), idle_cells: int = 0) -> list[Outcome]:
@@ -63,13 +68,14 @@ class Forward:
         generations = _all(running, prompts)
         before = [generation.slot.n_past for generation in generations]
         n_ctx = sum(before) + idle_cells
-        done = False
+        done = self.chosen = False
         try:
             self._draft(running, n_ctx, bool(prompts))
             begun = time.perf_counter()
             logits, decode_ms = self._decode(running, prompts)
             shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
             cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts)
+            self.chosen = True
             outcomes = self._take(running, logits, cost)
             for part in prompts:
                 self._commit_prompt(part, decode_ms)

@@ -152,6 +152,11 @@ class Scheduler:
                 in_it = [part.generation for part in parts]
                 self._failed([job for job in jobs if job in running or job.generation in in_it], error)
                 return
+            except BaseException:  # an interrupt: tokens were chosen that nobody will get
+                if self._forward.chosen:
+                    for job in running:
+                        self._finish(job, "cancelled")
+                raise
             if parts:
                 self.part_seconds.append(time.perf_counter() - begun)
             for job, outcome in zip(running, outcomes, strict=True):

@@ -445,6 +445,35 @@ def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
     assert other.result.tokens == said([3, 4], 20)
 
 
+class Interrupted(Greedy):
+    """Ctrl-C while its n-th token is chosen."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def sample(self, logits: np.ndarray) -> int:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        return super().sample(logits)
+
+
+def test_an_interrupt_between_two_who_are_served_makes_no_answer_wrong() -> None:
+    """The first has chosen its token and nobody got it: it cannot go on, for its sampler cannot go back."""
+    backend = FakeBackend(n_slots=3)
+    scheduler = scheduler_of(backend)
+    asked = [[1, 2], [3, 4], [5, 6]]
+    jobs = [job_of(backend, p, 20, Interrupted(4) if p == [3, 4] else None) for p in asked]
+    with pytest.raises(KeyboardInterrupt):
+        run(scheduler, jobs)
+    check_cells(scheduler)
+    run(scheduler, [])
+    for prompt, job in zip(asked, jobs, strict=True):
+        truth = said(prompt, 20)
+        assert job.result.tokens == truth[: len(job.result.tokens)]
+        assert job.result.finish_reason == "cancelled" or job.result.tokens == truth
+
+
 def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
     scheduler = scheduler_of(backend)
