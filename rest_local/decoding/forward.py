@@ -203,19 +203,24 @@ def evaluate_prompt(generation: Generation, prompt: Sequence[int]) -> None:
     between batches: what is evaluated stays.
     """
     generation.begin(prompt)
-    forward = Forward(generation.backend)
-    while generation.pending:
-        forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
+    _evaluate_pending(generation)
 
 
 def step_alone(generation: Generation, wanted: int) -> Step:
     """One forward pass for one request: at least one and at most `wanted` tokens. Raises DecodeFailed after the state
     was cleared, and what the sampler raises.
     """
+    _evaluate_pending(generation)
     (outcome,) = Forward(generation.backend).step([Running(generation, wanted)])
     if isinstance(outcome, Step):
         return outcome
     raise outcome
+
+
+def _evaluate_pending(generation: Generation) -> None:
+    forward = Forward(generation.backend)
+    while generation.pending:
+        forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
 
 
 _NOTHING = np.empty((0, 0), np.float32)

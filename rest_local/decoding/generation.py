@@ -194,12 +194,13 @@ class Generation:
     def take(self, logits: NDArray[np.float32]) -> tuple[Step, Verdict]:
         """Verify the tree against its rows, float32 [1 + nodes, n_vocab], and commit what was accepted.
 
-        Raises DecodeFailed, and what the sampler raises; then the slot is to be rewound.
+        Where the cells could not be cut back, what was in them is pending again. Raises what the sampler raises; then
+        the slot is to be rewound.
         """
         told: list[TokenLogprobs] = []
         verdict, loose = self._verify(logits, told)
         if not self.slot.accept(self.root, self.tree, self.layout, verdict.path):
-            self.rebuild()
+            self.give_up_cells()  # to be evaluated by the next pass: a decode now would write over the others' logits
         self.root = verdict.tokens[-1]
         self.sources.extend(verdict.tokens)
         self.statistics.count_draft(self.tree, verdict.path)

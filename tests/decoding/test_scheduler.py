@@ -474,6 +474,37 @@ def test_an_interrupt_between_two_who_are_served_makes_no_answer_wrong() -> None
         assert job.result.finish_reason == "cancelled" or job.result.tokens == truth
 
 
+class Stubborn(FakeBackend):
+    """Refuses to cut back a tail now and then, and has one block of logits, which every decode writes over."""
+
+    def __init__(self, *arguments: int, **named: int) -> None:
+        super().__init__(*arguments, **named)
+        self.removals = 0
+        self.block = np.zeros((64, N_VOCAB), np.float32)
+
+    def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
+        self.removals += p0 > 0
+        return not (p0 > 0 and self.removals % 40 == 0) and super().remove(seq, p0, p1)
+
+    def logits(self, n_outputs: int) -> np.ndarray:
+        self.block[:n_outputs] = super().logits(n_outputs)
+        return self.block[:n_outputs]
+
+    def decode(self) -> int:
+        self.block[:] = np.nan
+        return super().decode()
+
+
+def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> None:
+    backend = Stubborn(n_ctx=1024, n_slots=3)
+    asked = [[1, 2], [3, 4], [5, 6]]
+    jobs = [job_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    run(scheduler_of(backend), jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.result.tokens == said(prompt, 60)
+    assert backend.removals > 200
+
+
 def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
     scheduler = scheduler_of(backend)
