@@ -19,6 +19,7 @@ import click
 from rest_local.cli.load_options import load_options
 from rest_local.cli.sections import in_section
 from rest_local.errors import DatastoreCorrupt, DatastoreError, OptionError
+from rest_local.llama.grammar_guard import check
 from rest_local.llama.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -90,7 +91,11 @@ class SamplingChoice:
             raise OptionError("--grammar-file and --json-schema: give one of them")
         if self.json_schema is not None:
             return schema_grammar(self.json_schema)
-        return None if self.grammar_file is None else read_text(self.grammar_file, "grammar file")
+        if self.grammar_file is None:
+            return None
+        grammar = read_text(self.grammar_file, "grammar file")
+        check(grammar)
+        return grammar
 
 
 def schema_grammar(path: Path) -> str:

@@ -144,7 +144,8 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells.
+        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells; with `exact`
+        they take turns.
         `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
         loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes the model's load
         time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.

@@ -74,6 +74,7 @@ class Forward:
             begun = time.perf_counter()
             logits, decode_ms = self._decode(running, prompts)
             shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
+            # what a part of a prompt takes says nothing about steps without one
             cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts)
             self.chosen = True
             outcomes = self._take(running, logits, cost)

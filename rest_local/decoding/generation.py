@@ -100,7 +100,12 @@ class Step:
 
 @dataclass
 class Generation:
-    """Call `begin`; when nothing is `pending` any more, every forward pass gives at least one token."""
+    """Call `begin`; when nothing is `pending` any more, every forward pass gives at least one token.
+
+    The text so far is always `slot.tokens` (in the cells), then `pending`, then `root`. What moves tokens between them:
+    `commit_pending` after a decode, `put_back` after one that failed, `give_up_cells` for others, `resume` in another
+    slot or with less text.
+    """
 
     backend: Backend
     slot: Slot

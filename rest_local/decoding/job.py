@@ -55,7 +55,7 @@ class Job:
 
     @property
     def text(self) -> Sequence[int]:
-        """Everything that has to be in the cells, and the root behind it."""
+        """Everything that has to be in the cells, and the root behind it: the prompt and what was said. A copy."""
         generation = self.generation
         if generation is None:
             return self.prompt

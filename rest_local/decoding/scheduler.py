@@ -33,7 +33,10 @@ SHIFT_KEEPS = 0.5  # of the text behind the kept tokens, when the context is ful
 
 
 class Scheduler:
-    """Not thread safe. `curve` tells how large a part of a prompt may be."""
+    """Not thread safe. `curve` tells how large a part of a prompt may be.
+
+    A job is in `waiting` (no slot), or in `admitted` (a slot, and evaluates its prompt or generates), or done.
+    """
 
     def __init__(self, backend: Backend, capability: Capability, curve: CostCurve) -> None:
         self.backend = backend

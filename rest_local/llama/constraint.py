@@ -7,6 +7,7 @@ grammar branch by branch. Knows nothing about logits but how to forbid some of t
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -21,6 +22,10 @@ from rest_local.llama.vocabulary import Vocabulary
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 _Native = Any  # llama_sampler_p
+SLOWEST_SECONDS = 2.0
+"""Of one question about all tokens, or one step: a hundred times what ordinary grammars take. `grammar_guard` refuses
+the slow ones it finds; this ends what it let pass, for the sake of those who share the engine."""
+_clock = time.perf_counter
 
 
 class Candidates:
@@ -130,14 +135,18 @@ class Constraint:
         self._check_open()
         self._accepted += 1
         if self._grammar is not None:
+            begun = _clock()
             llama_cpp.llama_sampler_accept(self._grammar, token)
+            _check_time(begun)
 
     def forbid(self, candidates: Candidates, logits: NDArray[np.float32]) -> None:
         """Fill all candidates with `logits`, -inf where a token is not allowed. Biases are left to the sampler.
 
-        With a grammar up to 14 ms at 150 k tokens. Raises GenerationError where the grammar allows no token."""
+        With a grammar up to 14 ms at 150 k tokens. Raises GenerationError where the grammar allows no token, or takes
+        far too long to say."""
         self._check_open()
         candidates.fill(logits)
+        begun = _clock()
         if self.holds_ends:
             candidates.rows["logit"][self.vocabulary.ends] = -np.inf
         if self._grammar is None:
@@ -146,6 +155,7 @@ class Constraint:
         if self.holds_ends and not candidates.any_left:  # the text is complete: only an end can follow
             candidates.fill(logits)
             llama_cpp.llama_sampler_apply(self._grammar, candidates.reference)
+        _check_time(begun)
         if not candidates.any_left:
             raise GenerationError("the grammar allows no token of this vocabulary here; change the grammar")
 
@@ -175,6 +185,13 @@ class Constraint:
     def _check_open(self) -> None:
         if self._closed:
             raise GenerationError("the sampler is closed; make a new one")
+
+
+def _check_time(begun: float) -> None:
+    if _clock() - begun > SLOWEST_SECONDS:
+        raise GenerationError(
+            f"the grammar took more than {SLOWEST_SECONDS:g} s for a token; write it so that the next character decides"
+        )
 
 
 def _parsed(vocabulary: Vocabulary, grammar: str) -> _Native:

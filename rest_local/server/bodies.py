@@ -95,13 +95,17 @@ class ResponseFormat(Body):
 
 
 class Extension(Body):
-    """What only this server knows. `origins`: tell with each token where it was drafted from."""
+    """What only this server knows. `origins`: tell with each token where it was drafted from. `t_max_prompt_ms`: the
+    answer ends with nothing said where its prompt takes longer. Outside of this object llama-server ignores that name,
+    and llama.vim, which sends it, would keep the empty answer.
+    """
 
     origins: bool | None = None
     policy: str | None = None
     verify: str | None = None
     exact: bool | None = None
     context_shift: bool | None = None
+    t_max_prompt_ms: Milliseconds | None = None
 
 
 class Generation(Body):
@@ -131,7 +135,6 @@ class Generation(Body):
     min_tokens: int | None = None
     n_keep: int | None = None
     cache_prompt: bool | None = None
-    t_max_prompt_ms: Milliseconds | None = None
     t_max_predict_ms: Milliseconds | None = None
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None

@@ -41,7 +41,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is not a success. `extra`: further fields of the error object."""
+    """An answer that is not a success. `extra`: further fields of the error object, or others than usual."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ def from_error(error: RestLocalError) -> ApiError:
     """The program's own errors as an answer."""
     text = str(error)
     if isinstance(error, PromptTooLong):
-        numbers = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-        return ApiError(400, text, code="context_length_exceeded", param="messages", extra=numbers)
+        like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+        return ApiError(400, text, code="context_length_exceeded", param="messages", extra=like_llama)
     if isinstance(error, (QueueFull, ServiceClosed)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):

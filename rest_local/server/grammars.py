@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rest_local.llama.grammar import json_object, json_schema
+from rest_local.llama.grammar_guard import check
 from rest_local.server.bodies import ChatBody, Generation
 from rest_local.server.errors import ApiError
 from rest_local.server.tools import AnswerFormat
@@ -14,12 +15,12 @@ Schema = dict[str, Any] | bool
 
 
 def grammar_of(body: Generation) -> str | None:
-    """GBNF, or None where the answer is free. Raises OptionError for a schema that cannot be kept, ApiError 400 for two
-    wishes at once.
+    """GBNF, or None where the answer is free. Raises OptionError for a schema that cannot be kept and a grammar that
+    would hold up the engine, ApiError 400 for two wishes at once.
     """
     schema = _schema(body)
     if body.grammar or schema is None:
-        return body.grammar or None
+        return _checked(body.grammar)
     return json_object() if schema is True or schema == {} else json_schema(schema)
 
 
@@ -34,8 +35,16 @@ def chat_grammar(
     if forced is not None and body.grammar:
         raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
     if forced is not None or body.grammar or schema is None:
-        return forced or body.grammar or None
+        return forced or _checked(body.grammar)
     return form.schema(None if schema is True or schema == {} else schema, prompt)
+
+
+def _checked(grammar: str | None) -> str | None:
+    """In the thread of this request: the one that serves everybody does not wait for it."""
+    if not grammar:
+        return None
+    check(grammar)
+    return grammar
 
 
 def _schema(body: Generation) -> Schema | None:

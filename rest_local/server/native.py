@@ -79,10 +79,13 @@ class NativeAnswer(Answering):
         return []
 
     def end(self) -> list[bytes]:
-        return [event(self._final() | {"content": "", "tokens": []})]
+        return [event(self._wanted(self._final() | {"content": "", "tokens": []}))]
 
     def whole(self) -> dict[str, Any]:
-        fields = self._final()
+        return self._wanted(self._final())
+
+    def _wanted(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Only of the last event of a stream, as llama-server has it: those before are the text."""
         wanted = self.body.response_fields
         return fields if not wanted else dict(_selected(fields, wanted))
 

@@ -1,7 +1,14 @@
-"""GET /: one static page. It may load nothing from anywhere else, and nobody may frame it."""
+"""GET /: one static file, the chat and fill-in-the-middle page.
+
+It may load nothing, run nothing but the script and the style that it came with (the browser compares their hashes),
+turn no text into markup, and call nobody but this server; nobody may frame it. Knows nothing about models.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 
@@ -9,19 +16,45 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
 
 
+async def page(request: HttpRequest) -> Response:
+    """The page."""
+    html = _html()
+    return Response(html, headers=_HEADERS | {"content-security-policy": _policy(html)}, media_type="text/html")
+
+
 @cache
 def _html() -> bytes:
-    return files("rest_local.server").joinpath("page.html").read_bytes()
+    """With the line ends that a browser makes of all others before it computes hashes."""
+    return files("rest_local.server").joinpath("page.html").read_bytes().replace(b"\r\n", b"\n")
 
 
-async def page(request: HttpRequest) -> Response:
-    """The chat page."""
-    return Response(_html(), headers=_HEADERS, media_type="text/html")
+@cache
+def _policy(html: bytes) -> str:
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hashes(html, b'script')}",
+            f"style-src {_hashes(html, b'style')}",
+            "img-src data:",
+            "connect-src 'self'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _hashes(html: bytes, tag: bytes) -> str:
+    """Of every inline element of this kind, as the policy writes them."""
+    texts = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in texts)

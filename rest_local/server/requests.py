@@ -44,6 +44,7 @@ def request_of(
         ignore_end=bool(body.ignore_eos),
         prediction=_predicted(engine, body.prediction),
         logprobs=logprobs,
+        origins=bool(extension.origins),
         policy=extension.policy,
         verify=extension.verify,
         exact=bool(extension.exact),
@@ -51,7 +52,7 @@ def request_of(
         keep_prefix=body.cache_prompt is not False,
         context_shift=bool(extension.context_shift),
         keep_tokens=_kept(body.n_keep, len(prompt)),
-        prompt_seconds=None if wanted == 0 else _seconds(body.t_max_prompt_ms),  # llama.vim warms up with 1 ms
+        prompt_seconds=_seconds(extension.t_max_prompt_ms),
     )
 
 

@@ -21,7 +21,7 @@ from rest_local.server.errors import ApiError
 from rest_local.server.settings import Settings
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-OPEN = "/health"
+OPEN = ("/health", "/v1/health")
 
 
 class Gate:
@@ -72,7 +72,7 @@ class Guard:
         await self._app(scope, self._bounded(receive), send)
 
     def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
-        if self._keys and scope["path"] != OPEN and not _opens(self._keys, given_keys(headers)):
+        if self._keys and scope["path"] not in OPEN and not _opens(self._keys, given_keys(headers)):
             scheme = 'Basic realm="rest-local: the key is the password"' if scope["path"] == "/" else "Bearer"
             message = "give the server's API key as `Authorization: Bearer KEY`"
             return _last_word(401, message, "invalid_api_key", {"www-authenticate": scheme})

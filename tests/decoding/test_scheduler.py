@@ -19,6 +19,7 @@ from rest_local.decoding.job import Job
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
 from rest_local.drafting.drafter import Draft
 from rest_local.errors import DecodeFailed, GenerationError, PromptTooLong
+from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 from rest_local.planning.policy import StepCost
@@ -155,6 +156,25 @@ def test_a_long_prompt_is_evaluated_in_parts_beside_those_who_generate() -> None
             assert job.done or len(job.result.tokens) > count
     assert LEAST_PART < max(sizes) <= 33 + 2
     assert late.result.tokens == said([5] * 600, 5)
+
+
+def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
+    curve = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
+    backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
+    scheduler = scheduler_of(backend, curve)
+    policy = Auto(curve)
+    scheduler.submit(job_of(backend, [1, 2, 3], 400, Draws(2), policy=policy))
+    scheduler.step()
+    scheduler.step()
+    before = curve.ms.copy()
+    scheduler.submit(job_of(backend, [5] * 600, 5, policy=policy))
+    scheduler.step()
+    assert (curve.ms == before).all()
+    while scheduler.admitted[-1].prefilling:
+        scheduler.step()
+    for _ in range(20):
+        scheduler.step()
+    assert (curve.ms != before).any()
 
 
 def test_two_long_prompts_take_turns() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from browsing import browser, opened, quiet  # noqa: F401 (fixtures of the page's tests)
 from fake_service import FakeEngine, FakeService
 from live import Live, served
 

@@ -1,0 +1,330 @@
+"""The page in a real browser: typed at, looked at, listened to, stopped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from browsing import Open, ask
+from fake_service import origin
+from live import Live, served
+
+from rest_local.decoding.engine import Engine
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[Live]:
+    """The demo model with a policy that drafts on any machine: `auto` does where it pays."""
+    serving = Serving(Settings(port=0), "demo", lambda: Engine.load(slots=2, policy="sam"), drain_seconds=5)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
+        yield live
+
+
+def pixels(page: Any) -> str:
+    found: str = page.evaluate("document.getElementById('chart').toDataURL()")
+    return found
+
+
+def test_a_question_typed_is_answered_in_colours(drafting: Live, opened: Open) -> None:
+    page = opened(drafting)
+    expect(page.locator("#model")).to_contain_text("demo · 2,048 tokens of context")
+    ask(page, "Repeat: one two three four, one two three four, one two three four")
+    expect(page.locator("#status")).to_have_text("Done")
+    answer = page.locator("#chat article .text")
+    tokens = answer.locator("[tabindex]")
+    assert tokens.count() > 10
+    assert answer.inner_text().strip()
+    drafted = answer.locator("mark")
+    assert drafted.count() > 0
+    own = answer.locator("span.own").first
+    colour = "each => getComputedStyle(each).backgroundColor"
+    assert drafted.first.evaluate(colour) != own.evaluate(colour)
+    expect(page.locator("#speed")).to_have_text(re.compile(r"^[\d,.]+$"))
+    expect(page.locator("#mat")).to_have_text(re.compile(r"^[1-9]\d*\.\d\d$"))
+    expect(page.locator("#chat article .foot")).to_contain_text("drafted tokens accepted")
+    expect(page.locator("#message")).to_be_focused()
+
+
+def test_a_second_question_knows_the_first(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    page.locator("#system").fill("Be brief.")
+    page.locator("#message").focus()
+    ask(page, "one")
+    quiet.service.ticket().give("two")
+    quiet.service.ticket().end()
+    expect(page.locator("#status")).to_have_text("Done")
+    ask(page, "three")
+    prompt = quiet.service.ticket(1).request.prompt
+    said = "".join(quiet.service.engine.model.vocabulary.piece(token).decode() for token in prompt)
+    assert [each in said for each in ("Be brief.", "one", "two", "three")] == [True] * 4
+    assert said.index("one") < said.index("two") < said.index("three")
+    quiet.service.ticket(1).end()
+
+
+def test_settings_are_sent(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    page.locator("#temperature").fill("0.5")
+    page.locator("#max-tokens").fill("33")
+    page.locator("#seed").fill("7")
+    page.locator("#prediction").fill("likely")
+    page.locator("#policy").select_option("off")
+    page.locator("#message").focus()
+    ask(page, "hello")
+    request = quiet.service.ticket().request
+    assert (request.sampling.temperature, request.sampling.seed, request.max_tokens) == (0.5, 7, 33)
+    assert (request.policy, request.origins, len(request.prediction) > 0) == ("off", True, True)
+    quiet.service.ticket().end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.reload()
+    expect(page.locator("#temperature")).to_have_value("0.5")
+
+
+def test_only_chosen_datastores_are_drafted_from(quiet: Live, opened: Open) -> None:
+    for name in ("first", "second"):
+        added = quiet.post(f"/datastores/{name}/documents", {"name": "a.py", "text": "a = 1\n" * 20})
+        assert added.status_code == 200, added.text
+    page = opened(quiet)
+    page.get_by_label("second").uncheck()
+    page.locator("#message").focus()
+    ask(page, "hello")
+    assert quiet.service.ticket().request.datastores == ("first",)
+    quiet.service.ticket().end()
+
+
+def test_focus_on_a_token_tells_where_it_came_from(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    ticket.give("one")
+    ticket.give("two", "datastore", origin=origin(file="lib/argparse.py", line=812, match=4, probability=0.53))
+    ticket.give("three", "model", origin=origin(source="model", file=None, line=None, match=0))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.locator("#chat .log").focus()
+    page.keyboard.press("Tab")
+    tip = page.get_by_role("tooltip")
+    expect(tip).to_contain_text("the model")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("mark.datastore").first).to_be_focused()
+    expect(page.locator("mark.datastore").first).to_have_attribute("aria-describedby", "tip")
+    for part in ("datastore", "lib/argparse.py:812", "4 tokens before it agreed", "0.53", "2 of 3"):
+        expect(tip).to_contain_text(part)
+    page.keyboard.press("End")
+    expect(tip).to_contain_text("draft model")
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    page.locator("mark.datastore").first.hover()
+    expect(tip).to_contain_text("lib/argparse.py:812")
+
+
+def test_the_chart_moves_with_every_step(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    chart = page.locator("#chart")
+    expect(chart).to_have_attribute("aria-label", "no steps yet")
+    seen = {pixels(page)}
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    for steps, (text, source) in enumerate([(" a", "model"), (" b c d", "context"), (" e f", "history")], 1):
+        ticket.give(text, source, origin=origin(source=source) if steps > 1 else None)
+        expect(chart).to_have_attribute("aria-label", re.compile(f"^{steps} steps"))
+        seen.add(pixels(page))
+    assert len(seen) == 4
+    expect(page.locator("#mat")).to_have_text("2.00")
+    expect(page.locator("#drafted")).to_have_text("83 %")
+    expect(page.locator("#legend li", has_text="context")).to_contain_text("50 %")
+    ticket.end()
+
+
+@pytest.mark.parametrize("way", ["Escape", "the button"])
+def test_stop_ends_the_request_and_frees_its_place(scripted: Callable[..., Live], opened: Open, way: str) -> None:
+    live = scripted(room=1)
+    live.service.answer = None
+    page = opened(live)
+    ask(page, "hello")
+    live.service.ticket().give("begun")
+    expect(page.locator("#chat article .text")).to_have_text("begun")
+    if way == "Escape":
+        page.keyboard.press("Escape")
+    else:
+        page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped")
+    expect(page.locator("#chat article .text")).to_have_text("begun")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    assert live.service.ticket().cancelled.wait(30)
+    ask(page, "again")
+    live.service.ticket(1).end()
+    expect(page.locator("#status")).to_have_text("Done")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 740)])
+def test_the_end_is_followed_until_somebody_scrolls_back(quiet: Live, opened: Open, width: int, height: int) -> None:
+    page = opened(quiet, width=width, height=height)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    ticket.give("\na" * 200)
+    foot = page.locator("#chat article .foot")
+    expect(foot).to_be_in_viewport()
+    expect(page.get_by_role("button", name="Stop")).to_be_in_viewport()
+    page.locator("#chat article .text").hover()
+    page.mouse.wheel(0, -1500)
+    expect(foot).not_to_be_in_viewport()
+    ticket.give("\na" * 10)
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^2 steps"))
+    expect(foot).not_to_be_in_viewport()
+    ticket.end()
+
+
+def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
+    page = opened(drafting)
+    page.locator("#tab-chat").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Fill a gap")).to_be_focused()
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Fill a gap")
+    page.locator("#before").fill("def push(self, item):\n")
+    page.locator("#behind").fill("\n\ndef pop(self):\n    return 1\n")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done")
+    text = page.locator("#infill article .text")
+    assert text.locator("[tabindex]").count() > 0
+    shown = text.text_content()
+    assert shown.startswith("def push(self, item):\n")
+    assert shown.endswith("\n\ndef pop(self):\n    return 1\n")
+    page.get_by_role("button", name="Add to the text").click()
+    assert shown.startswith(page.locator("#before").input_value())
+    expect(page.locator("#before")).to_have_value(re.compile("^def push.*\n."))
+
+
+def test_drafting_is_compared_with_plain_decoding(drafting: Live, opened: Open) -> None:
+    page = opened(drafting)
+    page.locator("#tab-complete").click()
+    page.locator("#complete").get_by_role("button", name="Try an example").click()
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#status")).to_have_text("Done")
+    page.get_by_role("button", name="Run again without drafting").click()
+    expect(page.locator(".versus p")).to_have_text(re.compile(r"^Drafting was [\d.]+ times as fast"))
+    expect(page.locator(".race span")).to_have_text([re.compile(r"^[\d,.]+ tokens/s$")] * 2)
+    assert page.locator(".versus .text [tabindex]").count() > 0
+    assert page.locator(".versus mark").count() == 0, "plain decoding drafts nothing"
+
+
+def test_dark_and_light(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light, drawn = page.evaluate(background), pixels(page)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(background)
+    assert dark != light
+    switch = page.get_by_role("button", name="Colours")
+    switch.click()
+    expect(switch).to_have_text("Colours: light")
+    assert page.evaluate(background) == light
+    switch.click()
+    expect(switch).to_have_text("Colours: dark")
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(background) == dark
+    page.reload()
+    expect(switch).to_have_text("Colours: dark")
+    expect(page.locator("#chart")).to_have_attribute("aria-label", "no steps yet")
+    assert pixels(page) != drawn
+
+
+@pytest.mark.parametrize("mode", ["chat", "complete", "infill"])
+def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open, mode: str) -> None:
+    page = opened(quiet, width=360, height=740)
+    page.locator(f"#tab-{mode}").click()
+    page.locator(f"#{mode} textarea").first.fill("y" * 300)
+    page.locator(f"#{mode} .send").click()
+    ticket = quiet.service.ticket()
+    ticket.give("x" * 600)
+    ticket.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.locator("#settings > summary").click()
+    page.locator("mark").first.click()
+    expect(page.get_by_role("tooltip")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    box = page.get_by_role("tooltip").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360
+
+
+def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
+    wanted = {"theme", "tab-chat", "message", "main send", "fresh", "temperature", "max-tokens", "seed", "policy"}
+    assert wanted | {"system", "prediction", "key", "log"} <= reached
+    ringed = "getComputedStyle(document.activeElement).outlineStyle"
+    page.locator("#theme").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate(ringed) == "solid"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_has_a_name_and_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
+    page = opened(quiet, color_scheme=scheme)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    for source in ("model", "context", "datastore", "history", "prediction"):
+        ticket.give(f" {source}", source, origin=None if source == "model" else origin(source=source))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    page.locator("mark").first.hover()
+    assert page.evaluate(FAULTS) == []
+
+
+FAULTS = """() => {
+  const faults = [], seen = new Set(), visible = each => each.getClientRects().length > 0;
+  const known = ids => (ids || "").split(" ").filter(Boolean).every(id => document.getElementById(id));
+  if (!document.documentElement.lang || !document.title) faults.push("no language or title");
+  for (const each of document.querySelectorAll("[id]")) {
+    if (seen.has(each.id)) faults.push(`id twice: ${each.id}`);
+    seen.add(each.id);
+  }
+  for (const each of document.querySelectorAll("input, select, textarea")) {
+    const label = each.labels.length ? each.labels[0].textContent : each.getAttribute("aria-label");
+    if (!(label || "").trim()) faults.push(`no label: ${each.id}`);
+  }
+  for (const each of document.querySelectorAll("button, [role=tab], summary, h1, h2, legend")) {
+    if (!each.textContent.trim()) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+  }
+  for (const each of document.querySelectorAll("canvas, [role=log], [role=tablist], aside, .text")) {
+    const named = each.getAttribute("aria-label")
+      || each.getAttribute("aria-labelledby") && known(each.getAttribute("aria-labelledby"));
+    if (!named || each.matches("canvas:not([role=img])")) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+  }
+  for (const each of document.querySelectorAll("[aria-controls], [aria-labelledby], [aria-describedby]")) {
+    for (const name of ["aria-controls", "aria-labelledby", "aria-describedby"]) {
+      if (!known(each.getAttribute(name))) faults.push(`${name} leads nowhere: ${each.outerHTML.slice(0, 60)}`);
+    }
+  }
+  for (const each of document.querySelectorAll("[tabindex]")) if (each.tabIndex > 0) faults.push("a positive tabindex");
+  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const paint = colours => {
+    brush.fillStyle = "#fff";
+    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
+    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  for (const each of document.querySelectorAll("body *")) {
+    const speaks = [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    if (!speaks || !visible(each) || each.disabled || each.matches("option, script")) continue;
+    const layers = [];
+    for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
+    const behind = paint(layers), ink = paint([...layers, getComputedStyle(each).color]);
+    const contrast = (Math.max(ink, behind) + .05) / (Math.min(ink, behind) + .05);
+    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(1)}: ${each.outerHTML.slice(0, 60)}`);
+  }
+  return faults;
+}"""

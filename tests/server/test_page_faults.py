@@ -1,0 +1,147 @@
+"""The page in a real browser when a model writes markup, and when the server cannot or will not answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browsing import Open, ask
+from live import Live, served
+
+from rest_local.decoding.engine import Engine
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+TOKEN = {"token": 1, "source": "datastore", "file": "a.py", "line": 1, "match": 2, "probability": 0.5}
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more}
+
+
+def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
+    """Whatever is asked, these chunks come."""
+    lines = [json.dumps(each) for each in (*chunks, chunk({}, "stop"))]
+    body = "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]"))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with origins", "without"])
+def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool) -> None:
+    more = {"rest_local": {"tokens": [TOKEN | {"text": MARKUP, "file": MARKUP}]}} if told else {}
+    page = opened(quiet)
+    answered(page, [chunk({"content": MARKUP}, **more)])
+    ask(page, MARKUP)
+    expect(page.locator("#status")).to_have_text("Done")
+    expect(page.locator("#chat article .text")).to_have_text(MARKUP)
+    expect(page.locator("#chat .asked")).to_have_text(MARKUP)
+    if told:
+        page.locator("mark").hover()
+        expect(page.get_by_role("tooltip")).to_contain_text(f"{MARKUP}:1")
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 1, "the page's own"
+
+
+def test_text_is_shown_once(quiet: Live, opened: Open) -> None:
+    """A step of reasoning and answer is two chunks, of which the first has the tokens of both."""
+    page = opened(quiet)
+    tokens = [TOKEN | {"text": "<think>so</think>"}, TOKEN | {"text": "yes"}]
+    first = chunk({"reasoning_content": "so"}, rest_local={"tokens": tokens})
+    answered(page, [first, chunk({"content": "yes"})])
+    ask(page, "hello")
+    expect(page.locator("#status")).to_have_text("Done")
+    expect(page.locator("#chat article .text")).to_have_text("<think>so</think>yes")
+    expect(page.locator("#withheld")).to_be_hidden()
+
+
+def test_markup_could_not_run_if_it_got_in(quiet: Live, opened: Open) -> None:
+    policy = quiet.get("/").headers["content-security-policy"]
+    assert "unsafe" not in policy
+    page = opened(quiet, but="requires 'TrustedHTML' assignment")
+    attempt = "text => { try { document.body.innerHTML = text; return 'set' } catch (error) { return error.name } }"
+    assert page.evaluate(attempt, MARKUP) == "TypeError"
+
+
+def test_a_server_that_is_loading_says_so_and_is_waited_for(opened: Open) -> None:
+    ready = threading.Event()
+
+    def load() -> Engine:
+        assert ready.wait(60)
+        return Engine.load(slots=1)
+
+    serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)
+    with served(serving) as live:
+        try:
+            page = opened(live, but="status of 503")
+            expect(page.get_by_role("alert")).to_contain_text("The model is being loaded")
+        finally:
+            ready.set()
+        assert serving.loaded.wait(300)
+        expect(page.locator("#model")).to_contain_text("tokens of context")
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_full_server_says_so_and_the_message_is_kept(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(room=0), but="status of 503")
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    expect(page.locator("#message")).to_have_value("hello")
+    assert page.locator("#chat article, #chat .asked").count() == 0
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted(keys=(b"right",))
+    page = opened(live, but="status of 401", http_credentials={"username": "", "password": "right"})
+    page.locator("#key").fill("wrong")
+    page.locator("#message").focus()
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("asks for an API key")
+    expect(page.locator("#key")).to_be_focused()
+    page.locator("#key").fill("right")
+    page.locator("#message").focus()
+    page.locator("#message").fill("")
+    ask(page, "hello")
+    expect(page.locator("#chat article .text")).to_have_text("Hello world")
+    assert page.evaluate("Object.values(localStorage).join()").count("right") == 0
+    assert page.evaluate("sessionStorage['rest-local-key']") == "right"
+
+
+def test_a_server_that_withholds_statistics_still_answers(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted(host="0.0.0.0", keys=(b"right",))
+    page = opened(live, http_credentials={"username": "", "password": "right"})
+    ask(page, "hello")
+    expect(page.locator("#chat article .text")).to_have_text("Hello world")
+    expect(page.locator("#withheld")).to_contain_text("--share-statistics")
+    expect(page.locator("#chart")).to_be_hidden()
+
+
+def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None:
+    quiet.service.engine.model.chat_template = None
+    page = opened(quiet)
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
+    page.locator("#tab-chat").click()
+    expect(page.locator("#no-template")).to_contain_text("no chat template")
+    expect(page.locator("#message")).to_be_hidden()
+    page.get_by_role("button", name="Go to Complete").click()
+    page.locator("#text").fill("a = ")
+    page.keyboard.press("Control+Enter")
+    quiet.service.ticket().give("1")
+    quiet.service.ticket().end()
+    expect(page.locator("#complete article .text")).to_have_text("a = 1")
+
+
+def test_a_server_that_is_gone_is_noticed_and_found_again(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, but="net::ERR_FAILED")
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    page.route("**/*", lambda route: route.abort())
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    expect(page.locator("#message")).to_have_value("hello")
+    page.unroute_all()
+    expect(page.get_by_role("alert")).to_be_hidden()
