@@ -144,7 +144,8 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells.
+        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells; with `exact`
+        they take turns.
         `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
         loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes the model's load
         time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
@@ -294,7 +295,7 @@ class Engine:
             raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
         exact = request.exact or self.exact
         relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
-        stores = self._stores(request.datastores)
+        self._stores(request.datastores)
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(request.prompt)
@@ -303,6 +304,7 @@ class Engine:
             lane = self._exact() if exact else self._lane
             own = lane.policies[chosen].fork() if isinstance(chosen, str) else chosen
             history = self._earlier.history if self._earlier else None
+            stores = self._stores(request.datastores, still=True)
             generation = lane.generation(slot, own, sampler, relaxed, stores, history)
             generation.statistics = statistics
             generation.constraint = None if sampler.constraint.is_free else sampler.constraint
@@ -371,15 +373,17 @@ class Engine:
         pieces = map(self.model.vocabulary.piece, tokens)
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def _stores(self, names: Sequence[str] | None) -> list[Datastore]:
-        """Those of these names. Raises OptionError."""
+    def _stores(self, names: Sequence[str] | None, still: bool = False) -> list[Datastore]:
+        """Those of these names. Raises OptionError for one that is not open; `still`: those that are open, since a
+        datastore may be closed or opened anew while a request waits.
+        """
         if names is None:
             return self.datastores
         known = {store.path.name: store for store in self.datastores}
         missing = [name for name in names if name not in known]
-        if missing:
+        if missing and not still:
             raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
-        return [known[name] for name in names]
+        return [known[name] for name in names if name in known]
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids with the model's start token and parsed special tokens; a start token the text has is not

@@ -8,6 +8,7 @@ raised.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from rest_local.decoding.generation import Generation, Step
 from rest_local.decoding.slot import Rows
 from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
-from rest_local.errors import DecodeFailed, RestLocalError
+from rest_local.errors import DecodeFailed, GenerationError, RestLocalError
 from rest_local.planning.policy import StepCost
+
+log = logging.getLogger("rest_local.forward")
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
 Outcome = Step | RestLocalError  # an error of one request is its own
@@ -44,11 +47,16 @@ class Prompt:
 
 
 class Forward:
-    """Steps over one backend. `make_room` frees cells that nobody works in, before drafts go; False: there are none."""
+    """Steps over one backend. `make_room` frees cells that nobody works in, before drafts go; False: there are none.
+
+    `chosen`: in the last step samplers were asked. Who took part in one that broke off behind that cannot go on: its
+    sampler cannot go back to where its cells are.
+    """
 
     def __init__(self, backend: Backend, make_room: Callable[[], bool] = lambda: False) -> None:
         self.backend = backend
         self._make_room = make_room
+        self.chosen = False
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
     def step(self, running: Sequence[Running], prompts: Sequence[Prompt] = (), idle_cells: int = 0) -> list[Outcome]:
@@ -60,7 +68,7 @@ class Forward:
         generations = _all(running, prompts)
         before = [generation.slot.n_past for generation in generations]
         n_ctx = sum(before) + idle_cells
-        done = False
+        done = self.chosen = False
         try:
             self._draft(running, n_ctx, bool(prompts))
             begun = time.perf_counter()
@@ -68,6 +76,7 @@ class Forward:
             shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
             # what a part of a prompt takes says nothing about steps without one
             cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts)
+            self.chosen = True
             outcomes = self._take(running, logits, cost)
             for part in prompts:
                 self._commit_prompt(part, decode_ms)
@@ -157,9 +166,9 @@ class Forward:
             row += 1 + own
             try:
                 step, verdict = generation.take(mine)
-            except RestLocalError as error:
+            except Exception as error:  # of its sampler, say: not a reason to end the others
                 generation.put_back(n_past)
-                outcomes.append(error)
+                outcomes.append(error if isinstance(error, RestLocalError) else _unexpected(error))
                 continue
             driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
             done = StepCost(
@@ -172,7 +181,18 @@ class Forward:
 
     def _commit_prompt(self, part: Prompt, ms: float) -> None:
         part.generation.commit_pending(part.n)
-        part.generation.statistics.prompt_ms += ms
+        statistics = part.generation.statistics
+        if statistics.steps:
+            statistics.again_ms += ms
+        else:
+            statistics.prompt_ms += ms
+
+
+def _unexpected(error: Exception) -> GenerationError:
+    log.error("a request ends with an error that nobody expected", exc_info=error)
+    told = GenerationError(f"the request ended with an error that nobody expected: {error!r}; the log says where")
+    told.__cause__ = error
+    return told
 
 
 def _all(running: Sequence[Running], prompts: Sequence[Prompt]) -> list[Generation]:
@@ -184,19 +204,24 @@ def evaluate_prompt(generation: Generation, prompt: Sequence[int]) -> None:
     between batches: what is evaluated stays.
     """
     generation.begin(prompt)
-    forward = Forward(generation.backend)
-    while generation.pending:
-        forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
+    _evaluate_pending(generation)
 
 
 def step_alone(generation: Generation, wanted: int) -> Step:
     """One forward pass for one request: at least one and at most `wanted` tokens. Raises DecodeFailed after the state
     was cleared, and what the sampler raises.
     """
+    _evaluate_pending(generation)
     (outcome,) = Forward(generation.backend).step([Running(generation, wanted)])
     if isinstance(outcome, Step):
         return outcome
     raise outcome
+
+
+def _evaluate_pending(generation: Generation) -> None:
+    forward = Forward(generation.backend)
+    while generation.pending:
+        forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
 
 
 _NOTHING = np.empty((0, 0), np.float32)

@@ -47,6 +47,7 @@ class Statistics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prompt_ms: float = 0.0
+    again_ms: float = 0.0  # within the answer: evaluating text anew behind a pause or a context shift
     steps: int = 0
     drafts: int = 0  # steps that submitted something
     generated: int = 0
@@ -99,7 +100,12 @@ class Step:
 
 @dataclass
 class Generation:
-    """Call `begin`; when nothing is `pending` any more, every forward pass gives at least one token."""
+    """Call `begin`; when nothing is `pending` any more, every forward pass gives at least one token.
+
+    The text so far is always `slot.tokens` (in the cells), then `pending`, then `root`. What moves tokens between them:
+    `commit_pending` after a decode, `put_back` after one that failed, `give_up_cells` for others, `resume` in another
+    slot or with less text.
+    """
 
     backend: Backend
     slot: Slot
@@ -193,12 +199,13 @@ class Generation:
     def take(self, logits: NDArray[np.float32]) -> tuple[Step, Verdict]:
         """Verify the tree against its rows, float32 [1 + nodes, n_vocab], and commit what was accepted.
 
-        Raises DecodeFailed, and what the sampler raises; then the slot is to be rewound.
+        Where the cells could not be cut back, what was in them is pending again. Raises what the sampler raises; then
+        the slot is to be rewound.
         """
         told: list[TokenLogprobs] = []
         verdict, loose = self._verify(logits, told)
         if not self.slot.accept(self.root, self.tree, self.layout, verdict.path):
-            self.rebuild()
+            self.give_up_cells()  # to be evaluated by the next pass: a decode now would write over the others' logits
         self.root = verdict.tokens[-1]
         self.sources.extend(verdict.tokens)
         self.statistics.count_draft(self.tree, verdict.path)

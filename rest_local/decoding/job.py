@@ -55,7 +55,7 @@ class Job:
 
     @property
     def text(self) -> Sequence[int]:
-        """Everything that has to be in the cells, and the root behind it."""
+        """Everything that has to be in the cells, and the root behind it: the prompt and what was said. A copy."""
         generation = self.generation
         if generation is None:
             return self.prompt
@@ -78,7 +78,7 @@ class Job:
         if self.generation is None:
             self.generation = self._make(slot)
             self.generation.begin(text)
-            if self.request.prediction:
+            if len(self.request.prediction):
                 self.generation.sources.predict(self.request.prediction)
         else:
             self.generation.resume(slot, text)

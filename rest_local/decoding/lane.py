@@ -61,11 +61,16 @@ class Lane:
     ) -> Generation:
         """A request's, in its slot."""
         sources = self._sources.get(slot.first_id)
-        if sources is None:
+        if sources is None or self._in_use(sources):
             sources = self._sources[slot.first_id] = Sources([], self.model.n_vocab, aside=self.aside)
         sources.ask(stores, history)
         ends: Callable[[int], bool] = self.model.vocabulary.is_end
         return Generation(self.context, slot, policy, sources, sampler, self.capability, ends, relaxed)
+
+    def _in_use(self, sources: Sources) -> bool:
+        """Whether they follow somebody who began in this slot and, once sent back, went on in another."""
+        jobs = (*self.scheduler.admitted, *self.scheduler.waiting)
+        return any(job.generation is not None and job.generation.sources is sources for job in jobs)
 
     def close(self) -> None:
         """Keep what was learned of the costs; free the cells."""

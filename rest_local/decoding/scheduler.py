@@ -33,7 +33,10 @@ SHIFT_KEEPS = 0.5  # of the text behind the kept tokens, when the context is ful
 
 
 class Scheduler:
-    """Not thread safe. `curve` tells how large a part of a prompt may be."""
+    """Not thread safe. `curve` tells how large a part of a prompt may be.
+
+    A job is in `waiting` (no slot), or in `admitted` (a slot, and evaluates its prompt or generates), or done.
+    """
 
     def __init__(self, backend: Backend, capability: Capability, curve: CostCurve) -> None:
         self.backend = backend
@@ -152,6 +155,11 @@ class Scheduler:
                 in_it = [part.generation for part in parts]
                 self._failed([job for job in jobs if job in running or job.generation in in_it], error)
                 return
+            except BaseException:  # an interrupt: tokens were chosen that nobody will get
+                if self._forward.chosen:
+                    for job in running:
+                        self._finish(job, "cancelled")
+                raise
             if parts:
                 self.part_seconds.append(time.perf_counter() - begun)
             for job, outcome in zip(running, outcomes, strict=True):

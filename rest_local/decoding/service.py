@@ -6,8 +6,9 @@
             print(piece.text, end="")
 
 Contract: the thread steps while there is work and sleeps while there is none. The queue is bounded: who finds it full
-is refused at once. Cancelling takes effect before the next forward pass. An error of one request ends that request; one
-that nobody expected ends all of them, is logged, and leaves a service that refuses everything.
+is refused at once. Cancelling takes effect before the next forward pass. An error of one request (what it asks for
+cannot be opened, its sampler fails, its owner cannot be told) ends that request or costs it its news; one that belongs
+to none of them and that nobody expected ends all, is logged, and leaves a service that refuses everything.
 """
 
 from __future__ import annotations
@@ -90,7 +91,11 @@ class Ticket:
         with self._news:
             self._news.notify_all()
         if self._wake:
-            self._wake()
+            try:
+                self._wake()
+            except Exception:  # the owner's own code: not a reason to end what others asked for
+                log.exception("request %d: its owner cannot be told of news and is not told any more", self.id)
+                self._wake = None
 
 
 class Service:
@@ -124,7 +129,7 @@ class Service:
             self._number += 1
             ticket = Ticket(self._number, job, self._cancel, wake)
             self._alive[self._number] = job
-            self._orders.append(lambda: self.engine.submit(job))
+            self._orders.append(lambda: self._submit(job))
             self._lock.notify()
         return ticket
 
@@ -201,6 +206,15 @@ class Service:
     def _count_waiting(self) -> int:
         return sum(job.slot is None and not job.done for job in self._alive.values())
 
+    def _submit(self, job: Job) -> None:
+        """In the engine's thread. A context of its own, for an exact request, may not fit the memory."""
+        if job.done:
+            return
+        try:
+            self.engine.submit(job)
+        except RestLocalError as error:
+            job.finish("error", error)
+
     def _cancel(self, job: Job) -> None:
         with self._lock:
             self._orders.append(lambda: self.engine.cancel(job))
@@ -243,10 +257,10 @@ class Service:
             self._closing = True
             orders, self._orders = self._orders, deque()
             jobs, self._alive = list(self._alive.values()), {}
-        for order in orders:
-            order()
         for job in jobs:
             if self._failure:
                 job.finish("error", ServiceClosed())
             else:
                 self.engine.cancel(job)
+        for order in orders:  # behind the jobs, of which none is to begin now
+            order()

@@ -166,15 +166,15 @@ class Answer:
         self.result.stopping_word = self._stops.found
         s = self.statistics
         evaluated = s.prompt_tokens - s.cached_tokens
-        predicted = len(self.result.tokens)
+        predicted, predicted_ms = len(self.result.tokens), self._predicted_ms + s.again_ms
         self.result.timings = {
             "cache_n": s.cached_tokens,
             "prompt_n": evaluated,
             "prompt_ms": round(s.prompt_ms, 3),
             "prompt_per_second": round(1e3 * evaluated / s.prompt_ms, 2) if s.prompt_ms else 0.0,
             "predicted_n": predicted,
-            "predicted_ms": round(self._predicted_ms, 3),
-            "predicted_per_second": round(1e3 * predicted / self._predicted_ms, 2) if self._predicted_ms else 0.0,
+            "predicted_ms": round(predicted_ms, 3),
+            "predicted_per_second": round(1e3 * predicted / predicted_ms, 2) if predicted_ms else 0.0,
             "draft_n": s.drafted,
             "draft_n_accepted": s.accepted,
         }

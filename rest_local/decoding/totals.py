@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from rest_local.decoding.generation import Statistics
@@ -45,5 +45,6 @@ class Totals:
                 mine[key] += count
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy, for other threads."""
-        return asdict(self)
+        """A copy, from any thread: a source may be counted for the first time meanwhile."""
+        by_source = {source: dict(counts) for source, counts in list(self.by_source.items())}
+        return {**vars(self), "by_source": by_source}

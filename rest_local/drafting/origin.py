@@ -6,6 +6,7 @@ Contract: a draft and the tokens that came of it go in, for each token the evide
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT
+from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
+
+log = logging.getLogger("rest_local.drafting")
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -61,5 +65,9 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
 def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int | None]:
     if not isinstance(store, Datastore):
         return None, None
-    name, _ = store.locate(position)
-    return name, decode(store.before(position).tolist()).count("\n") + 1
+    try:
+        name, _ = store.locate(position)
+        return name, decode(store.before(position).tolist()).count("\n") + 1
+    except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table costs no answer
+        log.warning("datastore %s: cannot say where a draft comes from (%s)", store.path, error)
+        return None, None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Sources
@@ -176,6 +177,25 @@ def test_exact_answers_do_not_depend_on_drafts_or_kept_prefixes(
         assert (result.timings["cache_n"] > 0) == reuse
         assert (result.draft["accepted"] > 0) == drafts
         assert result.tokens == wanted
+
+
+@pytest.mark.usefixtures("keen")
+def test_a_request_drafts_from_what_is_open_when_it_begins(
+    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    """A datastore that was opened anew while the request waited: the old one is closed and has no rows any more."""
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        for names in (None, ("parrot",)):
+            job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+            engine.datastores[0].close()
+            engine.datastores = [Datastore.open(store)]
+            engine.submit(job)
+            while engine.step():
+                pass
+            assert job.result.draft["by_source"]["datastore"]["accepted"] > 20
 
 
 def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: TinyModel) -> None:

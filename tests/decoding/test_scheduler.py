@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, plain
-from support.fake_jobs import FLAT, Owned, check_cells, job_of, run, scheduler_of
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, plain
+from support.fake_jobs import FLAT, Owned, check_cells, job_of, prompts_of, run, said, scheduler_of
 from support.fake_sources import SHAPES, Keen, fortune
 
 from rest_local.decoding.job import Job
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
-from rest_local.drafting.drafter import Draft
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
-from rest_local.planning.policy import StepCost
-
-
-def prompts_of(n: int, longest: int = 40) -> list[list[int]]:
-    rng = np.random.default_rng(n)
-    return [rng.integers(0, END, int(rng.integers(1, longest))).tolist() for _ in range(n)]
-
-
-def said(prompt: Sequence[int], n: int, chooser: Greedy | Draws | None = None) -> list[int]:
-    """What plain decoding says, without the end token."""
-    tokens = plain(prompt, chooser or Greedy(), n)
-    return tokens[:-1] if tokens and tokens[-1] == END else tokens
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -302,141 +287,6 @@ def test_cancelling_at_any_step_frees_the_slot_and_leaves_the_others(at: int) ->
     for prompt, job in list(zip(asked, jobs, strict=True))[1:]:
         assert job.result.tokens == said(prompt, 8)
     assert said(asked[0], 8)[: len(jobs[0].result.tokens)] == jobs[0].result.tokens
-
-
-def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
-    """The pass fails for both together, then for the first alone for want of cells: the second goes back to the queue
-    and must not be evaluated in a slot that it has no more.
-    """
-    for refused in range(2, 9):
-        backend = FakeBackend(n_ctx=256, n_slots=2)
-        scheduler = scheduler_of(backend)
-        asked = [[3] * 20, [4] * 30]
-        jobs = [job_of(backend, prompt, 8) for prompt in asked]
-        backend.failures = {1: -2, 2: -2, refused: 1}
-        run(scheduler, jobs)
-        for prompt, job in zip(asked, jobs, strict=True):
-            assert job.error is None
-            assert job.result.tokens == said(prompt, 8)
-
-
-@pytest.mark.parametrize("n_batch", [1, 2, 3])
-def test_more_slots_than_a_batch_has_places_wait_for_each_other(n_batch: int) -> None:
-    backend = FakeBackend(n_ctx=256, n_batch=n_batch, n_slots=6)
-    asked = [[n] for n in range(6)]  # nothing to evaluate before they generate
-    jobs = [job_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
-    run(scheduler_of(backend), jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.result.tokens == said(prompt, 10)
-
-
-class Clock:
-    """The scheduler's `time`, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = time.perf_counter()
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
-    monkeypatch.setattr("rest_local.decoding.stream.time", clock)
-    return clock
-
-
-def test_the_time_for_a_prompt_runs_in_the_queue_as_well(clock: Clock) -> None:
-    backend = FakeBackend(n_slots=1)
-    scheduler = scheduler_of(backend)
-    first = job_of(backend, [1, 2], 30)
-    late = job_of(backend, [3, 4], 30, prompt_seconds=5.0)
-    scheduler.submit(first)
-    scheduler.submit(late)
-    scheduler.step()
-    assert not late.done
-    clock.now += 10.0
-    scheduler.step()
-    assert late.done
-    assert (late.result.finish_reason, late.result.tokens) == ("length", [])
-    assert not first.done
-
-
-def test_the_time_for_a_prompt_is_over_with_the_first_token(clock: Clock) -> None:
-    """A context shift evaluates text anew: that is part of the answer."""
-    backend = FakeBackend(n_ctx=64)
-    scheduler = scheduler_of(backend)
-    job = job_of(
-        backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True, keep_tokens=3, prompt_seconds=5.0
-    )
-    scheduler.submit(job)
-    while not job.result.tokens:
-        scheduler.step()
-    clock.now += 10.0
-    run(scheduler, [])
-    assert job.result.truncated
-    assert len(job.result.tokens) > 64
-
-
-def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> None:
-    backend = FakeBackend(n_ctx=64, n_slots=2)
-    scheduler = scheduler_of(backend)
-    old = job_of(backend, [1] * 20, 60, Draws(3))
-    young = job_of(backend, [2] * 20, 60, Draws(4), seconds=5.0)
-    scheduler.submit(old)
-    scheduler.submit(young)
-    while young not in scheduler.waiting or not young.result.tokens:
-        scheduler.step()
-        assert not young.done
-    n_said = len(young.result.tokens)
-    clock.now += 10.0
-    scheduler.step()
-    assert young.done
-    assert (young.result.finish_reason, len(young.result.tokens)) == ("length", n_said)
-    assert not old.done
-
-
-class Spy(Off):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[StepCost] = []
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        self.told.append(done)
-
-
-def test_a_pass_that_holds_a_part_of_a_prompt_says_nothing_about_the_cost_of_a_step() -> None:
-    backend = FakeBackend(n_ctx=1024, n_batch=16, n_slots=2)
-    scheduler = scheduler_of(backend)
-    spy = Spy()
-    running = job_of(backend, [1, 2], 20, policy=spy)
-    scheduler.submit(running)
-    for _ in range(3):
-        scheduler.step()
-    alone = len(spy.told)
-    late = job_of(backend, [3] * 60, 1)
-    scheduler.submit(late)
-    while late.generation is None or late.prefilling:
-        scheduler.step()
-    assert [done.leads for done in spy.told[:alone]] == [True] * alone
-    assert [done.leads for done in spy.told[alone:]] == [False] * (len(spy.told) - alone)
-    assert len(spy.told) > alone
-
-
-def test_idle_slots_go_before_drafts_do() -> None:
-    backend = FakeBackend(n_ctx=64, n_slots=2)
-    scheduler = scheduler_of(backend)
-    run(scheduler, [job_of(backend, [1] * 40, 2)])
-    job = job_of(backend, [2] * 15, 12, sources=fortune("deep"), policy=Keen(FLAT))
-    calls = backend.calls
-    run(scheduler, [job])
-    assert sum(slot.n_past for slot in scheduler.slots.slots) < 40
-    statistics = job.answer.statistics
-    assert backend.calls - calls <= 1 + statistics.steps + 1  # one was refused, and done again as it was
-    assert job.result.tokens == said([2] * 15, 12)
 
 
 class Life(RuleBasedStateMachine):

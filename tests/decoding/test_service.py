@@ -10,9 +10,19 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
-from rest_local.errors import OptionError, PromptEmpty, PromptTooLong, QueueFull, RestLocalError, ServiceClosed
+from rest_local.decoding.totals import Totals
+from rest_local.errors import (
+    ModelError,
+    OptionError,
+    PromptEmpty,
+    PromptTooLong,
+    QueueFull,
+    RestLocalError,
+    ServiceClosed,
+)
 
 TinyModel = Callable[..., Path]
 NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
@@ -229,3 +239,68 @@ def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -
             if leaves is not None:  # a near-tie
                 told = one.logprobs[leaves]
                 assert told.logprob - dict(told.top)[other[leaves]] < NEAR
+
+
+def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Lane:
+        raise ModelError("no context")
+
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
+        monkeypatch.setattr(Lane, "open", refuse)
+        other = service.submit(asked(engine, "a", 60))
+        exact = service.submit(asked(engine, "b", 5, exact=True))
+        with pytest.raises(ModelError, match="no context"):
+            exact.wait(30)
+        assert len(other.wait(30).tokens) == 60
+        assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Service) -> None:
+    def wake() -> None:
+        raise RuntimeError("the loop is closed")
+
+    deaf = service.submit(asked(engine, "a", 30), wake)
+    other = service.submit(asked(engine, "b", 30))
+    assert len(other.wait(30).tokens) == 30
+    assert len(deaf.wait(30).tokens) == 30
+
+
+def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:
+    """It goes on in another slot; who gets its first one has sources of its own."""
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine:
+        scheduler = engine._lane.scheduler
+        first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
+        for job in (first, moved):
+            engine.submit(job)
+            while job.slot is None:
+                engine.step()
+        left = moved.slot
+        scheduler._send_back(moved)
+        engine.cancel(first)  # whose slot holds the same prompt
+        engine.submit(last)
+        engine.step()
+        assert moved.slot is not left
+        assert last.slot is left
+        assert moved.generation is not None
+        assert last.generation is not None
+        assert moved.generation.sources is not last.generation.sources
+
+
+def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> None:
+    totals = Totals()
+
+    class Meddling(str):
+        """Counts another source whenever it is looked at."""
+
+        def __hash__(self) -> int:
+            totals.by_source.setdefault(f"another {len(totals.by_source)}", {})
+            return str.__hash__(self)
+
+        def __deepcopy__(self, memo: object) -> str:
+            hash(self)
+            return str(self)
+
+    totals.by_source[Meddling("context")] = {"drafted": 1, "accepted": 1}
+    assert totals.to_dict()["by_source"]["context"] == {"drafted": 1, "accepted": 1}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from support.fake_backend import END, Draws, FakeBackend, Greedy
+import numpy as np
+from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.generation import Generation, Statistics
@@ -107,3 +108,14 @@ def check_cells(scheduler: Scheduler) -> None:
         for seq in cell.ids:
             held[seq].append((cell.pos, cell.token))
     assert {seq: sorted(cells) for seq, cells in held.items()} == expected
+
+
+def prompts_of(n: int, longest: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(n)
+    return [rng.integers(0, END, int(rng.integers(1, longest))).tolist() for _ in range(n)]
+
+
+def said(prompt: Sequence[int], n: int, chooser: Greedy | Draws | None = None) -> list[int]:
+    """What plain decoding says, without the end token."""
+    tokens = plain(prompt, chooser or Greedy(), n)
+    return tokens[:-1] if tokens and tokens[-1] == END else tokens

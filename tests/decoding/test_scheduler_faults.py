@@ -1,0 +1,228 @@
+"""What goes wrong with one of many, or takes too long, over the fake backend: the others get their answers."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy
+from support.fake_jobs import FLAT, check_cells, job_of, run, said, scheduler_of
+from support.fake_sources import Keen, fortune
+
+from rest_local.errors import GenerationError
+
+
+def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
+    """The pass fails for both together, then for the first alone for want of cells: the second goes back to the queue
+    and must not be evaluated in a slot that it has no more.
+    """
+    for refused in range(2, 9):
+        backend = FakeBackend(n_ctx=256, n_slots=2)
+        scheduler = scheduler_of(backend)
+        asked = [[3] * 20, [4] * 30]
+        jobs = [job_of(backend, prompt, 8) for prompt in asked]
+        backend.failures = {1: -2, 2: -2, refused: 1}
+        run(scheduler, jobs)
+        for prompt, job in zip(asked, jobs, strict=True):
+            assert job.error is None
+            assert job.result.tokens == said(prompt, 8)
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 3])
+def test_more_slots_than_a_batch_has_places_wait_for_each_other(n_batch: int) -> None:
+    backend = FakeBackend(n_ctx=256, n_batch=n_batch, n_slots=6)
+    asked = [[n] for n in range(6)]  # nothing to evaluate before they generate
+    jobs = [job_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler_of(backend), jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.result.tokens == said(prompt, 10)
+
+
+class Clock:
+    """The scheduler's `time`, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = time.perf_counter()
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
+    monkeypatch.setattr("rest_local.decoding.stream.time", clock)
+    return clock
+
+
+def test_the_time_for_a_prompt_runs_in_the_queue_as_well(clock: Clock) -> None:
+    backend = FakeBackend(n_slots=1)
+    scheduler = scheduler_of(backend)
+    first = job_of(backend, [1, 2], 30)
+    late = job_of(backend, [3, 4], 30, prompt_seconds=5.0)
+    scheduler.submit(first)
+    scheduler.submit(late)
+    scheduler.step()
+    assert not late.done
+    clock.now += 10.0
+    scheduler.step()
+    assert late.done
+    assert (late.result.finish_reason, late.result.tokens) == ("length", [])
+    assert not first.done
+
+
+def test_the_time_for_a_prompt_is_over_with_the_first_token(clock: Clock) -> None:
+    """A context shift evaluates text anew: that is part of the answer."""
+    backend = FakeBackend(n_ctx=64)
+    scheduler = scheduler_of(backend)
+    job = job_of(
+        backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True, keep_tokens=3, prompt_seconds=5.0
+    )
+    scheduler.submit(job)
+    while not job.result.tokens:
+        scheduler.step()
+    clock.now += 10.0
+    run(scheduler, [])
+    assert job.result.truncated
+    assert len(job.result.tokens) > 64
+
+
+def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> None:
+    backend = FakeBackend(n_ctx=64, n_slots=2)
+    scheduler = scheduler_of(backend)
+    old = job_of(backend, [1] * 20, 60, Draws(3))
+    young = job_of(backend, [2] * 20, 60, Draws(4), seconds=5.0)
+    scheduler.submit(old)
+    scheduler.submit(young)
+    while young not in scheduler.waiting or not young.result.tokens:
+        scheduler.step()
+        assert not young.done
+    n_said = len(young.result.tokens)
+    clock.now += 10.0
+    scheduler.step()
+    assert young.done
+    assert (young.result.finish_reason, len(young.result.tokens)) == ("length", n_said)
+    assert not old.done
+
+
+def test_idle_slots_go_before_drafts_do() -> None:
+    backend = FakeBackend(n_ctx=64, n_slots=2)
+    scheduler = scheduler_of(backend)
+    run(scheduler, [job_of(backend, [1] * 40, 2)])
+    job = job_of(backend, [2] * 15, 12, sources=fortune("deep"), policy=Keen(FLAT))
+    calls = backend.calls
+    run(scheduler, [job])
+    assert sum(slot.n_past for slot in scheduler.slots.slots) < 40
+    statistics = job.answer.statistics
+    assert backend.calls - calls <= 1 + statistics.steps + 1  # one was refused, and done again as it was
+    assert job.result.tokens == said([2] * 15, 12)
+
+
+class Broken(Greedy):
+    """Fails at its n-th token as no sampler should."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def sample(self, logits: np.ndarray) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise MemoryError("no memory for candidates")
+        return super().sample(logits)
+
+
+def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
+    backend = FakeBackend(n_slots=2)
+    scheduler = scheduler_of(backend)
+    broken = job_of(backend, [1, 2], 20, Broken(3), fortune("bush"), Keen(FLAT))
+    other = job_of(backend, [3, 4], 20)
+    run(scheduler, [broken, other])
+    assert isinstance(broken.error, GenerationError)
+    assert isinstance(broken.error.__cause__, MemoryError)
+    assert broken.result.finish_reason == "error"
+    assert said([1, 2], 20)[: len(broken.result.tokens)] == broken.result.tokens
+    assert other.result.tokens == said([3, 4], 20)
+
+
+class Interrupted(Greedy):
+    """Ctrl-C while its n-th token is chosen."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def sample(self, logits: np.ndarray) -> int:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        return super().sample(logits)
+
+
+def test_an_interrupt_between_two_who_are_served_makes_no_answer_wrong() -> None:
+    """The first has chosen its token and nobody got it: it cannot go on, for its sampler cannot go back."""
+    backend = FakeBackend(n_slots=3)
+    scheduler = scheduler_of(backend)
+    asked = [[1, 2], [3, 4], [5, 6]]
+    jobs = [job_of(backend, p, 20, Interrupted(4) if p == [3, 4] else None) for p in asked]
+    with pytest.raises(KeyboardInterrupt):
+        run(scheduler, jobs)
+    check_cells(scheduler)
+    run(scheduler, [])
+    for prompt, job in zip(asked, jobs, strict=True):
+        truth = said(prompt, 20)
+        assert job.result.tokens == truth[: len(job.result.tokens)]
+        assert job.result.finish_reason == "cancelled" or job.result.tokens == truth
+
+
+class Stubborn(FakeBackend):
+    """Refuses to cut back a tail now and then, and has one block of logits, which every decode writes over."""
+
+    def __init__(self, *arguments: int, **named: int) -> None:
+        super().__init__(*arguments, **named)
+        self.removals = 0
+        self.block = np.zeros((64, N_VOCAB), np.float32)
+
+    def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
+        self.removals += p0 > 0
+        return not (p0 > 0 and self.removals % 40 == 0) and super().remove(seq, p0, p1)
+
+    def logits(self, n_outputs: int) -> np.ndarray:
+        self.block[:n_outputs] = super().logits(n_outputs)
+        return self.block[:n_outputs]
+
+    def decode(self) -> int:
+        self.block[:] = np.nan
+        return super().decode()
+
+
+def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> None:
+    backend = Stubborn(n_ctx=1024, n_slots=3)
+    asked = [[1, 2], [3, 4], [5, 6]]
+    jobs = [job_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    run(scheduler_of(backend), jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.result.tokens == said(prompt, 60)
+    assert backend.removals > 200
+
+
+def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
+    backend = FakeBackend(n_ctx=64)
+    scheduler = scheduler_of(backend)
+    job = job_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
+    scheduler.submit(job)
+    while not job.result.tokens:
+        scheduler.step()
+    statistics = job.answer.statistics
+    prompt_ms = statistics.prompt_ms
+    run(scheduler, [])
+    assert job.result.truncated
+    assert statistics.prompt_ms == prompt_ms
+    assert 0 < statistics.again_ms < job.result.timings["predicted_ms"]
+
+
+def test_a_prediction_may_be_an_array() -> None:
+    backend = FakeBackend()
+    job = job_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
+    run(scheduler_of(backend), [job])
+    assert job.result.tokens == said([1, 2], 5)

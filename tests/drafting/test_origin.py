@@ -1,0 +1,58 @@
+"""Where a drafted token comes from is told where it can be, and never costs an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.drafting.drafter import draft
+from rest_local.drafting.origin import Origin, origins_of
+from rest_local.drafting.sources import Sources
+from rest_local.errors import DatastoreCorrupt
+from rest_local.retrieval.build import build
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import VocabularyId
+
+TEXT = list(range(100, 140))
+
+
+def told(path: Path) -> list[Origin | None]:
+    """Of two tokens that a datastore of TEXT drafted behind its first ten, and one that nobody did."""
+    with Datastore.open(path) as store:
+        sources = Sources([store], 1000)
+        sources.restart(TEXT[:10])
+        drafted = draft(sources.rows(), lambda cell: 0.9, lambda probability: True, 2, 1)
+        return origins_of(drafted, [*TEXT[10:12], 1], lambda tokens: "line\n" * len(tokens))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    build(path, [("a.py", np.array(TEXT, np.int32))], vocabulary=VocabularyId("0" * 64, 1000, "test"), recipe={})
+    return path
+
+
+def test_a_drafted_token_has_a_file_and_a_line(path: Path) -> None:
+    first, second, last = told(path)
+    assert first is not None
+    assert second is not None
+    assert last is None
+    assert [(origin.source, origin.file, origin.match) for origin in (first, second)] == [
+        ("datastore", "a.py", 10),
+        ("datastore", "a.py", 11),
+    ]
+    assert (first.line, second.line) == (11, 12)
+
+
+@pytest.mark.parametrize("fault", [DatastoreCorrupt("store", "names"), IndexError("position"), OSError("gone")])
+def test_a_damaged_table_costs_the_place_only(path: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: Datastore, position: int) -> tuple[str, int]:
+        raise fault
+
+    monkeypatch.setattr(Datastore, "locate", damaged)
+    first, second, _ = told(path)
+    assert first is not None
+    assert second is not None
+    assert {(origin.source, origin.file, origin.line) for origin in (first, second)} == {("datastore", None, None)}
