@@ -2,7 +2,9 @@
 
     python -m rest_local.bench.driver [--steps N] [--nodes N] [--sequences N]... [--json]
 
-The nodes are those of all sequences together, shared out by the planner.
+The nodes are those of all sequences together, shared out by the planner. `drafted`: every sequence asks its sources at
+every step and all nodes are submitted, whatever they promise. `auto`: the policy as it is, with the prices of a model
+whose plain step takes 20 ms.
 
 The model is synthetic and small (random weights, Qwen's vocabulary size), because its own time is left out; the cells,
 the logits, the sources, the planner and the walk are the real ones. Every step drafts the wanted number of nodes from a
@@ -17,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,6 +81,17 @@ class FixedBudget(Auto):
         return plan
 
 
+class Patient(Auto):
+    """Books a decode as what it would take of a model of that speed, not what the small one here took."""
+
+    def __init__(self) -> None:
+        super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
+
+    def book(self, done: StepCost) -> None:
+        n_tokens = 1 + done.beside + done.n_nodes + done.nodes_beside
+        super().book(replace(done, decode_ms=float(self.curve.at(0)[n_tokens - 1]), leads=False))
+
+
 class _TimedDecode:
     """A context that notes what its decodes took."""
 
@@ -102,7 +116,8 @@ def run(
 
     `verifying_median_ms` leaves out the lookup and the growth of the tree: batch, walk, sampling and bookkeeping.
     """
-    result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "drafted": {}, "plain": {}}
+    result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps}
+    result |= {"drafted": {}, "auto": {}, "plain": {}}
     with tempfile.TemporaryDirectory() as directory:
         path = synthetic(SHAPE, "Q8_0", Path(directory) / "wide.gguf")
         with Model.open(path) as model:
@@ -110,6 +125,8 @@ def run(
                 settings = ContextSettings(n_ctx=1024 + 2 * n * (context_tokens + steps), n_slots=n)
                 with Context(model, settings) as context:
                     result["drafted"][n] = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
+                    context.clear()
+                    result["auto"][n] = _measure(model, context, Patient(), steps, context_tokens)
                     context.clear()
                     result["plain"][n] = _measure(model, context, Off(), steps, context_tokens)
     return result
@@ -163,7 +180,7 @@ def main() -> None:
     args = parser.parse_args()
     result = run(args.steps, args.nodes, sequences=args.sequences or (1, 2, 4, 8))
     if not args.json:
-        for side in ("drafted", "plain"):
+        for side in ("drafted", "auto", "plain"):
             for n, row in result[side].items():
                 print(
                     f"{side:8} {n} sequences {row['nodes_per_step']:5} nodes  median {row['median_ms']} ms"

@@ -33,8 +33,8 @@ POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # rest_local.planning.p
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which engine: the fields are the options of the same names. `history`, `slots`: only where a command has the
-    option; `options`: those of `rest_local.cli.load_options`.
+    """Which engine: the fields are the options of the same names. `history`, `slots`, `cells`: only where a
+    command has the option; `options`: those of `rest_local.cli.load_options`.
     """
 
     model: str | None = None
@@ -48,6 +48,7 @@ class EngineChoice:
     verify: str = "strict"
     context_shift: bool = False
     slots: int = 1
+    cells: int | None = None
     options: ModelOptions = field(default_factory=ModelOptions)
 
 
@@ -345,6 +346,7 @@ def _load(choice: EngineChoice) -> Engine:
         exact=choice.exact,
         history=choice.history,
         slots=choice.slots,
+        cells=choice.cells,
         options=choice.options,
     )
 

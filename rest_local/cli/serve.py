@@ -39,6 +39,12 @@ MAX_BODY = 8 << 20
     "--slots", type=click.IntRange(1, 64), default=SLOTS, show_default=True, metavar="N", help="Answers at a time."
 )
 @click.option(
+    "--cells",
+    type=click.IntRange(min=8),
+    metavar="N",
+    help="Tokens of memory for all answers together. Default: a whole context (--ctx) for each slot.",
+)
+@click.option(
     "--queue", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Requests that may wait."
 )
 @click.option("--metrics", is_flag=True, help="Serve /metrics for Prometheus.")

@@ -24,7 +24,8 @@ class Capability:
 class Backend(Protocol):
     """`rest_local.llama.context.Context`, or a fake of the same behaviour. See there for each member."""
 
-    n_ctx: int
+    n_ctx: int  # tokens of one sequence
+    n_cells: int  # of all of them
     n_batch: int
     n_branches: int  # sequence ids of one slot
     n_slots: int

@@ -134,6 +134,7 @@ class Engine:
         history: bool = False,
         verify: str = "strict",
         slots: int = 1,
+        cells: int | None = None,
         context_shift: bool = False,
         options: ModelOptions | None = None,
     ) -> Engine:
@@ -144,8 +145,8 @@ class Engine:
         answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
         command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. `slots`: generations at the same time, which share `n_ctx` tokens of memory cells; with `exact`
-        they take turns.
+        changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of memory
+        for all of them together, None for a whole context each.
         `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
         loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes the model's load
         time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
@@ -162,7 +163,8 @@ class Engine:
                 path = datastore_path(name)
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
             size = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
-            lane = Lane.open(opened, settings_for(opened.options, size, threads or 0, slots), exact)
+            settings = settings_for(opened.options, size, threads or 0, slots, cells)
+            lane = Lane.open(opened, settings, exact)
             return cls(lane, stores, policy, history, verify, context_shift)
         except BaseException:
             for store in stores:
@@ -184,7 +186,7 @@ class Engine:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of context: of one request, and of all of them together."""
+        """Tokens of context of one request."""
         return self._lane.context.n_ctx
 
     @property
@@ -199,7 +201,7 @@ class Engine:
         return {
             **self.totals.to_dict(),
             "cells_used": sum(slot.n_past for slot in self.slots),
-            "cells": self.n_ctx,
+            "cells": self._lane.context.n_cells,
             "cost_curve_age_s": round(time.time() - self._lane.tuning.measured_at, 1),
         }
 

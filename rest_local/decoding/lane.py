@@ -42,7 +42,7 @@ class Lane:
     def open(cls, model: Model, settings: ContextSettings, exact: bool, aside: list[Searchable] | None = None) -> Lane:
         """Measures what was not measured before. `aside`: stores that failed, shared by lanes. Raises ModelError."""
         if exact:
-            settings = replace(settings, n_slots=1)
+            settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         context, tuning = tune(model, settings, exact)
         try:
             return cls(model, context, tuning, exact, aside)

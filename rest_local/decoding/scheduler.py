@@ -85,7 +85,7 @@ class Scheduler:
             job = self.waiting[0]
             text = job.text
             match = self.slots.match(text[:-1], job.request.keep_prefix)
-            if self.admitted and self._in_use() + len(text) - match.kept > self.backend.n_ctx:
+            if self.admitted and self._in_use() + len(text) - match.kept > self.backend.n_cells:
                 return  # it would only be sent back
             if self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept):
                 return

@@ -100,10 +100,15 @@ def capability_of(model: Model, context: Context, exact: bool) -> Capability:
     return Capability("tree", "full attention over removable cells")
 
 
-def settings_for(options: ModelOptions, n_ctx: int, threads: int, n_slots: int = 1) -> ContextSettings:
-    """What the user's options say about a context; flash attention and cache types are chosen by `tune`."""
+def settings_for(
+    options: ModelOptions, n_ctx: int, threads: int, n_slots: int = 1, n_cells: int | None = None
+) -> ContextSettings:
+    """What the user's options say about a context; flash attention and cache types are chosen by `tune`. Without
+    `n_cells` every slot can have a whole context.
+    """
     return ContextSettings(
         n_ctx=n_ctx,
+        n_cells=n_ctx * n_slots if n_cells is None else n_cells,
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         n_slots=n_slots,

@@ -40,11 +40,13 @@ class ContextSettings:
     """How a context computes. `flash_attention` and the cache types decide what verification costs and whether it is
     exact.
 
-    `n_slots` sequences of `n_branches` ids each share `n_ctx` cells. `n_ubatch`: tokens computed at once, 0 =
-    `n_batch`. `threads`: 0 = all cores; `threads_batch`: for more than one token, 0 = `threads`. Raises OptionError.
+    `n_slots` sequences of `n_branches` ids each hold up to `n_ctx` tokens and share `n_cells` cells, 0 = `n_ctx`.
+    `n_ubatch`: tokens computed at once, 0 = `n_batch`. `threads`: 0 = all cores; `threads_batch`: for more than one
+    token, 0 = `threads`. Raises OptionError.
     """
 
     n_ctx: int = 4096
+    n_cells: int = 0
     n_batch: int = 512
     n_ubatch: int = 0
     n_branches: int = 8
@@ -83,7 +85,7 @@ class ContextSettings:
 
 
 class Context:
-    """Memory cells for `n_ctx` tokens shared by all sequence ids, `n_branches` for each slot. Close it, or use `with`.
+    """Memory cells shared by all sequence ids, `n_branches` for each slot. Close it, or use `with`.
 
     Applies the model's LoRA adapters. `decode` and what goes with it belong to one thread, `abort` to any.
     Raises ModelError where llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
@@ -108,6 +110,7 @@ class Context:
         self._memory = llama_cpp.llama_get_memory(self._pointer)
         # llama.cpp rounds the cells up; who asked for 64 tokens of context gets 64
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
+        self.n_cells = max(settings.n_ctx, settings.n_cells)
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
         self.n_branches = settings.n_branches
         self.n_slots = settings.n_slots
@@ -209,7 +212,7 @@ class Context:
 def _parameters(settings: ContextSettings) -> Any:
     """llama_context_params."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = settings.n_ctx
+    params.n_ctx = max(settings.n_ctx, settings.n_cells)
     params.n_batch = min(settings.n_batch, settings.n_ctx)
     params.n_ubatch = min(settings.n_ubatch or params.n_batch, params.n_batch)
     params.n_seq_max = settings.n_slots * settings.n_branches

@@ -42,6 +42,7 @@ class FakeBackend:
         self, n_ctx: int = 256, n_branches: int = 8, n_batch: int = 64, removable: bool = True, n_slots: int = 1
     ) -> None:
         self.n_slots = n_slots
+        self.n_cells = n_ctx
         self.n_ctx, self.n_branches, self.n_batch, self.n_vocab = n_ctx, n_branches, n_batch, N_VOCAB
         self.max_outputs = min(64, n_batch)
         self.batch = Batch(n_batch, n_branches)
