@@ -29,6 +29,7 @@ NO_ROOM = 1  # of `llama_decode`
 STALL_MS = 100.0  # what a part of a prompt may add to a step of those who generate
 LEAST_PART = 16  # tokens of it
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
+CHARGED_PASSES = 16
 SHIFT_KEEPS = 0.5  # of the text behind the kept tokens, when the context is full
 
 
@@ -47,6 +48,7 @@ class Scheduler:
         self._forward = Forward(backend, make_room=self.slots.evict)
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
+        self._passes = 0
         self._full = False  # somebody was sent back, and nobody has ended since
         self._turn = 0  # who of the prompts is first
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
@@ -162,6 +164,7 @@ class Scheduler:
                 raise
             if parts:
                 self.part_seconds.append(time.perf_counter() - begun)
+            self._charge_idle(len(running))
             for job, outcome in zip(running, outcomes, strict=True):
                 self._deliver(job, outcome, begun)
             for job in prompts:
@@ -192,9 +195,15 @@ class Scheduler:
         """A whole batch where nobody generates; else what adds STALL_MS, on the last slope of the cost curve."""
         if not n_running:
             return self.backend.n_batch
-        cost = self._curve.at(sum(len(job.text) for job in self.admitted))
-        slope = max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST // 2), 1e-6)
+        slope = self._curve.per_token(sum(len(job.text) for job in self.admitted))
         return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
+
+    def _charge_idle(self, n_running: int) -> None:
+        """Every few passes: to ask the curve costs as much as a lookup."""
+        self._passes += 1
+        if self._passes % CHARGED_PASSES == 0 and self.slots.idle_cells:
+            per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
+            self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))
 
     def _failed(self, together: list[Job], error: DecodeFailed) -> None:
         """Nothing could be evaluated for all of them together."""

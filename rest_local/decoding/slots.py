@@ -1,7 +1,9 @@
 """The slots of one context: who gets which, what of a prompt they already hold, and whom to forget first.
 
 Contract: a slot is idle or somebody's. An idle one keeps its tokens for the next request that begins alike, until its
-cells are needed: the least recently used goes first. Where a prompt's beginning lies in a slot that is not to be given
+cells are needed: the least recently used goes first. Attention passes over the cells of idle slots as well, so keeping
+one costs every decode a little: it is kept until that has cost as much as evaluating it again would (which is never
+more than twice the cost of having known what comes). Where a prompt's beginning lies in a slot that is not to be given
 up (somebody's, or a longer conversation), the cells themselves are shared, which evaluates nothing.
 """
 
@@ -34,6 +36,7 @@ class Slots:
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         self._shares = shares
         self._idle = list(self.slots)  # least recently used first
+        self._rent = dict.fromkeys(self.slots, 0.0)  # milliseconds a cell, since the slot was last used
 
     @property
     def idle_cells(self) -> int:
@@ -76,6 +79,17 @@ class Slots:
         """Somebody is done with it; what it holds is kept while there is room."""
         if slot not in self._idle:
             self._idle.append(slot)
+            self._rent[slot] = 0.0
+
+    def charge(self, per_cell: float, per_token: float) -> None:
+        """A decode was made over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating
+        a token again would. Frees the slots that have cost as much.
+        """
+        for slot in self._idle:
+            if slot.n_past:
+                self._rent[slot] += per_cell
+                if self._rent[slot] > per_token:
+                    slot.clear()
 
     def evict(self) -> bool:
         """Free the cells of the least recently used idle slot; False where no idle slot has any."""

@@ -90,6 +90,18 @@ class CostCurve:
         line = ms[low] + weight * (ms[high] - ms[low])
         return np.asarray(np.maximum(line, 0.5 * np.minimum(ms[low], ms[high])))
 
+    def per_cell(self, n: int) -> float:
+        """Milliseconds that one more token in the cells costs a decode of n tokens; 0 where one length was measured."""
+        if len(self.contexts) < 2:
+            return 0.0
+        length = self.contexts[-1] - self.contexts[0]
+        return max(0.0, (self._known(len(self.contexts) - 1, n) - self._known(0, n)) / length)
+
+    def per_token(self, n_ctx: int) -> float:
+        """Milliseconds that one more token costs a large batch."""
+        cost = self.at(n_ctx)
+        return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
+
     def observe(self, n: int, n_ctx: int, ms: float) -> None:
         """Refine from a real step of n tokens that took `ms`: the first few of a session count most.
 

@@ -105,6 +105,31 @@ def test_a_second_turn_evaluates_what_is_new() -> None:
     assert second.answer.statistics.cached_tokens >= len(follow_up) - 4
 
 
+def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_again() -> None:
+    """0.01 ms a cell and pass, 1 ms a token evaluated again: 100 passes."""
+    curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
+    backend = FakeBackend(n_ctx=1024, n_slots=2)
+    scheduler = scheduler_of(backend, curve)
+    run(scheduler, [job_of(backend, [1] * 200, 1)])
+    idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
+    other = job_of(backend, [2, 3], 300, Draws(1), ignore_end=True)
+    scheduler.submit(other)
+    for _ in range(90):
+        scheduler.step()
+    assert idle.n_past == 200
+    again = job_of(backend, [1] * 200, 1)  # somebody needs it: it begins anew
+    scheduler.submit(again)
+    while not again.done:
+        scheduler.step()
+    assert again.answer.statistics.cached_tokens == 199
+    kept = 0
+    while idle.n_past and not other.done:
+        scheduler.step()
+        kept += 1
+    assert 80 <= kept <= 130
+    check_cells(scheduler)
+
+
 def test_another_conversation_does_not_push_out_a_longer_one() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend)
