@@ -83,6 +83,8 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
+        if self.slots.has_holes and self.waiting and not self.admitted:
+            self.slots.forget()  # attention goes on to the highest cell in use: start again from the lowest
         while self._has_place and not (self._full and self.admitted):
             job = self.waiting[0]
             text = job.text

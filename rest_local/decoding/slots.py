@@ -36,6 +36,7 @@ class Slots:
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         self._shares = shares
         self._idle = list(self.slots)  # least recently used first
+        self.has_holes = False  # whether cells were freed below others that stayed
         self._rent = dict.fromkeys(self.slots, 0.0)  # milliseconds a cell, since the slot was last used
 
     @property
@@ -90,6 +91,7 @@ class Slots:
                 self._rent[slot] += per_cell
                 if self._rent[slot] > per_token:
                     slot.clear()
+                    self.has_holes = any(other.n_past for other in self.slots)
 
     def evict(self) -> bool:
         """Free the cells of the least recently used idle slot; False where no idle slot has any."""
@@ -101,6 +103,7 @@ class Slots:
 
     def forget(self) -> None:
         """Free the cells of every idle slot."""
+        self.has_holes = False
         for slot in self._idle:
             slot.clear()
 
