@@ -46,11 +46,11 @@ class ContextSettings:
     """
 
     n_ctx: int = 4096
-    n_cells: int = 0
     n_batch: int = 512
     n_ubatch: int = 0
     n_branches: int = 8
     n_slots: int = 1
+    n_cells: int = 0
     n_rs_seq: int = 0
     flash_attention: bool = False
     cache_type_k: str = "f16"

@@ -48,7 +48,7 @@ def test_what_is_fixed_restricts_what_is_tried(exact: bool) -> None:
 def test_the_options_of_a_context_are_handed_over() -> None:
     options = ModelOptions(n_batch=99, n_ubatch=33, threads_batch=3, kv_offload=False, rope=Rope(freq_base=5.0))
     assert settings_for(options, 256, 2, n_slots=4) == ContextSettings(
-        256, 99, 33, n_slots=4, threads=2, threads_batch=3, offload_kqv=False, rope=Rope(freq_base=5.0)
+        256, 99, 33, n_slots=4, n_cells=1024, threads=2, threads_batch=3, offload_kqv=False, rope=Rope(freq_base=5.0)
     )
 
 
