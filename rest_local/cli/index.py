@@ -230,8 +230,7 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
     match, places, positions = store.find(context, PLACES)
     files = []
     for position in positions.tolist():
-        name, offset = store.locate(position)
-        line = decode(store.before(position)).count("\n") + 1
+        name, line, offset = store.place(position, decode)
         files.append({"name": printable(name), "line": line, "token": offset})
     rows = store.rows(context, depth=_DEPTH)
     # A row counts as its match is long: each token less of agreement makes it a quarter.

@@ -66,8 +66,8 @@ def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int |
     if not isinstance(store, Datastore):
         return None, None
     try:
-        name, _ = store.locate(position)
-        return name, decode(store.before(position).tolist()).count("\n") + 1
+        name, line, _ = store.place(position, decode)
+        return name, line
     except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table costs no answer
         log.warning("datastore %s: cannot say where a draft comes from (%s)", store.path, error)
         return None, None

@@ -10,7 +10,7 @@ import hashlib
 import mmap as memory
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -146,6 +146,13 @@ class Datastore:
         """The tokens of the document of `position` from its start up to there: int32 [token offset]."""
         segment, document, local = self._place(position)
         return self._segments[segment].slice(self._documents[segment].start(document), local)
+
+    def place(self, position: int, decode: Callable[[Sequence[int]], str]) -> tuple[str, int, int]:
+        """(document name, line from 1, token offset in it) of a position, for people. Reads and decodes the document up
+        to there. IndexError outside the text.
+        """
+        name, offset = self.locate(position)
+        return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
         """All document names, in the order of the text."""

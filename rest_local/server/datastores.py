@@ -175,8 +175,7 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
         match, places, positions = store.find(context, limit)
         found = []
         for position in positions.tolist():
-            name, offset = store.locate(position)
-            line = decode(store.before(position)).count("\n") + 1
+            name, line, offset = store.place(position, decode)
             found.append({"document": printable(name), "line": line, "token": offset})
         rows = store.rows(context, limit, CONTINUATION)
         following = list(dict.fromkeys(decode(row) for row in rows.continuations))
