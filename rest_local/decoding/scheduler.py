@@ -83,12 +83,13 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        if self.slots.has_holes and self.waiting and not self.admitted:
-            self.slots.forget()  # attention goes on to the highest cell in use: start again from the lowest
         while self._has_place and not (self._full and self.admitted):
             job = self.waiting[0]
             text = job.text
             match = self.slots.match(text[:-1], job.request.keep_prefix)
+            if self.slots.has_holes and not self.admitted and match.kept < LEAST_SHARED:
+                self.slots.forget()  # attention goes on to the highest cell in use: start again from the lowest
+                match = self.slots.match(text[:-1], job.request.keep_prefix)
             if self.admitted and self._in_use() + len(text) - match.kept > self.backend.n_cells:
                 return  # it would only be sent back
             if self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept):

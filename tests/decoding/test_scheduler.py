@@ -130,6 +130,28 @@ def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_
     check_cells(scheduler)
 
 
+def test_holes_below_what_is_kept_cost_no_conversation_its_prefix() -> None:
+    """Who goes on with kept text keeps it; who comes with another text starts again from the lowest cell."""
+    curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
+    backend = FakeBackend(n_ctx=1024, n_slots=3)
+    scheduler = scheduler_of(backend, curve)
+    run(scheduler, [job_of(backend, [1] * 200, 1)])
+    idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
+    other = job_of(backend, [2, 3], 300, Draws(1), ignore_end=True)
+    run(scheduler, [other])
+    assert not idle.n_past  # it has cost more than it was worth
+    assert scheduler.slots.has_holes
+    follow_up = [2, 3, *other.result.tokens, 4, 5]
+    second = job_of(backend, follow_up, 3)
+    run(scheduler, [second])
+    assert second.answer.statistics.cached_tokens >= 300
+    third = job_of(backend, [7] * 20, 3)
+    run(scheduler, [third])
+    assert scheduler.slots.idle_cells < 30
+    assert not scheduler.slots.has_holes
+    check_cells(scheduler)
+
+
 def test_another_conversation_does_not_push_out_a_longer_one() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend)
