@@ -334,10 +334,13 @@ class Engine:
         lane = self._exact() if job.request.exact else self._lane
         lane.scheduler.submit(job)
 
-    def step(self) -> bool:
-        """One forward pass for all that run, and one for an exact request; False where there is nothing to do."""
+    def step(self, number: int = 0) -> bool:
+        """One forward pass for all that run, and one for an exact request; False where there is nothing to do.
+        `number`: a name for `abort`.
+        """
         busy = [lane for lane in self._lanes if lane.scheduler.busy]
         for lane in busy:
+            lane.context.number_decodes(number)
             lane.scheduler.step()
         return bool(busy)
 
@@ -349,10 +352,12 @@ class Engine:
                 return
         job.finish("cancelled")
 
-    def abort(self) -> None:
-        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits."""
+    def abort(self, number: int | None = None) -> None:
+        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
+        With `number`, the passes of the step of that number only.
+        """
         for lane in self._lanes:
-            lane.context.abort()
+            lane.context.abort(number)
 
     def cancel_all(self) -> None:
         """End every job."""

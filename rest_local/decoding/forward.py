@@ -143,7 +143,7 @@ class Forward:
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
                 for generation in _all(running, prompts):
-                    generation.rebuild()
+                    generation.rebuild(cut_back=code == ABORTED)
                     generation.tree = DraftTree()
             elif code == -1 and drafted:  # refused, restored
                 for generation in generations:

@@ -269,10 +269,15 @@ class Generation:
         self.pending = [*self.slot.tokens, *self.pending]
         self.slot.clear()
 
-    def rebuild(self) -> None:
-        """Evaluate the committed tokens again from nothing. Raises DecodeFailed; what is missing then is pending."""
+    def rebuild(self, cut_back: bool) -> None:
+        """Have the committed tokens, and no others, in the cells again: evaluated from nothing or, to `cut_back`, from
+        the last place that the memory can be taken back to. Raises DecodeFailed; what is missing then is pending.
+        """
         n_tokens = self.slot.n_past
-        self.give_up_cells()
+        if cut_back:
+            self.put_back(n_tokens, broken_off=True)
+        else:
+            self.give_up_cells()
         while self.slot.n_past < n_tokens:
             rows = Rows()
             part = self.pending[: min(n_tokens - self.slot.n_past, self.backend.n_batch)]

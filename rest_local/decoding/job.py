@@ -41,6 +41,7 @@ class Job:
         self.generation: Generation | None = None
         self.slot: Slot | None = None
         self.done = False
+        self.left = False  # nobody waits for it any more
         self.error: RestLocalError | None = None
         self.wake: Callable[[], None] | None = None
         self.submitted = time.perf_counter()
@@ -72,11 +73,19 @@ class Job:
         """Whether `take` would give something."""
         return bool(self._pieces)
 
+    def leave(self) -> None:
+        """Nobody waits for it any more: a pass that is broken off is not done again for it. From any thread."""
+        self.left = True
+        if self.generation is not None:
+            self.generation.cancelled = True
+
     def admit(self, slot: Slot, text: Sequence[int]) -> None:
         """Go to work in `slot`. Raises PromptEmpty, PromptTooLong."""
         self.slot = slot
         if self.generation is None:
             self.generation = self._make(slot)
+            if self.left:  # asked behind the line above, as `leave` asks for the generation behind its own
+                self.generation.cancelled = True
             self.generation.begin(text)
             if len(self.request.prediction):
                 self.generation.sources.predict(self.request.prediction)

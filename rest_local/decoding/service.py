@@ -13,6 +13,7 @@ to none of them and that nobody expected ends all, is logged, and leaves a servi
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import deque
@@ -30,6 +31,7 @@ from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
 log = logging.getLogger("rest_local.service")
 
 QUEUE = 64
+_numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the one that it was meant for
 T = TypeVar("T")
 
 
@@ -108,6 +110,7 @@ class Service:
         self._orders: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
         self._alive: dict[int, Job] = {}
         self._number = 0
+        self._step = 0  # under way or just done; in it are none but those of `_alive`
         self._closing = False
         self._draining = True
         self._failure: BaseException | None = None
@@ -183,10 +186,15 @@ class Service:
         with self._lock:
             self._closing, self._draining = True, drain_seconds > 0
             self._lock.notify()
-        self._thread.join(drain_seconds or None)
+        if drain_seconds > 0:
+            self._thread.join(drain_seconds)
         with self._lock:
             self._draining = False
             self._lock.notify()
+            step, jobs = self._step, list(self._alive.values())
+        for job in jobs:
+            job.leave()
+        self.engine.abort(step)
         self._thread.join()
 
     def __enter__(self) -> Service:
@@ -216,21 +224,21 @@ class Service:
             job.finish("error", error)
 
     def _cancel(self, job: Job) -> None:
+        job.leave()
         with self._lock:
             self._orders.append(lambda: self.engine.cancel(job))
             self._lock.notify()
-            alone = all(other is job for other in self._alive.values() if not other.done)
-        if job.generation is not None:
-            job.generation.cancelled = True
-            if alone and not job.done:  # nobody else loses a forward pass by it
-                self.engine.abort()
+            step = self._step  # by the time of the abort another may be under way, for others
+            nobody_waits = all(other.done or other.left for other in self._alive.values())
+        if nobody_waits and not job.done:
+            self.engine.abort(step)
 
     # The thread
 
     def _run(self) -> None:
         try:
             while self._obey():
-                self.engine.step()
+                self.engine.step(self._step)
         except BaseException as error:  # nobody can catch it: the thread ends here
             log.exception("the engine stopped")
             self._failure = error
@@ -244,6 +252,7 @@ class Service:
                 while not self._orders and not self._alive and not self._closing:
                     self._lock.wait()
                 orders, self._orders = self._orders, deque()
+                self._step = next(_numbers)
                 ending = self._closing and not (self._draining and self._alive)
             for order in orders:
                 order()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
 from rest_local.drafting.drafter import Draft
@@ -223,6 +225,35 @@ def test_memory_that_cannot_be_cut_back_goes_back_to_a_checkpoint(arch: str, tin
             fresh = finish(engine, other, 20)
             assert fresh.timings["cache_n"] == 0
             assert fresh.tokens == reused.tokens
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
+    arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has begun, and half way; at every third decode, of parts of prompts and of steps."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        wanted = finish(engine, PROMPT, 30).tokens
+        engine.forget()
+        context, calls = engine._lane.context, itertools.count()
+        decode = context.decode
+
+        def broken_off() -> int:
+            call = next(calls)
+            if call % 3:
+                return decode()
+            if call % 2:
+                decode()  # all of it is in the cells, and yet the code says that it was broken off
+                return ABORTED
+            context.number_decodes(1)
+            context.abort(1)
+            code = decode()
+            context.number_decodes(0)
+            return code
+
+        monkeypatch.setattr(context, "decode", broken_off)
+        assert finish(engine, PROMPT, 30).tokens == wanted
+        assert next(calls) > 30
 
 
 def test_a_stream_that_is_left_early_leaves_a_usable_engine(tiny_model: TinyModel) -> None:

@@ -196,6 +196,20 @@ class Stubborn(FakeBackend):
         return super().decode()
 
 
+def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
+    """What was evaluated before stays: an abort that was meant for another must not evaluate a long text again."""
+    backend = FakeBackend(n_ctx=1024, n_batch=64, n_slots=2)
+    scheduler = scheduler_of(backend)
+    asked = [[1] * 300, [2] * 300]
+    jobs = [job_of(backend, prompt, 20) for prompt in asked]
+    backend.failures = dict.fromkeys((3, 8, 20, 24), 2)
+    run(scheduler, jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.result.tokens == said(prompt, 20)
+    assert not backend.failures
+    assert backend.evaluated <= 2 * (299 + 20)
+
+
 def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> None:
     backend = Stubborn(n_ctx=1024, n_slots=3)
     asked = [[1, 2], [3, 4], [5, 6]]
