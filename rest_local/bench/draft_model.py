@@ -71,8 +71,8 @@ def main() -> None:
             by = row["by_the_draft_model"]
             print(
                 f"{name:6} speed-up {row['speedup']['median']} (least {row['speedup']['least']})  MAT {row['mat']}  "
-                f"draft model: {by['accepted']} of {by['drafted']} accepted, {row['draft_model_ms_per_step']} ms a step, "
-                f"a plain one {row['plain_step_ms']}  identical {row['identical']} of {row['prompts']}"
+                f"draft model: {by['accepted']} of {by['drafted']} accepted, {row['draft_model_ms_per_step']} ms a "
+                f"step of {row['plain_step_ms']}  identical {row['identical']} of {row['prompts']}"
             )
     print(json.dumps(result))
 
