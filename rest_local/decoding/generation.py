@@ -48,6 +48,8 @@ class Statistics:
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     again_ms: float = 0.0  # within the answer: evaluating text anew behind a pause or a context shift
+    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
+    answer_share_ms: float = 0.0  # likewise
     steps: int = 0
     drafts: int = 0  # steps that submitted something
     generated: int = 0
@@ -143,6 +145,7 @@ class Generation:
         begun = time.perf_counter()
         kept = self._evaluate_up_to(prompt)
         self.sources.restart(prompt)
+        self.sources.predict(())
         self.policy.begin(len(prompt))
         self.statistics.prompt_tokens, self.statistics.cached_tokens = len(prompt), kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)

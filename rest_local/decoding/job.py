@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rest_local.decoding.faults import of_request
 from rest_local.decoding.generation import Chooser, Generation
 from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
@@ -45,7 +46,6 @@ class Job:
         self.error: RestLocalError | None = None
         self.wake: Callable[[], None] | None = None
         self.submitted = time.perf_counter()
-        self.shared = 0  # tokens in cells that another slot holds as well
         self._make, self._finished = make, finished
         self._pieces: deque[Piece] = deque()
 
@@ -63,6 +63,14 @@ class Job:
         if self.slot is None:  # sent back to the queue
             return [*generation.pending, generation.root]
         return [*generation.slot.tokens, *generation.pending, generation.root]
+
+    @property
+    def n_tokens(self) -> int:
+        """Of `text`, which copies it."""
+        generation = self.generation
+        if generation is None:
+            return len(self.prompt)
+        return (0 if self.slot is None else self.slot.n_past) + len(generation.pending) + 1
 
     @property
     def prefilling(self) -> bool:
@@ -117,6 +125,8 @@ class Job:
             self._finished(self.result)
             if last.text:
                 self._pieces.append(last)
+        except Exception as fault:
+            self.result.finish_reason, self.error = "error", self.error or of_request(fault)
         finally:  # an interrupt in there finds it done
             self.done = True
             if self.wake:
