@@ -6,9 +6,10 @@
             print(piece.text, end="")
 
 Contract: the thread steps while there is work and sleeps while there is none. The queue is bounded: who finds it full
-is refused at once. Cancelling takes effect before the next forward pass. An error of one request (what it asks for
-cannot be opened, its sampler fails, its owner cannot be told) ends that request or costs it its news; one that belongs
-to none of them and that nobody expected ends all, is logged, and leaves a service that refuses everything.
+is refused at once. Cancelling takes effect before the next forward pass, and breaks off the one under way where nobody
+else waits for it. An error of one request (its sampler fails, its owner cannot be told) ends that request or costs it
+its news; one that belongs to none of them and that nobody expected ends all, is logged, and leaves a service that
+refuses everything.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class Service:
     def submit(self, request: Request, wake: Callable[[], None] | None = None) -> Ticket:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end.
 
-        Raises at once what is wrong with it (PromptEmpty, PromptTooLong, OptionError), QueueFull, ServiceClosed.
+        Raises at once what is wrong with it (as `Engine.prepare`, which may take seconds for the first exact request),
+        QueueFull, ServiceClosed.
         """
         job = self.engine.prepare(request)
         with self._lock:
@@ -132,7 +134,7 @@ class Service:
             self._number += 1
             ticket = Ticket(self._number, job, self._cancel, wake)
             self._alive[self._number] = job
-            self._orders.append(lambda: self._submit(job))
+            self._orders.append(lambda: None if job.done else self.engine.submit(job))
             self._lock.notify()
         return ticket
 
@@ -213,15 +215,6 @@ class Service:
 
     def _count_waiting(self) -> int:
         return sum(job.slot is None and not job.done for job in self._alive.values())
-
-    def _submit(self, job: Job) -> None:
-        """In the engine's thread. A context of its own, for an exact request, may not fit the memory."""
-        if job.done:
-            return
-        try:
-            self.engine.submit(job)
-        except RestLocalError as error:
-            job.finish("error", error)
 
     def _cancel(self, job: Job) -> None:
         job.leave()

@@ -153,7 +153,11 @@ class Auto:
             self._rests -= 1
             self._unearned += 1
             return Draft(DraftTree())
-        if at.limit < 1 or not self.looks_up(at.n_ctx, sources.repeats):
+        if at.limit < 1:  # nobody may draft, beside a part of a prompt say: not that there was nothing to be found
+            self._unearned += 1
+            self._resting = self._unearned % (1 + REST_STEPS) > 0  # where it is always so, keep books as seldom
+            return Draft(DraftTree())
+        if not self.looks_up(at.n_ctx, sources.repeats):
             self._rests = REST_STEPS
             return Draft(DraftTree())
         begun = time.perf_counter()

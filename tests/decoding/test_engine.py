@@ -200,6 +200,30 @@ def test_a_request_drafts_from_what_is_open_when_it_begins(
             assert job.result.draft["by_source"]["datastore"]["accepted"] > 20
 
 
+@pytest.mark.parametrize("names", [None, ("parrot",)])
+@pytest.mark.usefixtures("keen")
+def test_requests_under_way_go_on_with_datastores_that_were_opened_anew(
+    names: tuple[str, ...] | None, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+        engine.submit(job)
+        while not job.result.tokens:
+            engine.step()
+        before = len(job.result.tokens)
+        old = list(engine.datastores)
+        engine.use([Datastore.open(store)])
+        for closed in old:
+            closed.close()
+        while engine.step():
+            pass
+        accepted = sum(source == "datastore" for source in job.result.sources[before:])
+        assert accepted > 20
+
+
 def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: TinyModel) -> None:
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=64) as engine:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,7 +156,7 @@ def test_an_abort_that_comes_late_breaks_off_nobody_elses_pass(engine: Engine, m
     with Service(engine) as service:
 
         def late(*number: int) -> None:
-            others.append(service.submit(asked(engine, PROMPTS[1], 200)))
+            others.append(service.submit(asked(engine, PROMPTS[1], 50)))
             while not others[0].done:
                 abort(*number)
 
@@ -165,7 +166,7 @@ def test_an_abort_that_comes_late_breaks_off_nobody_elses_pass(engine: Engine, m
         monkeypatch.setattr(engine, "abort", late)
         ticket.cancel()
         monkeypatch.undo()
-        assert len(others[0].wait(30).tokens) == 200
+        assert len(others[0].wait(30).tokens) == 50
     assert codes.count(ABORTED) <= 1  # that of the cancelled request
 
 
@@ -344,11 +345,43 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
         monkeypatch.setattr(Lane, "open", refuse)
         other = service.submit(asked(engine, "a", 60))
-        exact = service.submit(asked(engine, "b", 5, exact=True))
         with pytest.raises(ModelError, match="no context"):
-            exact.wait(30)
+            service.submit(asked(engine, "b", 5, exact=True))
         assert len(other.wait(30).tokens) == 60
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
+def test_others_are_served_while_the_context_for_exact_requests_is_opened(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For as long as it takes; what the new context cannot do is told."""
+    opens, may_open, lane_open = threading.Event(), threading.Event(), Lane.open
+
+    def slowly(*arguments: Any) -> Lane:
+        opens.set()
+        assert may_open.wait(60)
+        lane = lane_open(*arguments)
+        lane.warning = "not exact here"
+        return lane
+
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
+        monkeypatch.setattr(Lane, "open", slowly)
+        exact: list[Ticket] = []
+        asks = [
+            threading.Thread(target=lambda: exact.append(service.submit(asked(engine, "b", 5, exact=True))))
+            for _ in range(2)
+        ]
+        for thread in asks:
+            thread.start()
+        assert opens.wait(30)
+        for _ in range(2):
+            assert len(service.submit(asked(engine, "a", 40)).wait(30).tokens) == 40
+        may_open.set()
+        for thread in asks:
+            thread.join()
+        assert [len(ticket.wait(30).tokens) for ticket in exact] == [5, 5]
+        assert engine.warnings.count("not exact here") == 1
+        assert caplog.text.count("not exact here") == 1
 
 
 def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Service) -> None:
