@@ -32,6 +32,9 @@ class FakeEngine:
         self.n_ctx = n_ctx
         self.datastores: list[Any] = []
 
+    def use(self, datastores: list[Any]) -> None:
+        self.datastores = datastores
+
     def close(self) -> None:
         self.model.close()
 
