@@ -2,10 +2,10 @@
 
     python -m rest_local.bench.draft_model [--layers N] [--tokens N] [--prompts N] [--json]
 
-The target is the demo model with layers of Q4_0 that change nothing (`rest_local.bench.reshaped`): its text, real end to end,
-in the time a step of a larger model takes. `same` drafts with the demo model itself, which is right wherever sampling
-follows the likeliest token; `rough` with the demo model without its middle layer. `none` is retrieval from the prompt
-alone, and so is part of the others. Held-out modules to be gone on with; sampled with a fixed seed where greedy
+The target is the demo model with layers of Q4_0 that change nothing (`rest_local.bench.reshaped`): its text, real end
+to end, in the time a step of a larger model takes. `same` drafts with the demo model itself, which is right wherever
+sampling follows the likeliest token; `rough` with the demo model without its middle layer. `none` is retrieval from the
+prompt alone, and so is part of the others. Held-out modules to be gone on with; sampled with a fixed seed where greedy
 decoding loops. Identical means the same tokens in every run (fast settings: a near-tie may differ).
 """
 
