@@ -20,7 +20,7 @@ from rest_local.decoding.backend import Backend, Capability
 from rest_local.decoding.faults import of_request
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, RequestFailed, Running
 from rest_local.decoding.job import Job
-from rest_local.decoding.slot import common_prefix, count_cells
+from rest_local.decoding.slot import Slot, common_prefix, count_cells
 from rest_local.decoding.slots import LEAST_SHARED, Match, Slots
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.planning.cost import LARGEST, CostCurve
@@ -112,17 +112,18 @@ class Scheduler:
             if self.slots.has_holes and not self.admitted and match.kept < LEAST_SHARED:
                 self.slots.forget()  # attention goes on to the highest cell in use: start again from the lowest
                 match = self.slots.match(text[:-1], job.request.keep_prefix)
-            if self.admitted and self._has_to_wait(job, text, match.kept):
+            if self.admitted and self._has_to_wait(job, text, match):
                 self._held = job
                 return
             self.waiting.popleft()
             self._start(job, text, match)
 
-    def _has_to_wait(self, job: Job, text: Sequence[int], kept: int) -> bool:
+    def _has_to_wait(self, job: Job, text: Sequence[int], match: Match) -> bool:
         """Whether it would only be sent back, or evaluate what somebody else is about to."""
-        if self._in_use() + len(text) - kept > self.backend.n_cells:
+        kept = (match.source or match.slot, match.kept)
+        if self._in_use(kept) + len(text) - match.kept > self.backend.n_cells:
             return True
-        return self._shares and job.request.keep_prefix and self._comes_soon(text, kept)
+        return self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept)
 
     def _start(self, job: Job, text: Sequence[int], match: Match) -> None:
         slot = self.slots.take(match)
@@ -144,9 +145,9 @@ class Scheduler:
         longest = max((common_prefix(job.text[:-1], text) for job in self.admitted if job.prefilling), default=0)
         return longest >= kept + LEAST_SHARED
 
-    def _in_use(self) -> int:
-        """Cells that requests at work have, or will have when their prompts are evaluated."""
-        return count_cells((job.slot, job.n_tokens) for job in self.admitted if job.slot is not None)
+    def _in_use(self, *more: tuple[Slot, int]) -> int:
+        """Cells that requests at work have, or will have when their prompts are evaluated; and so many of `more`."""
+        return count_cells([*((job.slot, job.n_tokens) for job in self.admitted if job.slot is not None), *more])
 
     def _send_back(self, job: Job) -> None:
         """To the head of the queue; what it has said so far stays, its cells go."""

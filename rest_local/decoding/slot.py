@@ -49,9 +49,10 @@ def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
     """Cells that slots hold with so many tokens each, those that they share counted once."""
     ends: dict[tuple[int, int], int] = {}
     for slot, n_tokens in held:
-        begins = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
-        for run, end in zip(slot.runs, begins, strict=True):
-            ends[run] = max(end, ends.get(run, 0))
+        following = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
+        for run, end in zip(slot.runs, following, strict=True):
+            if run[0] < n_tokens:
+                ends[run] = max(min(end, n_tokens), ends.get(run, 0))
     return sum(end - begin for (begin, _), end in ends.items())
 
 

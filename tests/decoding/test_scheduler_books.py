@@ -63,6 +63,23 @@ def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None
     check_cells(scheduler)
 
 
+def test_a_kept_beginning_takes_cells_as_well() -> None:
+    """Half of the cells are at work; the prompt that waits has most of the others already, and needs a few more."""
+    backend = FakeBackend(n_ctx=200, n_slots=2)
+    scheduler = scheduler_of(backend)
+    run(scheduler, [job_of(backend, [1] * 95, 1)])
+    first, second = job_of(backend, [2] * 90, 10, Draws(1)), job_of(backend, [*([1] * 95), *([3] * 30)], 5)
+    scheduler.submit(first)
+    scheduler.step()
+    scheduler.submit(second)
+    while not first.done:
+        scheduler.step()
+        assert second.generation is None or first.done  # it would only be sent back
+    run(scheduler, [])
+    assert second.answer.statistics.cached_tokens >= 95
+    assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
+
+
 def test_who_waits_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend(n_ctx=160, n_slots=3)
     scheduler = scheduler_of(backend)
