@@ -62,6 +62,11 @@ class Choice:
         self._texts = Detokenizer(engine.model.vocabulary.piece) if steps and tells else None
 
     @property
+    def may_end(self) -> bool:
+        """Whether the text has to be read while it comes, since it may be complete although the model would go on."""
+        return self._indentation.cuts or self._limit.cuts
+
+    @property
     def ended(self) -> bool:
         """Whether the answer is complete although the model would go on."""
         return self._indentation.ended or self._limit.passed
@@ -153,28 +158,39 @@ class Answering:
         if self.body.stream:
             return EventStream(self._running, self._events(request))
         async with self._running.attended(request.receive):
-            async for _ in self._events(request):
-                pass
+            async for news in self._running.pieces(meanwhile=any(choice.may_end for choice in self.choices)):
+                for number, piece in news:
+                    self._add(number, piece)
+        self._note(request)
         return json_response(self.whole())
 
     async def _events(self, request: HttpRequest) -> AsyncIterator[bytes]:
-        for event in self.begin():
-            yield event
-        async for number, piece in self._running.pieces():
-            choice = self.choices[number]
-            part = choice.finish() if piece is None else choice.feed(piece)
-            if part:
-                for event in self.advance(number, part):
-                    yield event
-            if piece is None:
-                self.remaining -= 1
-                for event in self.complete(number):
-                    yield event
-            elif choice.ended:
-                self._running.stop(number)
-        self._note(request)
-        for event in self.end():
-            yield event
+        """Events of one moment in one part, as they are sent."""
+        if begin := self.begin():
+            yield b"".join(begin)
+        async for news in self._running.pieces():
+            events: list[bytes] = []
+            for number, piece in news:
+                if part := self._add(number, piece):
+                    events += self.advance(number, part)
+                if piece is None:
+                    events += self.complete(number)
+            if not self.remaining:
+                self._note(request)
+                events += self.end()
+            if events:
+                yield b"".join(events)
+
+    def _add(self, number: int, piece: Piece | None) -> Part:
+        """What a piece, or the end, adds to an answer."""
+        choice = self.choices[number]
+        if piece is None:
+            self.remaining -= 1
+            return choice.finish()
+        part = choice.feed(piece)
+        if choice.ended:
+            self._running.stop(number)
+        return part
 
     def _note(self, request: HttpRequest) -> None:
         """Counts for the log: nothing of what was said."""

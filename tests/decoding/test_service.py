@@ -258,7 +258,7 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
 
 
 def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Service) -> None:
-    def wake() -> None:
+    def wake(ended: bool) -> None:
         raise RuntimeError("the loop is closed")
 
     deaf = service.submit(asked(engine, "a", 30), wake)

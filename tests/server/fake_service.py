@@ -39,12 +39,12 @@ class FakeEngine:
 class FakeTicket:
     """A test gives it pieces and ends it."""
 
-    def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[], None] | None) -> None:
+    def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[bool], None] | None) -> None:
         self.id, self.request = number, request
         self.result = Result()
         self.done, self.error = False, None
         self.cancelled = threading.Event()
-        self._vocabulary, self._wake = vocabulary, wake or (lambda: None)
+        self._vocabulary, self._wake = vocabulary, wake or (lambda ended: None)
         self._pieces: deque[Piece] = deque()
 
     def give(self, text: str, source: str = "model", origin: Any = None, **more: Any) -> None:
@@ -53,7 +53,7 @@ class FakeTicket:
         self.result.text += text
         self.result.tokens += tokens
         self._pieces.append(Piece(text, tokens, (source,) * len(tokens), **more))
-        self._wake()
+        self._wake(self.done)
 
     def end(self, reason: str = "stop", *, word: str = "", error: RestLocalError | None = None) -> None:
         if self.done:
@@ -63,7 +63,7 @@ class FakeTicket:
         self.result.finish_reason, self.result.stopping_word, self.error = reason, word, error
         self.result.draft = {"by_source": {"prediction": {"drafted": 4, "accepted": 3}}}
         self.done = True
-        self._wake()
+        self._wake(self.done)
 
     def poll(self) -> list[Piece]:
         pieces = []
@@ -86,7 +86,7 @@ class FakeService:
         self.closed = False
         self._news = threading.Condition()
 
-    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> FakeTicket:
+    def submit(self, request: Request, wake: Callable[[bool], None] | None = None) -> FakeTicket:
         with self._news:
             if sum(not ticket.done for ticket in self.tickets) >= self.room:
                 raise QueueFull(self.room)
