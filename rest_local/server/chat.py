@@ -91,7 +91,7 @@ class ChatAnswer(Answering):
 
     def advance(self, number: int, part: Part) -> list[bytes]:
         deltas = self.parsers[number].feed(part.text)
-        more: dict[str, Any] = {"rest_local": {"tokens": part.origins}} if part.origins else {}
+        more = part.told
         if not part.logprobs and not more:
             return [self._chunk(number, _openai(delta)) for delta in deltas]
         logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None

@@ -83,8 +83,7 @@ class CompletionAnswer(Answering):
         if part.logprobs:
             logprobs = completion_logprobs(self.engine.model.vocabulary, part.logprobs, self._sent[number])
         self._sent[number] += len(part.text)
-        more: dict[str, Any] = {"rest_local": {"tokens": part.origins}} if part.origins else {}
-        return [self._chunk(number, part.text, logprobs, **more)]
+        return [self._chunk(number, part.text, logprobs, **part.told)]
 
     def complete(self, number: int) -> list[bytes]:
         more: dict[str, Any] = {}

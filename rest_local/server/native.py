@@ -71,9 +71,7 @@ class NativeAnswer(Answering):
         }
         if part.logprobs:
             fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, part.logprobs)
-        if part.origins:
-            fields["rest_local"] = {"tokens": part.origins}
-        return [event(fields)]
+        return [event(fields | part.told)]
 
     def complete(self, number: int) -> list[bytes]:
         return []

@@ -2,7 +2,7 @@
 
 Contract: whatever ends the block (the last piece, a client that is gone, a server that stops, a fault), no ticket goes
 on running behind it. What came is handed on at once, but behind something that was handed on only after `PACE`, all of
-it as one piece, or when an answer ends.
+it together, or when an answer ends.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rest_local.decoding.stream import Piece
 from rest_local.errors import ServiceClosed
 from rest_local.server.errors import ApiError, from_error
 
 if TYPE_CHECKING:
     from rest_local.decoding.service import Ticket
+    from rest_local.decoding.stream import Piece
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,8 +34,8 @@ An event costs the loop 60 us where its code is in the processor's caches and 0.
 between; a model of 0.9 ms a token that sent one for each lost a sixth of its speed on two cores."""
 
 
-News = tuple[int, Piece | None]
-"""The number of an answer and what came of it; None: it is done, with its result complete."""
+News = tuple[int, Sequence["Piece"] | None]
+"""The number of an answer and what came of it, at least one piece; None: it is done, with its result complete."""
 
 
 class Pulse:
@@ -101,7 +100,7 @@ class Running:
         open_ = dict(enumerate(self.tickets))
         while open_:
             begun, news = time.monotonic(), self._look(open_, meanwhile)
-            done = [number for number, piece in news if piece is None]
+            done = [number for number, pieces in news if pieces is None]
             errors = [error for number in done if (error := self._error(number)) is not None]
             if news:
                 yield [each for each in news if each[1] is not None] if errors else news
@@ -148,28 +147,15 @@ class Running:
 
 
 def _taken(open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
-    """What came of each, as one piece; of those that are not done only `meanwhile`."""
+    """What came of each; of those that are not done only `meanwhile`."""
     news: list[News] = []
     for number, ticket in open_.items():
         done = ticket.done  # before the pieces are taken: what comes in between is there at the next look
         if (done or meanwhile) and (pieces := ticket.poll()):
-            news.append((number, joined(pieces)))
+            news.append((number, pieces))
         if done:
             news.append((number, None))
     return news
-
-
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """Pieces that came one after another, at least one, as if one step had given them."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Piece(
-        "".join(piece.text for piece in pieces),
-        tuple(chain.from_iterable(piece.tokens for piece in pieces)),
-        tuple(chain.from_iterable(piece.sources for piece in pieces)),
-        tuple(chain.from_iterable(piece.logprobs for piece in pieces)),
-        tuple(chain.from_iterable(piece.origins for piece in pieces)),
-    )
 
 
 class EventStream(Response):

@@ -5,9 +5,10 @@ The vocabulary and the template are the demo model's own, so prompts, ids and lo
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,7 @@ class FakeTicket:
         self.cancelled = threading.Event()
         self._vocabulary, self._wake = vocabulary, wake or (lambda ended: None)
         self._pieces: deque[Piece] = deque()
+        self._held = False
 
     def give(self, text: str, source: str = "model", origin: Any = None, **more: Any) -> None:
         tokens = tuple(self._vocabulary.tokenize(text).tolist())
@@ -65,9 +67,17 @@ class FakeTicket:
         self.done = True
         self._wake(self.done)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is given in the block comes at its end, as from an engine that is quicker than its reader."""
+        self._held = True
+        yield
+        self._held = False
+        self._wake(self.done)
+
     def poll(self) -> list[Piece]:
         pieces = []
-        while self._pieces:
+        while self._pieces and not self._held:
             pieces.append(self._pieces.popleft())
         return pieces
 

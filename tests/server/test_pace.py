@@ -25,7 +25,7 @@ from rest_local.server.chat import ChatAnswer, _openai
 from rest_local.server.completions import CompletionAnswer
 from rest_local.server.errors import ApiError
 from rest_local.server.native import NativeAnswer
-from rest_local.server.running import Pulse, Running, joined
+from rest_local.server.running import Pulse, Running
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
 from rest_local.server.tools import AnswerFormat
@@ -71,15 +71,6 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
     return [group for group in made if group]
 
 
-@given(PIECES, CUTS)
-def test_pieces_that_are_joined_are_their_parts_in_order(pieces: list[Piece], cuts: list[bool]) -> None:
-    whole = [joined(group) for group in groups(pieces, cuts)]
-    assert "".join(each.text for each in whole) == "".join(each.text for each in pieces)
-    for name in ("tokens", "sources", "logprobs", "origins"):
-        assert sum((getattr(each, name) for each in whole), ()) == sum((getattr(each, name) for each in pieces), ())
-    assert all(len(each.tokens) == len(each.sources) == len(each.logprobs) == len(each.origins) for each in whole)
-
-
 def answering(engine: FakeEngine, kind: str, host: str) -> Answering:
     """An answer of each kind of route that can say where tokens came from, on this address."""
     state, running = (
@@ -103,16 +94,17 @@ def answering(engine: FakeEngine, kind: str, host: str) -> Answering:
     return answer  # type: ignore[no-any-return]
 
 
-def sent(answer: Answering, pieces: Sequence[Piece]) -> dict[str, Any]:
+def sent(answer: Answering, groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
     """All that the events of a stream say, put together. The last of them, with usage and times, are left out."""
     events = []
-    for each in (*pieces, None):
+    for each in (*groups, None):
         if part := answer._add(0, each):
             events += answer.advance(0, part)
-    said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": []}
+    said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": [], "steps": []}
     for data in events:
         value = json.loads(data.removeprefix(b"data: "))
         said["origins"] += value.get("rest_local", {}).get("tokens", [])
+        said["steps"] += value.get("rest_local", {}).get("steps", [])
         said["tokens"] += value.get("tokens", [])
         said["logprobs"] += value.get("completion_probabilities", [])
         choice = value.get("choices", [value])[0]
@@ -148,8 +140,18 @@ def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
 def test_a_stream_says_the_same_however_it_is_paced(
     engine: FakeEngine, kind: str, host: str, pieces: list[Piece], cuts: list[bool]
 ) -> None:
-    paced = [joined(group) for group in groups(pieces, cuts)]
-    assert sent(answering(engine, kind, host), paced) == sent(answering(engine, kind, host), pieces)
+    one_by_one = sent(answering(engine, kind, host), [[each] for each in pieces])
+    assert sent(answering(engine, kind, host), groups(pieces, cuts)) == one_by_one
+    if kind in ("text", "native"):
+        assert one_by_one["text"] == "".join(each.text for each in pieces)
+        assert len(one_by_one["logprobs"]) == sum(len(each.tokens) for each in pieces)
+    if host == "127.0.0.1":
+        assert [each["token"] for each in one_by_one["origins"]] == [token for each in pieces for token in each.tokens]
+        assert one_by_one["steps"] == [len(each.tokens) for each in pieces if each.tokens]
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 class Talk:
@@ -165,7 +167,7 @@ class Talk:
 
     async def consume(self, meanwhile: bool = True) -> None:
         async for news in self.running.pieces(meanwhile=meanwhile):
-            self.handed.append([(number, None if each is None else each.text) for number, each in news])
+            self.handed.append([(number, None if came is None else _text(came)) for number, came in news])
             self.came.set()
 
     async def next(self) -> None:
@@ -270,7 +272,7 @@ def test_a_consumer_that_was_busy_gets_all_at_once(engine: FakeEngine) -> None:
 
         async def consume() -> None:
             async for news in talk.running.pieces():
-                texts.append("".join(each.text for _, each in news if each is not None))
+                texts.append("".join(_text(came or ()) for _, came in news))
                 talk.came.set()
                 await free.wait()  # a client that does not read
 
