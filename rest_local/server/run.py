@@ -153,12 +153,13 @@ class Serving:
         self.loaded.set()
 
     def _close(self) -> None:
-        service, engine, embedder = self.state.service, self.state.engine, self.state.embedder
+        service, engine = self.state.service, self.state.engine
         self.state.service = None
         if service is not None:
             service.close()
-        if embedder is not None:
-            embedder.close()
+        for beside in (self.state.embedder, self.state.scorer):
+            if beside is not None:
+                beside.close()
         if engine is not None:
             engine.close()
 
