@@ -5,9 +5,10 @@
 `first`: time to the first token on a prompt whose cells are warm, less the forward passes. `overhead`: a stream of 300
 tokens by HTTP against the same request in an engine without a server and against one answer at once, the three
 interleaved; ratios within a round, medians over the rounds, and the ratio of the quickest of each, which is what counts
-where others use the machine; milliseconds of processor time of the server's event loop. `keys`: an /infill request for each keystroke, each cut off
-by the next; what the user waits where he pauses, and slots that were lost. `clients`: eight clients at once for
-`--seconds`: errors, the least served against the most served, throughput against one client alone.
+where others use the machine; milliseconds of processor time of the server's event loop. `keys`: an /infill request for
+each keystroke, each cut off by the next; what the user waits where he pauses, and slots that were lost. `clients`:
+eight clients at once for `--seconds`: errors, the least served against the most served, throughput against one client
+alone.
 
 Drafting is off, so that every round does the same work.
 """
