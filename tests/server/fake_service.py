@@ -49,7 +49,7 @@ class FakeTicket:
         self._pieces: deque[Piece] = deque()
         self._held = False
 
-    def give(self, text: str, source: str = "model", origin: Any = None, **more: Any) -> None:
+    def give(self, text: str, source: str = "target", origin: Any = None, **more: Any) -> None:
         tokens = tuple(self._vocabulary.tokenize(text).tolist())
         more["origins"] = (origin,) * len(tokens)
         self.result.text += text

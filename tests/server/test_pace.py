@@ -49,7 +49,7 @@ def piece(number: int, text: str, n_tokens: int) -> Piece:
     return Piece(
         text,
         tokens,
-        tuple("datastore" if token % 2 else "model" for token in tokens),
+        tuple("datastore" if token % 2 else "target" for token in tokens),
         tuple(TokenLogprobs(token, -float(token), ((token, -1.0),)) for token in tokens),
         tuple(origin(line=token) if token % 2 else None for token in tokens),
     )

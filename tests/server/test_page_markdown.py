@@ -116,8 +116,8 @@ def test_every_look_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
     page = opened(quiet, color_scheme=scheme, width=375)
     ask(page, "hello")
     ticket = quiet.service.ticket()
-    for source in ("model", "context", "datastore", "history", "prediction"):
-        ticket.give(TEXT, source, origin=None if source == "model" else origin(source=source))
+    for source in ("target", "context", "datastore", "history", "prediction", "model"):
+        ticket.give(TEXT, source, origin=None if source == "target" else origin(source=source))
         ticket.give("~~~\n")
     ticket.end()
     expect(page.locator("#status")).to_have_text("Done")
