@@ -34,12 +34,13 @@ log = logging.getLogger("rest_local.service")
 QUEUE = 64
 _numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the one that it was meant for
 T = TypeVar("T")
+Wake = Callable[[bool], None]
 
 
 class Ticket:
     """What its owner knows of a submitted request. Any thread."""
 
-    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Callable[[], None] | None) -> None:
+    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Wake | None) -> None:
         self.id = number
         self._job = job
         self._cancel = cancel
@@ -95,7 +96,7 @@ class Ticket:
             self._news.notify_all()
         if self._wake:
             try:
-                self._wake()
+                self._wake(self.done)
             except Exception:  # the owner's own code: not a reason to end what others asked for
                 log.exception("request %d: its owner cannot be told of news and is not told any more", self.id)
                 self._wake = None
@@ -118,8 +119,8 @@ class Service:
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> Ticket:
-        """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end.
+    def submit(self, request: Request, wake: Wake | None = None) -> Ticket:
+        """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
         Raises at once what is wrong with it (as `Engine.prepare`, which may take seconds for the first exact request),
         QueueFull, ServiceClosed.

@@ -385,7 +385,7 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
 
 
 def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Service) -> None:
-    def wake() -> None:
+    def wake(ended: bool) -> None:
         raise RuntimeError("the loop is closed")
 
     deaf = service.submit(asked(engine, "a", 30), wake)
