@@ -193,7 +193,7 @@ class Generation:
 
     def add_to(self, rows: Rows) -> None:
         """Put root and tree into the batch."""
-        self.layout = self.tree.layout(self.slot.n_branches) if len(self.tree) else None
+        self.layout = self.tree.layout() if len(self.tree) else None
         self.slot.add_step(rows, self.root, self.tree, self.layout)
 
     def take(self, logits: NDArray[np.float32]) -> tuple[Step, Verdict]:
