@@ -63,10 +63,11 @@ class Statistics:
         self.drafts += len(tree) > 0
         self.drafted += len(tree)
         self.accepted += len(path)
-        for numbers, key in ((range(len(tree)), "drafted"), (path, "accepted")):
-            for node in numbers:
-                source = self.by_source.setdefault(SOURCES[tree.source[node]], {"drafted": 0, "accepted": 0})
-                source[key] += 1
+        for number in set(tree.source):
+            source = self.by_source.setdefault(SOURCES[number], {"drafted": 0, "accepted": 0})
+            source["drafted"] += tree.source.count(number)
+        for node in path:
+            self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
 
     def to_dict(self) -> dict[str, object]:
         """The "draft" object of `--json`."""

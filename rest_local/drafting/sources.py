@@ -11,9 +11,6 @@ from collections.abc import Container, Sequence
 from struct import pack
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
@@ -46,7 +43,7 @@ class Lookup(Protocol):
 class Searchable(Protocol):
     """Text of others: a `Datastore`, a `History`, or a `GrowingText` of recorded answers."""
 
-    def rows(self, context: NDArray[np.integer], limit: int, depth: int) -> Rows: ...
+    def rows(self, context: Sequence[int], limit: int, depth: int) -> Rows: ...
 
 
 class Sources:
@@ -123,7 +120,7 @@ class Sources:
         `limit`: most rows of a store, None for what suits its source; `depth`: tokens of a row, at most 64; `only`: the
         sources to ask.
         """
-        context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
+        context = self._tokens[-CONTEXT_TOKENS:]
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
@@ -141,11 +138,11 @@ class Sources:
         """Bring the searchable text up to date."""
         if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
             self._whole = False
-            self._growing.extend(np.array(self._tokens[self._indexed :], np.int32))
+            self._growing.extend(self._tokens[self._indexed :])
             self._indexed = len(self._tokens)
             self._whole = True
 
-    def _ask(self, store: Searchable, context: NDArray[np.int32], limit: int, depth: int) -> Rows:
+    def _ask(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:
         try:
             rows = store.rows(context, limit, depth)
         except (DatastoreError, OSError, ValueError) as error:

@@ -49,7 +49,7 @@ def test_rows_are_those_of_the_whole_text(steps, context, limit, depth, tail, ow
             growing.truncate(len(text))
         else:
             text += step
-            growing.extend(step)
+            growing.extend(step if own_end else np.array(step, np.int32))
     assert growing.tokens.tolist() == text
     if own_end:
         context = text
