@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rest_local.bench.prompts import Prompt
     from rest_local.decoding.engine import Engine, Piece
 
-COLOURS = {"model": "", "datastore": "bold green", "context": "bold cyan"}
+COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
 SHOWN_LINES = 18  # of each side: what fits a terminal of 24 lines, title and border counted
 
 

@@ -49,6 +49,8 @@ class EngineChoice:
     context_shift: bool = False
     slots: int = 1
     cells: int | None = None
+    draft_model: str | None = None
+    draft_gpu_layers: int | None = None
     options: ModelOptions = field(default_factory=ModelOptions)
 
 
@@ -162,6 +164,15 @@ _ENGINE_OPTIONS = (
         default="auto",
         show_default=True,
         help="When to draft: where it pays, never, or as a paper does.",
+    ),
+    _engine(
+        "-md",
+        "--draft-model",
+        metavar="FILE",
+        help="GGUF of a smaller model of the same family: what it would say is drafted as well, where that pays.",
+    ),
+    _engine(
+        "-ngld", "--draft-gpu-layers", type=int, metavar="N", help="Its layers on the GPU. Default: all, as with -ngl."
     ),
     _engine(
         "--verify",
@@ -347,6 +358,8 @@ def _load(choice: EngineChoice) -> Engine:
         history=choice.history,
         slots=choice.slots,
         cells=choice.cells,
+        draft_model=Path(choice.draft_model).expanduser() if choice.draft_model else None,
+        draft_gpu_layers=choice.draft_gpu_layers,
         options=choice.options,
     )
 

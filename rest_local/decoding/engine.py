@@ -35,6 +35,7 @@ from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.totals import Totals
 from rest_local.decoding.tuning import settings_for
 from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
 from rest_local.llama.detokenizer import Detokenizer
@@ -137,6 +138,8 @@ class Engine:
         cells: int | None = None,
         context_shift: bool = False,
         options: ModelOptions | None = None,
+        draft_model: str | Path | None = None,
+        draft_gpu_layers: int | None = None,
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
@@ -148,8 +151,10 @@ class Engine:
         changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of memory
         for all of them together, None for a whole context each.
         `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
-        loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. Takes the model's load
-        time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError, OptionError.
+        loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. `draft_model`: a
+        smaller model of the same vocabulary, which adds what it would say to the drafts of `auto` where that pays.
+        Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError,
+        OptionError.
         """
         _relaxed(verify, exact)
         if policy not in POLICIES:
@@ -157,6 +162,7 @@ class Engine:
         opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
         stores: list[Datastore] = []
         lane: Lane | None = None
+        drafter: DraftModel | None = None
         try:
             identity = opened.vocabulary.identity
             for name in datastores:
@@ -164,13 +170,19 @@ class Engine:
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
             size = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
             settings = settings_for(opened.options, size, threads or 0, slots, cells)
-            lane = Lane.open(opened, settings, exact)
+            if draft_model is not None:
+                drafter = DraftModel.open(
+                    draft_model, opened.vocabulary, size, slots + 1, threads=threads or 0, n_gpu_layers=draft_gpu_layers
+                )
+            lane = Lane.open(opened, settings, exact, draft_model=drafter)
             return cls(lane, stores, policy, history, verify, context_shift)
         except BaseException:
             for store in stores:
                 store.close()
             if lane:
                 lane.close()
+            if drafter:
+                drafter.close()
             opened.close()
             raise
 
@@ -225,6 +237,7 @@ class Engine:
             "exact": self.exact,
             "policy": self.policy,
             "verify": self.verify,
+            "draft_model": str(self._lane.draft_model.model.path) if self._lane.draft_model else None,
         }
 
     @property
@@ -368,7 +381,7 @@ class Engine:
         """The lane for exact requests, opened for the first of them."""
         if self._exact_lane is None:
             settings = settings_for(self.model.options, self.n_ctx, self._lane.context.threads)
-            self._exact_lane = Lane.open(self.model, settings, True, self._aside)
+            self._exact_lane = Lane.open(self.model, settings, True, self._aside, self._lane.draft_model)
         return self._exact_lane
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -424,6 +437,8 @@ class Engine:
         finally:  # an interrupt while a lock is waited for frees them all the same
             for lane in self._lanes:
                 lane.close()
+            if self._lane.draft_model:
+                self._lane.draft_model.close()
             for store in self.datastores:
                 store.close()
             self.model.close()

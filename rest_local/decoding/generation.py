@@ -29,7 +29,7 @@ from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
 from rest_local.planning.policy import NEWEST, Policy, Situation, StepCost
 
-TARGET = "model"  # the source of a token that the model chose and nobody drafted
+TARGET = "target"  # the source of a token that the model chose and nobody drafted
 RELAXED_MARK = "~"  # behind the source of a token that relaxed verification let pass
 
 
@@ -57,7 +57,8 @@ class Statistics:
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
     decode_ms: float = 0.0
-    step_ms: float = 0.0
+    step_ms: float = 0.0  # decode_ms and the driver's own time
+    model_ms: float = 0.0  # of a draft model
 
     def count_draft(self, tree: DraftTree, path: Sequence[int]) -> None:
         self.drafts += len(tree) > 0
@@ -83,6 +84,7 @@ class Statistics:
             "lookup_us": {"p50": round(float(np.median(times)), 1), "p99": round(float(np.percentile(times, 99)), 1)},
             "driver_ms_per_step": round((self.step_ms - self.decode_ms) / steps, 4),
             "decode_ms_per_step": round(self.decode_ms / steps, 4),
+            **({"draft_model_ms_per_step": round(self.model_ms / steps, 4)} if self.model_ms else {}),
         }
 
 
@@ -177,6 +179,8 @@ class Generation:
         if self._drafted.lookup_us is not None:
             self.statistics.lookup_us.append(self._drafted.lookup_us)
         self._draft_ms = 1e3 * (time.perf_counter() - begun)
+        if self.sources.follower:
+            self._draft_ms -= self.sources.follower.step_ms
 
     @property
     def growth(self) -> Growth | None:
@@ -223,13 +227,25 @@ class Generation:
         begun = time.perf_counter()
         lookup_ms = None if self._drafted.lookup_us is None else self._draft_ms
         own_ms = cost.driver_ms + (self._draft_ms if lookup_ms is None else 0.0) + self._learn_ms
-        self.policy.learn(self._drafted, verdict.tokens, replace(cost, driver_ms=own_ms, lookup_ms=lookup_ms))
+        asked_ms = self._end_questions()
+        done = replace(cost, driver_ms=own_ms, lookup_ms=lookup_ms, asked_ms=asked_ms)
+        self.policy.learn(self._drafted, verdict.tokens, done)
         self._learn_ms = 1e3 * (time.perf_counter() - begun)  # booked with the next step
         statistics = self.statistics
         statistics.steps += 1
         statistics.generated += n_tokens
         statistics.decode_ms += cost.decode_ms
         statistics.step_ms += cost.decode_ms + cost.driver_ms + self._draft_ms + self._learn_ms
+
+    def _end_questions(self) -> float:
+        """What asking a draft model took in this step; catching up with the text is counted, but not this step's."""
+        follower = self.sources.follower
+        if follower is None:
+            return 0.0
+        self.statistics.model_ms += follower.step_ms
+        asked_ms = follower.asked_ms
+        follower.step_ms = follower.asked_ms = 0.0
+        return asked_ms
 
     def _verify(self, rows: NDArray[np.float32], told: list[TokenLogprobs]) -> tuple[Verdict, list[int]]:
         """The verdict, and which of its tokens passed only because verification is relaxed."""

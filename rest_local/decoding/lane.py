@@ -17,6 +17,7 @@ from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.tuning import Tuning, capability_of, tune
 from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -29,23 +30,39 @@ class Lane:
     """`warning`: what is off and why, or empty."""
 
     def __init__(
-        self, model: Model, context: Context, tuning: Tuning, exact: bool, aside: list[Searchable] | None = None
+        self,
+        model: Model,
+        context: Context,
+        tuning: Tuning,
+        exact: bool,
+        aside: list[Searchable] | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
         self.capability, self.warning = _capability(model, context, tuning, exact)
         self.policies: dict[str, Policy] = {name: make_policy(name, tuning.curve) for name in POLICIES}
         self.scheduler = Scheduler(context, self.capability, tuning.curve)
         self.aside: list[Searchable] = [] if aside is None else aside
+        self.draft_model = draft_model
         self._sources: dict[int, Sources] = {}  # by slot: what is indexed of its text stays with it
 
     @classmethod
-    def open(cls, model: Model, settings: ContextSettings, exact: bool, aside: list[Searchable] | None = None) -> Lane:
-        """Measures what was not measured before. `aside`: stores that failed, shared by lanes. Raises ModelError."""
+    def open(
+        cls,
+        model: Model,
+        settings: ContextSettings,
+        exact: bool,
+        aside: list[Searchable] | None = None,
+        draft_model: DraftModel | None = None,
+    ) -> Lane:
+        """Measures what was not measured before. `aside`: stores that failed, shared by lanes, as is `draft_model`.
+        Raises ModelError.
+        """
         if exact:
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         context, tuning = tune(model, settings, exact)
         try:
-            return cls(model, context, tuning, exact, aside)
+            return cls(model, context, tuning, exact, aside, draft_model)
         except BaseException:
             context.close()
             raise
@@ -62,7 +79,9 @@ class Lane:
         """A request's, in its slot."""
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            sources = self._sources[slot.first_id] = Sources([], self.model.n_vocab, aside=self.aside)
+            follower = Follower(self.draft_model) if self.draft_model else None
+            sources = Sources([], self.model.n_vocab, aside=self.aside, follower=follower)
+            self._sources[slot.first_id] = sources
         sources.ask(stores, history)
         ends: Callable[[int], bool] = self.model.vocabulary.is_end
         return Generation(self.context, slot, policy, sources, sampler, self.capability, ends, relaxed)

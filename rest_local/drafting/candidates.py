@@ -11,11 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from math import sqrt
 
 from rest_local.retrieval.rows import Rows
 
 SOURCES = ("datastore", "context", "history", "prediction", "model")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
+MODEL = SOURCE_NUMBER["model"]
 
 # Upper ends of the buckets; the last bucket is open.
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -24,6 +26,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9999)
 N_LENGTHS, N_ROWS, N_SHARES = len(LENGTHS) + 1, len(ROWS) + 1, len(SHARES) + 1
 CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
+_SURENESS = N_ROWS * N_SHARES  # buckets of a draft model's own probability
 MOST_CANDIDATES = 8  # per source and node: later ones have never paid for their place in a batch
 
 _MANY = 256  # rows and lengths beyond are in the last bucket
@@ -42,6 +45,23 @@ def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
 def _cell_of_rows(rows: int, agreeing: int) -> int:
     share = N_SHARES - 1 if agreeing == rows else bisect_left(SHARES, agreeing / rows)
     return share + (_rows_cell[rows] if rows < _MANY else _rows_cell[-1])
+
+
+def model_cell(depth: int, probability: float) -> int:
+    """The evidence cell of a draft model's candidate: tokens below the root x its own probability, finer towards 1."""
+    bucket = min(int(_SURENESS * (1.0 - sqrt(max(0.0, 1.0 - probability)))), _SURENESS - 1)
+    share, row = divmod(bucket, N_ROWS)
+    return MODEL * CELLS_PER_SOURCE + (min(depth, N_LENGTHS - 1) * N_ROWS + row) * N_SHARES + share
+
+
+def model_rates() -> list[float]:
+    """By cell of the source `model`, before anything was counted: the probability that it stands for itself."""
+    rates = [0.0] * CELLS_PER_SOURCE
+    for depth in range(N_LENGTHS):
+        for bucket in range(_SURENESS):
+            probability = 1.0 - (1.0 - (bucket + 0.5) / _SURENESS) ** 2
+            rates[model_cell(depth, probability) - MODEL * CELLS_PER_SOURCE] = probability
+    return rates
 
 
 _ALONE = _cell_of_rows(1, 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rest_local.drafting.candidates import Candidate, SourceRows
+from rest_local.drafting.candidates import MODEL, Candidate, SourceRows, model_cell
 from rest_local.drafting.tree import ROOT, DraftTree
 
 LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measured curve
@@ -27,11 +27,12 @@ _NOBODY: tuple[float, int, Members] = (0.0, -1, [])
 @dataclass
 class Proposal:
     """What was proposed below one node: by source the candidates, and merged by token: probability, source, and the
-    rows of every source that go on through it.
+    rows of every source that go on through it. `asked`: what a draft model said, where it was asked.
     """
 
     by_source: list[tuple[SourceRows, list[Candidate]]]
     merged: dict[int, tuple[float, int, Members]]
+    asked: list[Candidate] = field(default_factory=list)
 
 
 @dataclass
@@ -57,15 +58,33 @@ class Draft:
                 break
             for _, candidates in proposal.by_source:
                 outcomes += [(cell, proposed == token) for proposed, cell, _ in candidates]
+            outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.asked]
             child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
             if child is None:
                 break
             node = child
         return outcomes
 
+    def hits(self, tokens: Sequence[int]) -> list[bool]:
+        """Whether a draft model's first candidate was right, wherever it was asked along `tokens`."""
+        found: list[bool] = []
+        node = ROOT
+        for token in tokens:
+            proposal = self.proposals.get(node)
+            if proposal and proposal.asked:
+                found.append(proposal.asked[0][0] == token)
+            child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
+            if child is None:
+                break
+            node = child
+        return found
+
 
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted, given its parent was
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
+# Asks a draft model what follows a path, or not: the path, its joint probability, and that of the likeliest token known
+# to follow it -> tokens with probabilities, the likeliest first.
+Ask = Callable[[Sequence[int], float, float], Sequence[tuple[int, float]]]
 
 
 def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
@@ -92,13 +111,15 @@ def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
 class Growth:
     """A tree that grows by its likeliest open candidate, a node at a time. 25 us for the first candidates, 5 us a node.
 
-    `draft`: what has grown so far. `most`: nodes it may have.
+    `draft`: what has grown so far. `most`: nodes it may have. `ask`: what else can be known about a node.
     """
 
-    def __init__(self, sources: Sequence[SourceRows], estimate: Estimate, most: int, leaves: int) -> None:
+    def __init__(
+        self, sources: Sequence[SourceRows], estimate: Estimate, most: int, leaves: int, ask: Ask | None = None
+    ) -> None:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
-        self._estimate = estimate
+        self._estimate, self._ask = estimate, ask
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
@@ -122,19 +143,39 @@ class Growth:
 
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate)
+        if self._ask is not None and len(self.draft.tree) < self.most:
+            self._add_asked(self._ask, node, joint, depth, proposal)
         for token, (probability, source, below) in proposal.merged.items():
             if joint * probability >= LEAST_PROBABILITY:
                 self._arrivals += 1
                 heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
 
+    def _add_asked(self, ask: Ask, node: int, joint: float, depth: int, proposal: Proposal) -> None:
+        merged = proposal.merged
+        known = max((best for best, _, _ in merged.values()), default=0.0)
+        for token, own in ask(self.draft.tree.path(node), joint, known):
+            cell = model_cell(depth, own)
+            proposal.asked.append((token, cell, ()))
+            probability, (best, source, below) = self._estimate(cell), merged.get(token, _NOBODY)
+            if probability > best:
+                best, source = probability, MODEL
+            merged[token] = (best, source, below)
 
-def draft(sources: Sequence[SourceRows], estimate: Estimate, worth: Worth, limit: int, leaves: int) -> Draft:
+
+def draft(
+    sources: Sequence[SourceRows],
+    estimate: Estimate,
+    worth: Worth,
+    limit: int,
+    leaves: int,
+    ask: Ask | None = None,
+) -> Draft:
     """Grow a tree of at most `limit` nodes and `leaves` leaves.
 
     `worth` is asked before each addition with the joint probability of the best open candidate; candidates come in
     falling order, so the first no ends the growth.
     """
-    growth = Growth(sources, estimate, limit, leaves)
+    growth = Growth(sources, estimate, limit, leaves, ask)
     while (best := growth.best) and worth(best):
         growth.grow()
     return growth.draft

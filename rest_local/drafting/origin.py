@@ -54,9 +54,10 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
     proposal = draft.proposals.get(parent)
     if proposal is None or tree.token[node] not in proposal.merged:  # of a policy that keeps no evidence
         return Origin(SOURCES[source], probability, 0)
-    rows, numbers = next(
-        (rows, numbers) for rows, numbers in proposal.merged[tree.token[node]][2] if rows.source == source
-    )
+    members = proposal.merged[tree.token[node]][2]
+    rows, numbers = next(((rows, numbers) for rows, numbers in members if rows.source == source), (None, ()))
+    if rows is None:  # said by a draft model
+        return Origin(SOURCES[source], probability, 0)
     first = numbers[0]
     name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)
     return Origin(SOURCES[source], probability, rows.match[first] + depth, name, line)

@@ -12,6 +12,7 @@ from struct import pack
 from typing import Protocol
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
@@ -29,8 +30,10 @@ LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 
 
 
 class Lookup(Protocol):
-    """What drafts are made from: `Sources`, or a fake."""
+    """What drafts are made from: `Sources`, or a fake. `follower`: a draft model that knows the sequence."""
 
+    @property
+    def follower(self) -> Follower | None: ...
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int]) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
@@ -55,9 +58,13 @@ class Sources:
         n_vocab: int,
         history: Searchable | None = None,
         aside: list[Searchable] | None = None,
+        follower: Follower | None = None,
     ) -> None:
-        """`history`: earlier answers. `aside`: stores that failed, to be shared by all who ask the same ones."""
+        """`history`: earlier answers. `aside`: stores that failed, to be shared by all who ask the same ones.
+        `follower`: of a draft model, for this sequence alone.
+        """
         self._n_vocab = n_vocab
+        self.follower = follower
         self._aside: list[Searchable] = [] if aside is None else aside
         self.ask(datastores, history)
         self._tokens: list[int] = []
@@ -88,6 +95,8 @@ class Sources:
             del self._bytes[4 * same :]
             self._whole = True
         self.extend(tokens[same:])
+        if self.follower:
+            self.follower.restart(self._tokens, same)
 
     def predict(self, tokens: Sequence[int]) -> None:
         """What is expected to follow the sequence as it is now; until the next `restart`."""

@@ -33,6 +33,14 @@ class DraftTree:
     def children_of(self, node: int) -> list[int]:
         return self.root_children if node == ROOT else self.children[node]
 
+    def path(self, node: int) -> list[int]:
+        """The tokens from below the root down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.token[node])
+            node = self.parent[node]
+        return tokens[::-1]
+
     def can_add(self, parent: int) -> bool:
         """A second child makes a new leaf, and leaves are bounded by the sequence ids of a slot."""
         return self.n_leaves < self.max_leaves or (parent != ROOT and not self.children[parent])

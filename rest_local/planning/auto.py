@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
@@ -25,6 +26,7 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.account import Account
 from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.questions import LEAST_GAIN, Questions, Trust
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
@@ -86,6 +88,14 @@ class Plan:
             self.best, self.best_rate = self._grown, rate
         return True
 
+    def pays(self, gain: float, ms: float) -> bool:
+        """Whether `gain` more tokens are worth a further node and `ms` more. `slope` knows sizes that this step cannot
+        afford: growth stops there by itself, but the milliseconds would be gone.
+        """
+        grown, now = self._grown, self.cost[self._grown]
+        further = [(cost - now) / n for n, cost in enumerate(self.cost[grown + 1 :], 1)]
+        return bool(further) and gain > self.best_rate * (ms + min(further))
+
 
 class Auto:
     """Owns the acceptance estimates and the account, and refines the cost curve. Its forks, one for each request, share
@@ -103,6 +113,7 @@ class Auto:
         self.acceptance = Acceptance()
         self.driver = Driver()
         self.account = Account()
+        self.trust = Trust()  # in a draft model
         self._prices = Prices(curve, self.driver)
         self._beside = 0  # roots of others in the step under way
         self._depth = DEPTH
@@ -148,14 +159,22 @@ class Auto:
         found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
+        ask = self._questions(sources.follower, plan, at.n_ctx) if sources.follower else None
         if at.beside:
-            growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves)
+            growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask)
             result, result.growth = growth.draft, growth
         else:
-            result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves)
+            result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves, ask)
             result.tree = result.tree.cut(plan.best)
         result.lookup_us = lookup_us
         return result
+
+    def _questions(self, follower: Follower, plan: Plan, n_ctx: int) -> Questions | None:
+        """For a draft model that follows the text; half of what the account can lose may go into asking it."""
+        saves_ms = max(LEAST_GAIN, self.trust.gain) * self.plain_ms(n_ctx)
+        if follower.can_ask and follower.caught_up(saves_ms):
+            return Questions(follower, plan, self.trust, self.account.risk / 2)
+        return None
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         """Whether this step can afford a lookup; `repeats` says whether a long repeat ends here. A no is followed by
@@ -180,6 +199,7 @@ class Auto:
         if self._resting:
             return
         self.acceptance.learn(drafted.outcomes(tokens))
+        self.trust.learn(drafted.hits(tokens))
         self.book(done)
 
     def book(self, done: StepCost) -> None:
@@ -193,8 +213,11 @@ class Auto:
         if done.lookup_ms is not None:
             self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))
             self.driver.learn_lookup(done.lookup_ms)
-        if done.n_nodes:
-            self.account.settle(self._saved(done))
+        if done.n_nodes or done.asked_ms:
+            saved = (self._saved(done) if done.n_nodes else 0.0) - done.asked_ms
+            self.account.settle(saved)
+            if done.asked_ms:
+                self.trust.learn_gain(saved / self.plain_ms(done.n_ctx))
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft won for all of them; negative where it failed."""

@@ -58,7 +58,7 @@ class FakeStream:
     @property
     def result(self) -> FakeResult:
         tokens = [token for piece in self._said for token in piece.tokens]
-        sources = [source for piece in self._said for source in piece.sources if source != "model"]
+        sources = [source for piece in self._said for source in piece.sources if source != "target"]
         steps = len(self._said)
         return FakeResult(
             text="".join(piece.text for piece in self._said),
@@ -134,6 +134,6 @@ class FakeEngine:
 
 
 HELLO: list[FakePiece | BaseException | Callable[[], None]] = [
-    FakePiece("Hel", (72, 101, 108), ("datastore", "datastore", "model")),
-    FakePiece("lo", (108, 111), ("context", "model")),
+    FakePiece("Hel", (72, 101, 108), ("datastore", "datastore", "target")),
+    FakePiece("lo", (108, 111), ("context", "target")),
 ]

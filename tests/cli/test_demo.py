@@ -47,7 +47,7 @@ def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> N
 
 
 def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Call) -> None:
-    other = [FakePiece("x", (9,), ("model",))]
+    other = [FakePiece("x", (9,), ("target",))]
     fake_engine(HELLO, HELLO, other, HELLO)  # the first drafted run of the first prompt
     done = call("demo", "--repeats", "1")
     assert done.code == 1

@@ -28,7 +28,7 @@ def test_text_is_streamed_and_ends_with_a_newline(fake_engine: Install, call: Ca
 
 
 def test_no_second_newline_is_added(fake_engine: Install, call: Call) -> None:
-    fake_engine([FakePiece("a\n", (1,), ("model",))])
+    fake_engine([FakePiece("a\n", (1,), ("target",))])
     assert call("generate", "x").out == "a\n"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.errors import OptionError
+from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]
@@ -31,6 +32,37 @@ def test_exact_answers_do_not_depend_on_the_policy(name: str, tiny_model: TinyMo
             for policy in PAPERS:
                 assert answer(engine, policy=policy, sampling=sampling) == alone
             assert answer(engine, policy=ReSpec(trigger=False), sampling=sampling) == alone
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
+def test_a_draft_model_changes_no_bit_of_an_exact_answer(
+    name: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
+
+    def keen(self: Auto, n_ctx: int, limit: int) -> Plan:
+        plan = Plan([1.0] * (min(limit, 6) + 1), [0.0] * 64)
+        plan.best_rate = 0.0
+        return plan
+
+    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
+    monkeypatch.setattr(Auto, "plan", keen)
+    monkeypatch.setattr(Auto, "book", lambda self, done: None)
+    model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
+    for drafter in (tiny_model("llama", quant="Q8_0"), other):
+        with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
+            assert engine.settings["draft_model"] == str(drafter)
+            small = engine._lane.draft_model
+            assert small is not None
+            small.token_ms = 0.0  # else so short an answer would not be worth evaluating the prompt for
+            for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
+                alone = answer(engine, policy="off", sampling=sampling)
+                assert answer(engine, policy="auto", sampling=sampling) == alone
+                said = engine.totals.by_source["model"]
+                assert said["drafted"] > 0
+            if drafter is not other and name == "llama":
+                assert said["accepted"] > 50
+                assert engine._lane.policies["auto"].trust.right > 0.8  # type: ignore[attr-defined]
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

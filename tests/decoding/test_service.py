@@ -23,6 +23,7 @@ from rest_local.errors import (
     RestLocalError,
     ServiceClosed,
 )
+from rest_local.planning.auto import Auto, Plan
 
 TinyModel = Callable[..., Path]
 NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
@@ -239,6 +240,31 @@ def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -
             if leaves is not None:  # a near-tie
                 told = one.logprobs[leaves]
                 assert told.logprob - dict(told.top)[other[leaves]] < NEAR
+
+
+def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More texts than it has places for: they take turns, and answers leave what is said alone at near-ties only."""
+    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
+    monkeypatch.setattr(Plan, "pays", lambda self, gain, ms: gain > 0)
+    monkeypatch.setattr(Plan, "worth", lambda self, p: setattr(self, "best", self.best + 1) or self.best < 12)
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, slots=3, draft_model=model) as engine, Service(engine) as service:
+        small = engine._lane.draft_model
+        assert small is not None
+        small.token_ms = 0.0
+        alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
+        tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
+        for one, ticket in zip(alone, tickets, strict=True):
+            result = ticket.wait(60)
+            assert result.draft["draft_model_ms_per_step"] > 0
+            leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, result.tokens, strict=True)) if a != b), None)
+            if leaves is not None:  # a near-tie
+                told = one.logprobs[leaves]
+                assert told.logprob - dict(told.top)[result.tokens[leaves]] < NEAR
+        said = service.statistics()["by_source"]["model"]
+        assert said["accepted"] > 0.5 * said["drafted"] > 20
+        exact = service.submit(asked(engine, PROMPTS[0], 20, exact=True)).wait(60)
+        assert exact.tokens == service.submit(asked(engine, PROMPTS[0], 20, exact=True, policy="off")).wait(60).tokens
 
 
 def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(

@@ -30,6 +30,8 @@ Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation
 class Fixed:
     """Always finds the same rows, as many and as deep as asked for; keeps what was asked."""
 
+    follower = None
+
     def __init__(self, found: Found) -> None:
         self._found = found
         self.asked: list[tuple[int | None, int]] = []

@@ -47,7 +47,7 @@ class FakeTicket:
         self._vocabulary, self._wake = vocabulary, wake or (lambda: None)
         self._pieces: deque[Piece] = deque()
 
-    def give(self, text: str, source: str = "model", origin: Any = None, **more: Any) -> None:
+    def give(self, text: str, source: str = "target", origin: Any = None, **more: Any) -> None:
         tokens = tuple(self._vocabulary.tokenize(text).tolist())
         more["origins"] = (origin,) * len(tokens)
         self.result.text += text

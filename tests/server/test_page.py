@@ -131,7 +131,7 @@ def test_the_chart_moves_with_every_step(quiet: Live, opened: Open) -> None:
     seen = {pixels(page)}
     ask(page, "hello")
     ticket = quiet.service.ticket()
-    for steps, (text, source) in enumerate([(" a", "model"), (" b c d", "context"), (" e f", "history")], 1):
+    for steps, (text, source) in enumerate([(" a", "target"), (" b c d", "context"), (" e f", "history")], 1):
         ticket.give(text, source, origin=origin(source=source) if steps > 1 else None)
         expect(chart).to_have_attribute("aria-label", re.compile(f"^{steps} steps"))
         seen.add(pixels(page))
@@ -275,8 +275,8 @@ def test_everything_has_a_name_and_can_be_read(quiet: Live, opened: Open, scheme
     page = opened(quiet, color_scheme=scheme)
     ask(page, "hello")
     ticket = quiet.service.ticket()
-    for source in ("model", "context", "datastore", "history", "prediction"):
-        ticket.give(f" {source}", source, origin=None if source == "model" else origin(source=source))
+    for source in ("target", "context", "datastore", "history", "prediction", "model"):
+        ticket.give(f" {source}", source, origin=None if source == "target" else origin(source=source))
     ticket.end()
     expect(page.locator("#status")).to_have_text("Done")
     page.locator("mark").first.hover()

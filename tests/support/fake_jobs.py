@@ -16,6 +16,7 @@ from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer
 from rest_local.drafting.candidates import SourceRows
+from rest_local.drafting.draft_model import Follower
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
@@ -27,6 +28,8 @@ FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 class Silent:
     """Sources that know nothing."""
+
+    follower: Follower | None = None
 
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int]) -> None: ...

@@ -26,6 +26,8 @@ class Keen(Auto):
 class Fortune:
     """Drafts what may come: `truth` of the rows follow the model, the rest are random; `width` of them."""
 
+    follower = None
+
     def __init__(self, seed: int, width: int, depth: int, truth: float) -> None:
         self._rng = np.random.default_rng(seed)
         self._width, self._depth, self._truth = width, depth, truth

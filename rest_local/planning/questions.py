@@ -1,0 +1,54 @@
+"""When a draft model is asked in a step: as long as what it is likely to add is worth its time.
+
+Contract: a question costs a pass of the draft model and, if it is followed, a node in the batch. It is worth asking
+below a node where the joint probability of that node, times how often the draft model's first candidate was right
+beyond what is known there already, exceeds that price at the best rate of tokens a millisecond so far: the rule by
+which nodes are added (`rest_local.planning.auto.Plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rest_local.drafting.draft_model import Follower, Likely
+
+if TYPE_CHECKING:
+    from rest_local.planning.auto import Plan
+
+LEAST_GAIN = 0.02  # plain steps a step: what a draft model that has lost so far is still expected to save
+_FOLLOW = 0.05
+
+
+@dataclass
+class Trust:
+    """What is known of a draft model: how often its first candidate was right, and what it saved a step, in plain steps
+    (one step in three, until anything is known).
+    """
+
+    right: float = 0.6
+    gain: float = 0.3
+
+    def learn(self, hits: Iterable[bool]) -> None:
+        for hit in hits:
+            self.right += _FOLLOW * (hit - self.right)
+
+    def learn_gain(self, steps: float) -> None:
+        self.gain += _FOLLOW * (max(-1.0, min(steps, 4.0)) - self.gain)
+
+
+class Questions:
+    """The questions of one step. `purse`: milliseconds that they may take."""
+
+    def __init__(self, follower: Follower, plan: Plan, trust: Trust, purse: float) -> None:
+        self._follower, self._plan, self._trust = follower, plan, trust
+        self._purse = purse
+
+    def __call__(self, path: Sequence[int], joint: float, known: float) -> Sequence[Likely]:
+        """What follows `path`, of joint probability `joint`, or nothing where it is not worth asking."""
+        price = self._follower.model.pass_ms
+        if price > self._purse or not self._plan.pays(joint * (self._trust.right - known), price):
+            return ()
+        self._purse -= price
+        return self._follower.ask(path)
