@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -89,7 +88,7 @@ class Patient(Auto):
 
     def book(self, done: StepCost) -> None:
         n_tokens = 1 + done.beside + done.n_nodes + done.nodes_beside
-        super().book(replace(done, decode_ms=float(self.curve.at(0)[n_tokens - 1]), leads=False))
+        super().book(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), leads=False))
 
 
 class _TimedDecode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -228,7 +228,7 @@ class Generation:
         lookup_ms = None if self._drafted.lookup_us is None else self._draft_ms
         own_ms = cost.driver_ms + (self._draft_ms if lookup_ms is None else 0.0) + self._learn_ms
         asked_ms = self._end_questions()
-        done = replace(cost, driver_ms=own_ms, lookup_ms=lookup_ms, asked_ms=asked_ms)
+        done = cost._replace(driver_ms=own_ms, lookup_ms=lookup_ms, asked_ms=asked_ms)
         self.policy.learn(self._drafted, verdict.tokens, done)
         self._learn_ms = 1e3 * (time.perf_counter() - begun)  # booked with the next step
         statistics = self.statistics
@@ -249,14 +249,13 @@ class Generation:
 
     def _verify(self, rows: NDArray[np.float32], told: list[TokenLogprobs]) -> tuple[Verdict, list[int]]:
         """The verdict, and which of its tokens passed only because verification is relaxed."""
-        tree = self.tree
-        place = {node: row for row, node in enumerate(self.layout.order, 1)} if self.layout else {}
-        place[ROOT] = 0
+        tree, order = self.tree, self.layout.order if self.layout else []
         visited: list[int] = []
         loose: list[int] = []
 
         def choose(node: int) -> int:
-            row = rows[place[node]]
+            place = 0 if node == ROOT else 1 + order.index(node)
+            row = rows[place]
             token = chosen = self.chooser.sample(row)
             if self.relaxed is not None:
                 chosen = self.relaxed.instead(token, tree, node, row, self.ends)
@@ -265,7 +264,7 @@ class Generation:
             self.chooser.accept(chosen)
             if self.logprobs is not None:
                 told.append(logprobs_of(row, chosen, self.logprobs))
-            visited.append(place[node])
+            visited.append(place)
             return chosen
 
         verdict = verify(tree, choose, self.ends)

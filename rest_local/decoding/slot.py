@@ -176,11 +176,10 @@ class Slot:
         alone = self._is_alone
         if alone and not remove_tail(self.backend, first + accepted):  # one call for all of them
             return False
-        return all(
-            self.backend.remove(self.first_id + leaf, first + depth, -1)
-            for leaf, depth in enumerate(along)
-            if depth < accepted or not alone
-        )
+        for leaf, depth in enumerate(along):
+            if (depth < accepted or not alone) and not self.backend.remove(self.first_id + leaf, first + depth, -1):
+                return False
+        return True
 
     def _follow(self, first: int, along: Sequence[int], accepted: int, leader: int) -> None:
         """Note who holds the accepted tokens, from position `first` on; the first id always does."""

@@ -7,8 +7,8 @@ costs speed only: it can never change a token (RELIABILITY: every handled fault 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Container, Sequence
-from struct import pack
 from typing import Protocol
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
@@ -107,7 +107,7 @@ class Sources:
         if len(tokens):
             self._whole = False
             self._tokens.extend(tokens)
-            self._bytes += pack(f"<{len(tokens)}i", *tokens)
+            self._bytes += array("i", tokens)
             if self._prediction:
                 self._prediction.extend(tokens)
             self._whole = True

@@ -41,6 +41,13 @@ class DraftTree:
             node = self.parent[node]
         return tokens[::-1]
 
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that stands for `token`."""
+        for child in self.children_of(node):
+            if self.token[child] == token:
+                return child
+        return None
+
     def can_add(self, parent: int) -> bool:
         """A second child makes a new leaf, and leaves are bounded by the sequence ids of a slot."""
         return self.n_leaves < self.max_leaves or (parent != ROOT and not self.children[parent])
@@ -78,7 +85,10 @@ class DraftTree:
         )
 
     def layout(self) -> Layout:
-        """Order the nodes for a batch. About 1 us a node."""
+        """Order the nodes for a batch. About 1 us a node, but for a chain."""
+        if self.n_leaves == 1:
+            n = len(self.token)
+            return Layout(list(range(n)), [0] * n, [1] * n)
         order: list[int] = []
         stack = self.root_children[::-1]
         children = self.children

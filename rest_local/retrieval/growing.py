@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.retrieval.packing import MAX_VOCABULARY, newest_of, packed, width_of
+from rest_local.retrieval.places import CellRows, Places
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Int64Array, Rows, check_shape
 from rest_local.retrieval.segment import Segment
 
@@ -40,6 +41,7 @@ class GrowingText:
         self._segments: list[tuple[int, Segment]] = []  # (end in the text, segment); each starts where the last ends
         self._cells: Int32Array = np.full(_FRONT + 4096 + MAX_DEPTH, _END, np.int32)
         self._cell = self._cells.data  # the same
+        self._places = Places()  # of the tokens in the tail, but for the last
 
     def __len__(self) -> int:
         return self._length
@@ -77,6 +79,7 @@ class GrowingText:
             self._segments.pop()
         self._cells[_FRONT + length : _FRONT + self._length] = _END
         self._length = length
+        self._places = Places()
         self._fold()
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
@@ -88,7 +91,15 @@ class GrowingText:
         newest = newest_of(context, self._vocab_size)
         if not newest or not self._length:
             return Rows.empty(depth)
-        positions, match = self._tail_rows(newest, limit)
+        begin, end = _FRONT + self._folded, _FRONT + self._length - 1
+        found = self._places.best(self._cell, begin, end, newest, limit)
+        if found is not None and not self._segments:
+            return CellRows(self._cell, _FRONT, found, depth, self._vocab_size)
+        if found is None:
+            positions, match = self._tail_rows(newest, limit)
+        else:
+            positions = np.array([place - (_FRONT - 1) for _, place in found], np.int64)
+            match = np.array([match for match, _ in found], np.int32)
         if self._segments:
             positions, match = self._with_segments(positions, match, packed(newest, self._width), limit)
         return Rows(self._following(positions, depth), match, positions, limit=self._vocab_size)
