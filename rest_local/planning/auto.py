@@ -113,7 +113,8 @@ class Auto:
         self.acceptance = Acceptance()
         self.driver = Driver()
         self.account = Account()
-        self.trust = Trust()  # in a draft model
+        self.has_draft_model = False
+        self.trust = Trust()  # in it
         self._prices = Prices(curve, self.driver)
         self._beside = 0  # roots of others in the step under way
         self._depth = DEPTH
@@ -134,7 +135,7 @@ class Auto:
     def begin(self, n_ctx: int) -> None:
         """A new request."""
         self._beside = 0
-        self.account.begin(self.plain_ms(n_ctx))
+        self.account.begin(self.plain_ms(n_ctx), self.trust.stake if self.has_draft_model else 0.0)
         self._depth = DEPTH
         self._rests = self._unearned = 0
 

@@ -22,8 +22,9 @@ def said(model: Path) -> list[int]:
         return stream.result.tokens
 
 
-def test_added_layers_change_nothing(tmp_path: Path) -> None:
-    deep = deepened(demo_model(), tmp_path / "deep.gguf", 7)
+@pytest.mark.parametrize("quant", [None, "Q4_0"])
+def test_added_layers_change_nothing(quant: str | None, tmp_path: Path) -> None:
+    deep = deepened(demo_model(), tmp_path / "deep.gguf", 7, quant)
     with Model.open(deep) as model:
         assert model.n_layer == 7
     assert said(deep) == said(demo_model())
