@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rest_local.decoding.backend import Backend, remove_tail
-from rest_local.drafting.tree import DraftTree, Layout
+from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.llama.batch import Batch
 
 
@@ -165,19 +165,24 @@ class Slot:
         for depth, node in enumerate(path, 1):
             for leaf in range(layout.low[node], layout.low[node] + layout.count[node]):
                 along[leaf] = depth
-        if len(path) < len(tree) and not self._remove_rejected(start + 1, along, len(path)):
+        below = bool(tree.children_of(path[-1] if path else ROOT))  # whether the accepted path could go on
+        if len(path) < len(tree) and not self._remove_rejected(start + 1, along, len(path), below):
             return False
         if path:
             self._follow(start + 1, along, len(path), layout.low[path[-1]])
         return True
 
-    def _remove_rejected(self, first: int, along: Sequence[int], accepted: int) -> bool:
-        """Free the drafted cells, from position `first` on, of every leaf but for the accepted ones on its way."""
+    def _remove_rejected(self, first: int, along: Sequence[int], accepted: int, below: bool) -> bool:
+        """Free the drafted cells, from position `first` on, of every leaf but for the accepted ones on its way.
+
+        `below`: there are some below the last accepted one.
+        """
         alone = self._is_alone
-        if alone and not remove_tail(self.backend, first + accepted):  # one call for all of them
+        if below and alone and not remove_tail(self.backend, first + accepted):  # one call for all of them
             return False
         for leaf, depth in enumerate(along):
-            if (depth < accepted or not alone) and not self.backend.remove(self.first_id + leaf, first + depth, -1):
+            wrong = depth < accepted or (below and not alone)
+            if wrong and not self.backend.remove(self.first_id + leaf, first + depth, -1):
                 return False
         return True
 

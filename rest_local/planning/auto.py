@@ -200,7 +200,8 @@ class Auto:
         if self._resting:
             return
         self.acceptance.learn(drafted.outcomes(tokens))
-        self.trust.learn(drafted.hits(tokens))
+        if done.asked_ms:
+            self.trust.learn(drafted.hits(tokens))
         self.book(done)
 
     def book(self, done: StepCost) -> None:
