@@ -7,6 +7,7 @@ step asks once: behind a forward pass with its cold caches the dozen calls of nu
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rest_local.retrieval.rows import Rows
 
 MOST_PLACES = 256  # of the newest token; beyond, numpy is faster
 MOST_LONGER = 64  # of them, where the token before agrees too
+_PROMISING = 4  # from so many tokens on it is worth asking whether all agree, as in text that repeats
 
 Found = list[tuple[int, int]]  # tokens that agree, and the cell of the last of them; best first
 
@@ -42,10 +44,13 @@ class Places:
         if len(longer) > MOST_LONGER:
             return None
         found: Found = []
+        whole = array("i", newest[::-1])
         for place in longer:
             match = 2
             while match < longest and cell[place - match] == newest[match]:
                 match += 1
+                if match == _PROMISING and cell[place - longest + 1 : place + 1] == whole:
+                    match = longest
             found.append((match, place))
         found.sort(reverse=True)
         del found[limit:]

@@ -84,6 +84,19 @@ def test_few_places_give_the_rows_that_many_give(steps, limit, tail, every_time)
     assert [found.column(depth) for depth in range(5)] == [other.column(depth) for depth in range(5)]
 
 
+@pytest.mark.parametrize("text", [[7] * 200, [1, 2] * 100, list(range(50)) * 8, [*range(50), 0, *range(20, 50)] * 5])
+def test_repeated_text_gives_the_same_rows_without_numpy(text):
+    growing = GrowingText()
+    growing.extend(text)
+    for context in (text, text[:-9], text[-3:], [9, *text[-20:]]):
+        with patch.multiple(places, MOST_PLACES=1000, MOST_LONGER=1000):
+            found = growing.rows(context, 24)
+        with patch.object(places, "MOST_PLACES", -1):
+            other = growing.rows(context, 24)
+        assert found.matches() == other.matches()
+        assert found.positions.tolist() == other.positions.tolist()
+
+
 def test_matches_and_continuations_cross_folded_segments():
     text = list(np.random.default_rng(1).integers(0, 900, 3000))
     growing = GrowingText(1000, 16)
