@@ -144,6 +144,8 @@ class Context:
         Rows follow the batch's order among tokens whose `output` was set. Waits for the backend to finish.
         """
         address = _logits_at(self._pointer)
+        if not address:
+            raise ValueError("no logits: nothing was evaluated with an output")
         if address != self._logits_at:  # the block moves when it has to grow; a new view of it costs 0.05 ms
             block = (ctypes.c_float * (self.max_outputs * self.n_vocab)).from_address(address)
             self._logits = np.ctypeslib.as_array(block).reshape(self.max_outputs, self.n_vocab)
