@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.candidates import NOTHING, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
@@ -144,7 +144,8 @@ class Sources:
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        return [SourceRows(SOURCE_NUMBER[source], rows, store) for source, rows, store in found if len(rows)]
+        newest = self._tokens[-1] if self._tokens else NOTHING
+        return [SourceRows(SOURCE_NUMBER[source], rows, store, newest) for source, rows, store in found if len(rows)]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""
