@@ -29,7 +29,8 @@ N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
 _SURENESS = N_ROWS * N_SHARES  # buckets of a draft model's own probability
 MOST_CANDIDATES = 8  # per source and node: later ones have never paid for their place in a batch
 
-NOTHING = -1  # no token
+Behind = tuple[int, int]  # the two newest tokens before a place, the newest last
+NOTHING: Behind = (-1, -1)
 
 _MANY = 256  # rows and lengths beyond are in the last bucket
 
@@ -81,8 +82,8 @@ class SourceRows:
     Plain lists: walking a few dozen rows is faster in Python than in numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None, newest: int = NOTHING) -> None:
-        """`store`: whose they are, to say later where they come from; `newest`: the token they go on behind."""
+    def __init__(self, source: int, rows: Rows, store: object = None, newest: Behind = NOTHING) -> None:
+        """`store`: whose they are, to say later where they come from; `newest`: the tokens they go on behind."""
         self.source, self.store, self.newest = source, store, newest
         self.match: list[int] = rows.match.tolist()
         self.positions = rows.positions  # where in the source's text each row begins

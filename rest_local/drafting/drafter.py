@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rest_local.drafting.candidates import MODEL, NOTHING, Candidate, SourceRows, model_cell
+from rest_local.drafting.candidates import MODEL, NOTHING, Behind, Candidate, SourceRows, model_cell
 from rest_local.drafting.tree import ROOT, DraftTree
 
 LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measured curve
@@ -20,7 +20,7 @@ LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measu
 
 Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the path so far, by source
 Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that go on through it
-Judged = tuple[int, float, int, int, int]  # a token, its corrected probability, the numbers of what corrected it
+Judged = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the numbers of what corrected it
 
 _NOBODY: tuple[float, int, Members] = (0.0, -1, [])
 
@@ -82,8 +82,8 @@ class Draft:
 
 
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted, given its parent was
-# Corrects the probabilities of the candidates below a node: the token before them and the candidates -> all of them.
-Judge = Callable[[int, Merged], list[Judged]]
+# Corrects the probabilities of the candidates below a node, by what they stand behind.
+Judge = Callable[[Behind, Merged], list[Judged]]
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
 # Asks a draft model what follows a path, or not: the path, its joint probability, and that of the likeliest token known
 # to follow it -> tokens with probabilities, the likeliest first.
@@ -165,10 +165,18 @@ class Growth:
 
     def _correct(self, judge: Judge, node: int, proposal: Proposal) -> None:
         merged = proposal.merged
-        proposal.judged = judge(self._newest if node == ROOT else self.draft.tree.token[node], merged)
-        for token, probability, *_ in proposal.judged:
+        proposal.judged = judge(self._behind(node), merged)
+        for token, probability, _ in proposal.judged:
             _, source, below = merged[token]
             merged[token] = (probability, source, below)
+
+    def _behind(self, node: int) -> Behind:
+        """The last two tokens of the path to a node."""
+        if node == ROOT:
+            return self._newest
+        tree = self.draft.tree
+        parent = tree.parent[node]
+        return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
     def _add_asked(self, ask: Ask, node: int, joint: float, depth: int, proposal: Proposal) -> None:
         merged = proposal.merged

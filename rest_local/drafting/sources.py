@@ -144,8 +144,10 @@ class Sources:
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        newest = self._tokens[-1] if self._tokens else NOTHING
-        return [SourceRows(SOURCE_NUMBER[source], rows, store, newest) for source, rows, store in found if len(rows)]
+        before, last = [*NOTHING, *self._tokens[-2:]][-2:]
+        return [
+            SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
+        ]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""
