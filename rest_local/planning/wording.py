@@ -23,13 +23,16 @@ from rest_local.drafting.drafter import Judged, Merged
 
 SLOTS = 1 << 18  # of all weights that tokens have; those that collide share one. Chat with 1 << 16: 0.3% fewer tokens
 RATE = 0.5  # 0.3 to 0.7 are within half a percent of log loss
+LEAST = 1e-5  # squared errors below are not learned from
 DAMPING = 1.0  # squared errors that a weight begins with
 HALVES = 16  # the odds count by halves of a nat, from -8 to 8,
 QUARTERS = 8  # and the sum of all estimates by quarters, up to 2
 
 _MASK = SLOTS - 1
-_SPREAD, _LAST, _BEFORE = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35  # odd: neighbouring ids come to lie far apart
+_SPREAD, _LAST, _BEFORE = 0x237B1, 0x2CA6B, 0x1AE35  # odd and below SLOTS: neighbouring ids come to lie far apart
 _LINE = QUARTERS + 1
+_LARGEST = HALVES / 2
+_MIDDLE = HALVES + 0.5
 
 
 class Wording:
@@ -43,19 +46,18 @@ class Wording:
     def judge(self, behind: Behind, candidates: Merged) -> list[Judged]:
         """The corrected probability of each of `candidates`. 1 us a node and 1 us a candidate."""
         weights = self._weights
-        before, last = behind[0] * _BEFORE, behind[1] * _LAST
-        after = (last >> 7) & _MASK
+        before, last = behind[0] * _BEFORE + 1, behind[1] * _LAST + 2
+        after = last & _MASK
         common = weights[after]
         together = sum([found[0] for found in candidates.values()])
-        crowd = SLOTS + HALVES * _LINE + min(int(4.0 * together), QUARTERS)
+        crowd = SLOTS + min(int(4.0 * together), QUARTERS)
         judged: list[Judged] = []
         for token, (estimate, _, _) in candidates.items():
             odds = log(estimate / (1.0 - estimate))
             own = token * _SPREAD
-            alone = own & _MASK
-            pair = ((own ^ last) * _SPREAD >> 16) & _MASK
-            apart = ((own ^ before) * _SPREAD >> 16) & _MASK
-            among = crowd + max(-HALVES, min(HALVES, round(2.0 * odds))) * _LINE
+            alone, pair, apart = own & _MASK, own + last & _MASK, own + before & _MASK
+            half = int(2.0 * odds + _MIDDLE) if -_LARGEST < odds < _LARGEST else 2 * HALVES if odds > 0.0 else 0
+            among = crowd + half * _LINE
             odds += common + weights[alone] + weights[pair] + weights[apart] + weights[among]
             judged.append((token, 1.0 / (1.0 + exp(-odds)), (alone, pair, apart, after, among)))
         return judged
@@ -67,6 +69,8 @@ class Wording:
             for token, probability, used in judged:
                 error = (token == right) - probability
                 square, step = error * error, RATE * error
+                if square < LEAST:
+                    continue
                 for slot in used:
-                    squares[slot] += square
-                    weights[slot] += step / sqrt(squares[slot])
+                    squares[slot] = sum_ = squares[slot] + square
+                    weights[slot] += step / sqrt(sum_)

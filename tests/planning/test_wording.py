@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import exp, log, sqrt
+from math import exp, floor, log, sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.drafter import Merged
-from rest_local.planning.wording import DAMPING, RATE, SLOTS, Wording
+from rest_local.planning.wording import DAMPING, LEAST, RATE, SLOTS, Wording
 
 BEHIND = (7, 8)
 
@@ -30,7 +30,7 @@ class Naive:
 
     def names(self, behind: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
         before, last = behind
-        half = max(-16, min(16, round(2 * log(estimates[token] / (1 - estimates[token])))))
+        half = floor(2 * max(-8.0, min(8.0, log(estimates[token] / (1 - estimates[token])))) + 0.5)
         crowd = ("crowd", half, min(int(4 * sum(estimates.values())), 8))
         return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), crowd]
 
@@ -44,6 +44,8 @@ class Naive:
         judged = {token: self.probability(behind, token, estimates) for token in estimates}
         for token, probability in judged.items():
             error = (token == right) - probability
+            if error * error < LEAST:
+                continue
             for name in self.names(behind, token, estimates):
                 weight = self.weights[name]
                 weight[1] += error * error
