@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import sys
 
-from rest_local.bench import demo, driver, exact, lookup, speed
+from rest_local.bench import demo, draft_model, driver, exact, lookup, speed
 
-PARTS = {"lookup": lookup.main, "driver": driver.main, "speed": speed.main, "exact": exact.main, "demo": demo.main}
+PARTS = {
+    "lookup": lookup.main,
+    "driver": driver.main,
+    "speed": speed.main,
+    "draft_model": draft_model.main,
+    "exact": exact.main,
+    "demo": demo.main,
+}
 
 
 def main() -> None:

@@ -155,8 +155,7 @@ def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
 def begin(sources: Predictable, answer: Recorded) -> None:
     """What has been said when drafting begins: the prompt and, from its evaluation, the first token of the answer."""
     sources.restart(answer.prompt)
-    if answer.prediction:
-        sources.predict(answer.prediction)
+    sources.predict(answer.prediction)
     sources.extend(answer.answer[:1])
 
 

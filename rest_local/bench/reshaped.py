@@ -8,12 +8,13 @@ and its draft model, real end to end, where no large weights can be had. Needs t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from gguf.quants import dequantize, quantize
 
 from rest_local.bench.gguf_file import Array, Tensor, Vocabulary, write
 
@@ -21,15 +22,15 @@ _ADDED = ("attn_output.weight", "ffn_down.weight")  # what a layer adds to the s
 _SKIPPED = ("GGUF.", "general.architecture", "split.", "llama.block_count")
 
 
-def deepened(source: Path, path: Path, n_layers: int) -> Path:
-    """Write `source` with `n_layers` layers in all. Seconds; the file grows with them. Raises ValueError for fewer than
-    it has.
+def deepened(source: Path, path: Path, n_layers: int, quant: str | None = None) -> Path:
+    """Write `source` with `n_layers` layers in all, the added ones quantized as `quant` (None: as the others). Seconds;
+    the file grows with them. Raises ValueError for fewer than it has.
     """
     reader = gguf.GGUFReader(source)
     own = _layers(reader)
     if n_layers < own:
         raise ValueError(f"{source} has {own} layers already")
-    return _rebuilt(reader, path, [*range(own), *(i % own for i in range(own, n_layers))], own)
+    return _rebuilt(reader, path, [*range(own), *(i % own for i in range(own, n_layers))], own, quant)
 
 
 def thinned(source: Path, path: Path, layers: Sequence[int]) -> Path:
@@ -41,7 +42,7 @@ def _layers(reader: gguf.GGUFReader) -> int:
     return int(reader.fields["llama.block_count"].contents())
 
 
-def _rebuilt(reader: gguf.GGUFReader, path: Path, layers: Sequence[int], n_real: int) -> Path:
+def _rebuilt(reader: gguf.GGUFReader, path: Path, layers: Sequence[int], n_real: int, quant: str | None = None) -> Path:
     """Layer k is `layers[k]` of the original; from `n_real` on they add nothing."""
     keys: dict[str, Any] = {"block_count": len(layers)}
     vocabulary = Vocabulary(0)
@@ -56,12 +57,20 @@ def _rebuilt(reader: gguf.GGUFReader, path: Path, layers: Sequence[int], n_real:
         for tensor in reader.tensors:
             if tensor.name.startswith(prefix):
                 part = tensor.name.removeprefix(prefix)
-                tensors.append(_tensor(tensor, f"blk.{place}.{part}", place >= n_real and part in _ADDED))
+                name = f"blk.{place}.{part}"
+                tensors.append(_idle(tensor, name, part, quant) if place >= n_real else _tensor(tensor, name))
     return write(path, "llama", keys, vocabulary, tensors)
 
 
-def _tensor(tensor: Any, name: str, nothing: bool = False) -> Tensor:
-    """A tensor of the original under another name; `nothing`: of zeros."""
-    data: Array = np.zeros_like(tensor.data) if nothing else tensor.data
-    make: Callable[[], Array] = lambda: data  # noqa: E731
-    return Tensor(name, tuple(int(n) for n in reversed(tensor.shape)), tensor.tensor_type, make)
+def _tensor(tensor: Any, name: str) -> Tensor:
+    """A tensor of the original under another name."""
+    return Tensor(name, tuple(int(n) for n in reversed(tensor.shape)), tensor.tensor_type, lambda: tensor.data)
+
+
+def _idle(tensor: Any, name: str, part: str, quant: str | None) -> Tensor:
+    """One of a layer that adds nothing, matrices as `quant`."""
+    same = _tensor(tensor, name)
+    values: Array = dequantize(tensor.data, tensor.tensor_type)
+    kind = gguf.GGMLQuantizationType[quant] if quant and len(same.shape) > 1 else tensor.tensor_type
+    data: Array = quantize(np.zeros_like(values) if part in _ADDED else values, kind)
+    return Tensor(name, same.shape, kind, lambda: data)

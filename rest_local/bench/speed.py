@@ -1,13 +1,15 @@
 """Plain against drafted on every held-out module and on well-known ones: where nothing repeats, and where it does.
 
-    python -m rest_local.bench.speed [--model GGUF] [--tokens N] [--repeats N] [--mode exact|fast]... [--json]
+    python -m rest_local.bench.speed [--model GGUF | --layers N] [--tokens N] [--repeats N] [--mode exact|fast]...
+        [--kind KIND]... [--json]
 
 The demo's measurement over many modules instead of one, with the standard library (without the held-out modules) as
 datastore. `unseen`: the beginning of a held-out module, to be gone on with. `edit`: a chat request to repeat a function
 of it with one name changed. `copy`: a passage of it, and its first lines again. `stored`: the beginning of a module
 that the datastore holds and the demo model saw many times, as models of use have seen popular code. For each kind: the
 median, least and greatest ratio of drafted to plain speed, and the median by share of repeated 8-grams, because a model
-that loops flatters every drafter.
+that loops flatters every drafter. With `--layers` it is the demo model's text in the time that a larger model takes: to
+it are added layers of Q4_0 that change nothing (`rest_local.bench.reshaped`).
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rest_local.bench.demo import Comparison, compare
 from rest_local.bench.prompts import Prompt, begin_of, held_out_modules, standard_library, well_known_modules
 from rest_local.bench.repeats import LOOPING
+from rest_local.bench.reshaped import deepened
 from rest_local.bench.stdlib import ensure
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
@@ -68,16 +73,30 @@ def _edit(function: str) -> str:
     )
 
 
-def run(model: str | None, tokens: int, repeats: int, modes: list[str]) -> dict[str, Any]:
-    """Measure every prompt in every mode; about (2 * repeats + 3) * `tokens` tokens a prompt and mode."""
-    path = demo_model() if model is None else model
+def run(
+    model: str | Path | None, tokens: int, repeats: int, modes: list[str], kinds: Sequence[str] = KINDS, layers: int = 0
+) -> dict[str, Any]:
+    """Measure every prompt of these kinds in every mode; about (2 * repeats + 3) * `tokens` tokens a prompt and mode.
+    `layers`: of the demo model, those that change nothing among them.
+    """
     store = ensure(demo_model()) if model is None else None
+    if layers:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(
+                deepened(demo_model(), Path(folder) / "demo.gguf", layers, "Q4_0"), store, tokens, repeats, modes, kinds
+            )
+    return _run(model or demo_model(), store, tokens, repeats, modes, kinds)
+
+
+def _run(
+    model: str | Path, store: Path | None, tokens: int, repeats: int, modes: list[str], kinds: Sequence[str]
+) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for mode in modes:
-        with Engine.load(path, datastores=[store] if store else [], n_ctx=2048, exact=mode == "exact") as engine:
-            rows = [compare(engine, p, mode, max_tokens=tokens, repeats=repeats) for p in prompts()]
+        with Engine.load(model, datastores=[store] if store else [], n_ctx=2048, exact=mode == "exact") as engine:
+            rows = [compare(engine, p, mode, max_tokens=tokens, repeats=repeats) for p in prompts() if p.kind in kinds]
         rows = [row for row in rows if row.plain.result.tokens]  # the model may end at once: nothing to time
-        result[mode] = {kind: _summary([r for r in rows if r.prompt.kind == kind]) for kind in KINDS}
+        result[mode] = {kind: _summary([r for r in rows if r.prompt.kind == kind]) for kind in kinds}
     return result
 
 
@@ -118,8 +137,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mode", action="append", choices=("exact", "fast"))
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--layers", type=int, default=0, help="of the demo model, at the price of a larger one")
     args = parser.parse_args()
-    result = run(args.model, args.tokens, args.repeats, args.mode or ["exact", "fast"])
+    modes, kinds = args.mode or ["exact", "fast"], args.kind or KINDS
+    result = run(args.model, args.tokens, args.repeats, modes, kinds, args.layers)
     if not args.json:
         for mode, kinds in result.items():
             for kind, row in kinds.items():

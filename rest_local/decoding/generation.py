@@ -48,6 +48,8 @@ class Statistics:
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     again_ms: float = 0.0  # within the answer: evaluating text anew behind a pause or a context shift
+    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
+    answer_share_ms: float = 0.0  # likewise
     steps: int = 0
     drafts: int = 0  # steps that submitted something
     generated: int = 0
@@ -143,6 +145,7 @@ class Generation:
         begun = time.perf_counter()
         kept = self._evaluate_up_to(prompt)
         self.sources.restart(prompt)
+        self.sources.predict(())
         self.policy.begin(len(prompt))
         self.statistics.prompt_tokens, self.statistics.cached_tokens = len(prompt), kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
@@ -285,10 +288,15 @@ class Generation:
         self.pending = [*self.slot.tokens, *self.pending]
         self.slot.clear()
 
-    def rebuild(self) -> None:
-        """Evaluate the committed tokens again from nothing. Raises DecodeFailed; what is missing then is pending."""
+    def rebuild(self, cut_back: bool) -> None:
+        """Have the committed tokens, and no others, in the cells again: evaluated from nothing or, to `cut_back`, from
+        the last place that the memory can be taken back to. Raises DecodeFailed; what is missing then is pending.
+        """
         n_tokens = self.slot.n_past
-        self.give_up_cells()
+        if cut_back:
+            self.put_back(n_tokens, broken_off=True)
+        else:
+            self.give_up_cells()
         while self.slot.n_past < n_tokens:
             rows = Rows()
             part = self.pending[: min(n_tokens - self.slot.n_past, self.backend.n_batch)]

@@ -21,6 +21,7 @@ from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
+from rest_local.planning.auto import Auto
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
@@ -41,6 +42,9 @@ class Lane:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
         self.capability, self.warning = _capability(model, context, tuning, exact)
         self.policies: dict[str, Policy] = {name: make_policy(name, tuning.curve) for name in POLICIES}
+        auto = self.policies["auto"]
+        assert isinstance(auto, Auto)
+        auto.has_draft_model = draft_model is not None
         self.scheduler = Scheduler(context, self.capability, tuning.curve)
         self.aside: list[Searchable] = [] if aside is None else aside
         self.draft_model = draft_model

@@ -8,7 +8,8 @@ back to a checkpoint, of which each part of a prompt leaves one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,7 @@ class Rows:
 
 
 MOST_CHECKPOINTS = 6
+_runs = itertools.count()
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -43,9 +45,21 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return int(differ[0]) if len(differ) else limit
 
 
+def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
+    """Cells that slots hold with so many tokens each, those that they share counted once."""
+    ends: dict[tuple[int, int], int] = {}
+    for slot, n_tokens in held:
+        following = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
+        for run, end in zip(slot.runs, following, strict=True):
+            if run[0] < n_tokens:
+                ends[run] = max(min(end, n_tokens), ends.get(run, 0))
+    return sum(end - begin for (begin, _), end in ends.items())
+
+
 class Slot:
     """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
-    to keep states to go back to.
+    to keep states to go back to. `runs`: whose cells they are, as (position from which on, number); slots that share
+    cells have the same number there.
     """
 
     def __init__(
@@ -57,6 +71,7 @@ class Slot:
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
         self.tokens: list[int] = []
+        self.runs = [(0, next(_runs))]
 
     @property
     def n_past(self) -> int:
@@ -80,13 +95,14 @@ class Slot:
         for branch in range(self.n_branches):
             self.backend.copy(other.first_id, self.first_id + branch, 0, n)
         self.tokens = other.tokens[:n]
+        self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
 
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
         """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
         checkpoint before, or to nothing. `broken_off`: a decode did not come to its end; recurrent state is then
         written half, whatever its position says.
         """
-        del self.tokens[n_past:]
+        self._forget(n_past)
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
@@ -105,7 +121,7 @@ class Slot:
         while self._checkpoints:
             n_past, state = self._checkpoints[-1]
             if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
-                del self.tokens[n_past:]
+                self._forget(n_past)
                 return True
             self._checkpoints.pop()
         return False
@@ -113,9 +129,15 @@ class Slot:
     def clear(self) -> None:
         """Free this slot's cells."""
         self._checkpoints.clear()
-        self.tokens.clear()
+        self._forget(0)
         if not self._remove_all(0):
             self.backend.clear()
+
+    def _forget(self, n_past: int) -> None:
+        """The tokens from there on; what comes in their place are other cells, even where another slot keeps these."""
+        if n_past < len(self.tokens):
+            del self.tokens[n_past:]
+            self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]
 
     def add_prompt(self, rows: Rows, tokens: Sequence[int]) -> None:
         """Put the next tokens to commit into the batch, without logits."""

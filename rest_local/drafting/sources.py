@@ -83,8 +83,7 @@ class Sources:
         self._history = None if history in self._aside else history
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
-        self._prediction = None
+        """The sequence is now exactly `tokens`; what it shares with the last one is kept, and what is expected next."""
         if not self._whole:
             self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
             self._whole = True
@@ -97,22 +96,25 @@ class Sources:
             del self._tokens[same:]
             del self._bytes[4 * same :]
             self._whole = True
-        self.extend(tokens[same:])
+        self._append(tokens[same:])
         if self.follower:
             self.follower.restart(self._tokens, same)
 
     def predict(self, tokens: Sequence[int]) -> None:
-        """What is expected to follow the sequence as it is now; until the next `restart`."""
+        """What is expected to follow the sequence as it is now, in place of what was expected before."""
         self._prediction = Prediction(tokens) if len(tokens) else None
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens that were confirmed."""
+        self._append(tokens)
+        if self._prediction:
+            self._prediction.extend(tokens)
+
+    def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
             self._whole = False
             self._tokens.extend(tokens)
             self._bytes += pack(f"<{len(tokens)}i", *tokens)
-            if self._prediction:
-                self._prediction.extend(tokens)
             self._whole = True
 
     def repeats(self) -> bool:

@@ -130,13 +130,18 @@ class Context:
         with self._breaker:
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
-    def abort(self) -> bool:
+    def number_decodes(self, number: int) -> None:
+        """From now on decodes bear this number, by which `abort` can name them; 0: none."""
+        self._breaker.number = number
+
+    def abort(self, number: int | None = None) -> bool:
         """Break off the decode that is running, from any thread; it then returns 2 within a few milliseconds.
 
-        False where none was running: nothing happens, and the next one is not touched. Computed on the CPU only; a GPU
-        finishes what it was given. What was evaluated of the batch must be removed, where the model cannot, all of it.
+        False where none was running: nothing happens, and the next one is not touched. With `number`, only decodes of
+        that number, those to come as well. Computed on the CPU only; a GPU finishes what it was given. What was
+        evaluated of the batch must be removed, where the model cannot, all of it.
         """
-        return self._breaker.abort()
+        return self._breaker.abort(number)
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
         """The rows of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.

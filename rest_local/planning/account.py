@@ -39,10 +39,12 @@ class Account:
         self._plain = 1.0
         self.risk = math.inf  # what the next draft may lose; no limit before the first request
 
-    def begin(self, plain: float) -> None:
-        """A new request. Its credit is what drafting gained a step of late: nothing on text that does not repeat."""
+    def begin(self, plain: float, stake: float = 0.0) -> None:
+        """A new request. Its credit is what drafting gained a step of late: nothing on text that does not repeat; or
+        `stake` plain steps, if that is more.
+        """
         self._plain = plain
-        self._credit = max(0.0, min(self.record.gain, 1.0)) * plain
+        self._credit = max(stake, min(self.record.gain, 1.0)) * plain
         self._purse = LOOKUPS_START * plain
 
     def earn(self, plain: float, steps: int = 1) -> None:

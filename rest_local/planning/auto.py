@@ -115,7 +115,8 @@ class Auto:
         self.wording = Wording()
         self.driver = Driver()
         self.account = Account()
-        self.trust = Trust()  # in a draft model
+        self.has_draft_model = False
+        self.trust = Trust()  # in it
         self._prices = Prices(curve, self.driver)
         self._beside = 0  # roots of others in the step under way
         self._depth = DEPTH
@@ -136,7 +137,7 @@ class Auto:
     def begin(self, n_ctx: int) -> None:
         """A new request."""
         self._beside = 0
-        self.account.begin(self.plain_ms(n_ctx))
+        self.account.begin(self.plain_ms(n_ctx), self.trust.stake if self.has_draft_model else 0.0)
         self._depth = DEPTH
         self._rests = self._unearned = 0
 
@@ -154,7 +155,11 @@ class Auto:
             self._rests -= 1
             self._unearned += 1
             return Draft(DraftTree())
-        if at.limit < 1 or not self.looks_up(at.n_ctx, sources.repeats):
+        if at.limit < 1:  # nobody may draft, beside a part of a prompt say: not that there was nothing to be found
+            self._unearned += 1
+            self._resting = self._unearned % (1 + REST_STEPS) > 0  # where it is always so, keep books as seldom
+            return Draft(DraftTree())
+        if not self.looks_up(at.n_ctx, sources.repeats):
             self._rests = REST_STEPS
             return Draft(DraftTree())
         begun = time.perf_counter()

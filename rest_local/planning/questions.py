@@ -17,6 +17,7 @@ from rest_local.drafting.draft_model import Follower, Likely
 if TYPE_CHECKING:
     from rest_local.planning.auto import Plan
 
+STAKE = 4.0
 LEAST_GAIN = 0.02  # plain steps a step: what a draft model that has lost so far is still expected to save
 _FOLLOW = 0.05
 
@@ -29,6 +30,13 @@ class Trust:
 
     right: float = 0.6
     gain: float = 0.3
+
+    @property
+    def stake(self) -> float:
+        """Plain steps that a new request may lose to it: who gave a draft model wants it tried, at once and not after
+        the steps that would earn the first draft; but a STAKE at most, and less the less it saves.
+        """
+        return STAKE * max(0.0, min(self.gain / Trust.gain, 1.0))
 
     def learn(self, hits: Iterable[bool]) -> None:
         for hit in hits:

@@ -115,7 +115,7 @@ def test_rows_are_pieces_of_the_prediction(old: list[int], steps: list[list[int]
             assert row == wanted + [-1] * (4 - len(wanted))
 
 
-def test_the_sources_ask_it_until_the_next_request() -> None:
+def test_the_sources_ask_it_until_another_is_given() -> None:
     sources = Sources([], 1000)
     sources.restart([1, 2, 3])
     sources.predict([50, 51, 52])
@@ -123,6 +123,10 @@ def test_the_sources_ask_it_until_the_next_request() -> None:
     assert [row.continuations[0][:3] for row in sources.rows()] == [[50, 51, 52]]
     sources.extend([50])
     assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
-    sources.restart([1, 2, 3])
+    sources.restart([3, 50])  # less of the text before
+    assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
+    sources.extend([51])
+    assert [row.continuations[0][0] for row in sources.rows()] == [52]
+    sources.predict([])
     assert not sources.repeats()
     assert sources.rows() == []
