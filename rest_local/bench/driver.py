@@ -30,6 +30,7 @@ from rest_local.decoding.backend import Capability
 from rest_local.decoding.forward import Forward, Running, evaluate_prompt
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
+from rest_local.drafting.drafter import Judged
 from rest_local.drafting.sources import Sources
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -40,6 +41,7 @@ from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 from rest_local.planning.policy import Policy, StepCost
+from rest_local.planning.wording import Wording
 
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, feed=128, vocab=151_936, tied=True)
 
@@ -56,6 +58,17 @@ class Hopeful(Acceptance):
         self._learned.learn(outcomes)
 
 
+class Unmoved(Wording):
+    """Likewise: learns at the usual cost, and corrects nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._learned = Wording()
+
+    def learn(self, judgements: Iterable[tuple[Iterable[Judged], int]]) -> None:
+        self._learned.learn(judgements)
+
+
 class FixedBudget(Auto):
     """Always drafts `nodes` nodes, whatever they promise; learns as usual."""
 
@@ -63,6 +76,7 @@ class FixedBudget(Auto):
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
         self.nodes = nodes
         self.acceptance = Hopeful()
+        self.wording = Unmoved()
         self.verifying_ms: list[float] = []  # the step without lookup and tree growth
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:

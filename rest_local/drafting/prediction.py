@@ -75,7 +75,9 @@ class Prediction:
         if agreed == len(said):
             self._run += agreed
         else:
-            self._parted, self._run = self._at, 0
+            if self._run + agreed >= SURE:  # a place taken on fewer tokens was a guess, and is not where it was left
+                self._parted = self._at
+            self._run = 0
         pending.clear()
 
     def _near(self, context: Sequence[int]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Container, Sequence
 from typing import Protocol
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.candidates import NOTHING, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
@@ -143,7 +143,10 @@ class Sources:
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        return [SourceRows(SOURCE_NUMBER[source], rows, store) for source, rows, store in found if len(rows)]
+        before, last = [*NOTHING, *self._tokens[-2:]][-2:]
+        return [
+            SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
+        ]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""

@@ -63,6 +63,15 @@ def test_several_tokens_in_one_step_may_part_in_the_middle() -> None:
     assert drafted(prediction, said)[0] == OLD[14:30]
 
 
+def test_a_single_token_far_ahead_does_not_move_the_place_where_it_was_left() -> None:
+    prediction = Prediction(OLD)
+    said: list[int] = []
+    for token in [*OLD[:20], 999, OLD[170], 998, OLD[25]]:
+        said = tell(prediction, said, [token])
+        drafts = drafted(prediction, said)
+    assert drafts[0] == OLD[26:42]
+
+
 def test_at_the_end_nothing_more_is_drafted() -> None:
     prediction = Prediction(OLD)
     said = tell(prediction, [], OLD)
