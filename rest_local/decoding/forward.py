@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,8 +183,8 @@ class Forward:
             own, n_past = len(generation.tree), generation.slot.n_past
             mine = logits[row : row + 1 + own]
             row += 1 + own
-            others = replace(
-                cost, n_nodes=own, beside=len(running) - 1, nodes_beside=nodes - own, leads=cost.leads and number == 0
+            others = cost._replace(
+                n_nodes=own, beside=len(running) - 1, nodes_beside=nodes - own, leads=cost.leads and number == 0
             )
             try:
                 outcomes.append(_take_one(generation, mine, others))
@@ -198,7 +198,7 @@ def _take_one(generation: Generation, logits: NDArray[np.float32], cost: StepCos
     begun = time.perf_counter()
     step, verdict = generation.take(logits)
     driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
-    generation.learn(verdict, len(step.tokens), replace(cost, n_accepted=len(verdict.path), driver_ms=driver_ms))
+    generation.learn(verdict, len(step.tokens), cost._replace(n_accepted=len(verdict.path), driver_ms=driver_ms))
     return step
 
 

@@ -7,12 +7,9 @@ costs speed only: it can never change a token (RELIABILITY: every handled fault 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Container, Sequence
-from struct import pack
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rest_local.drafting.candidates import NOTHING, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import Follower
@@ -49,7 +46,7 @@ class Lookup(Protocol):
 class Searchable(Protocol):
     """Text of others: a `Datastore`, a `History`, or a `GrowingText` of recorded answers."""
 
-    def rows(self, context: NDArray[np.integer], limit: int, depth: int) -> Rows: ...
+    def rows(self, context: Sequence[int], limit: int, depth: int) -> Rows: ...
 
 
 class Sources:
@@ -114,7 +111,7 @@ class Sources:
         if len(tokens):
             self._whole = False
             self._tokens.extend(tokens)
-            self._bytes += pack(f"<{len(tokens)}i", *tokens)
+            self._bytes += array("i", tokens)
             self._whole = True
 
     def repeats(self) -> bool:
@@ -134,7 +131,7 @@ class Sources:
         `limit`: most rows of a store, None for what suits its source; `depth`: tokens of a row, at most 64; `only`: the
         sources to ask.
         """
-        context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
+        context = self._tokens[-CONTEXT_TOKENS:]
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
@@ -155,11 +152,11 @@ class Sources:
         """Bring the searchable text up to date."""
         if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
             self._whole = False
-            self._growing.extend(np.array(self._tokens[self._indexed :], np.int32))
+            self._growing.extend(self._tokens[self._indexed :])
             self._indexed = len(self._tokens)
             self._whole = True
 
-    def _ask(self, store: Searchable, context: NDArray[np.int32], limit: int, depth: int) -> Rows:
+    def _ask(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:
         try:
             rows = store.rows(context, limit, depth)
         except (DatastoreError, OSError, ValueError) as error:

@@ -148,7 +148,9 @@ class Context:
 
         Rows follow the batch's order among tokens whose `output` was set. Waits for the backend to finish.
         """
-        address = ctypes.addressof(llama_cpp.llama_get_logits(self._pointer).contents)
+        address = _logits_at(self._pointer)
+        if not address:
+            raise ValueError("no logits: nothing was evaluated with an output")
         if address != self._logits_at:  # the block moves when it has to grow; a new view of it costs 0.05 ms
             block = (ctypes.c_float * (self.max_outputs * self.n_vocab)).from_address(address)
             self._logits = np.ctypeslib.as_array(block).reshape(self.max_outputs, self.n_vocab)
@@ -212,6 +214,10 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# The address itself: an object for the pointer and one for what it points to cost 6 us behind a forward pass.
+_logits_at = ctypes.cast(llama_cpp.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p))
 
 
 def _parameters(settings: ContextSettings) -> Any:

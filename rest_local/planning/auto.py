@@ -208,7 +208,8 @@ class Auto:
             return
         self.acceptance.learn(drafted.outcomes(tokens))
         self.wording.learn(drafted.judgements(tokens))
-        self.trust.learn(drafted.hits(tokens))
+        if done.asked_ms:
+            self.trust.learn(drafted.hits(tokens))
         self.book(done)
 
     def book(self, done: StepCost) -> None:
@@ -217,8 +218,8 @@ class Auto:
         if done.leads:
             n_tokens = 1 + done.n_nodes + done.beside + done.nodes_beside
             self.curve.observe(n_tokens, done.n_ctx, done.decode_ms)
+            self._prices.grow_old()  # with the pass, not with everyone in it
         self.driver.learn_step(done.n_nodes, done.driver_ms)
-        self._prices.grow_old()
         if done.lookup_ms is not None:
             self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))
             self.driver.learn_lookup(done.lookup_ms)
