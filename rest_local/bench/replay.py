@@ -57,6 +57,7 @@ class Tally:
     lookup_ms: list[float] = field(default_factory=list)
     plain_ms: float = 0.0
     drafted_ms: float = 0.0
+    looked_ms: float = 0.0  # what the lookups would add to it, LOOKUP_MS each
     by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
 
     def add(self, tree: DraftTree, path: Sequence[int], tokens: int) -> None:
@@ -73,6 +74,11 @@ class Tally:
     def speedup(self) -> float:
         """Plain over drafted time by the curve; 1 where nothing was replayed."""
         return self.plain_ms / self.drafted_ms if self.drafted_ms else 1.0
+
+    @property
+    def speedup_with_lookups(self) -> float:
+        """The same with the time to draft in it, LOOKUP_MS a lookup."""
+        return self.plain_ms / (self.drafted_ms + self.looked_ms) if self.drafted_ms else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -95,6 +101,8 @@ class Tally:
             "tokens_changed": self.changed,
             "draft_ms": {"mean": round(float(times.mean()), 4), "p99": round(float(np.percentile(times, 99)), 4)},
             "speedup": round(self.speedup, 4),
+            "speedup_with_lookups": round(self.speedup_with_lookups, 4),
+            "lookups": round(self.looked_ms / LOOKUP_MS),
             "worst_answer": round(worst, 4),
             "worst_name": name,
         }
@@ -193,6 +201,7 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
         policy.learn(drafted, tokens, done)
         tally.plain_ms += float(costs[0]) * len(tokens)
         tally.drafted_ms += cost
+        tally.looked_ms += lookup_ms or 0.0
         sources.extend(tokens)
         given += tokens
         at += len(tokens)

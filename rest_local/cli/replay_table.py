@@ -28,7 +28,8 @@ def print_report(report: Mapping[str, Any]) -> None:
 def _print_curve(name: str, row: Mapping[str, Any]) -> None:
     oracle = row["oracle"]
     click.echo(
-        f"  {name}: {row['speedup']:.3f} times plain, {row['share_of_oracle']:.0%} of the oracle's "
+        f"  {name}: {row['speedup']:.3f} times plain ({row['speedup_with_lookups']:.3f} with the time of "
+        f"{row['lookups']:,} lookups), {row['share_of_oracle']:.0%} of the oracle's "
         f"{oracle['speedup']:.3f}; worst answer {row['worst_answer']:.2f}; tokens changed {row['tokens_changed']}"
     )
     click.echo(
