@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli.options import json_option, model_path
-from rest_local.errors import CorpusEmpty, OptionError
+from rest_local.errors import OptionError
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.corpus import Skipped
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.format import Manifest
 
 PLACES = 10
 CONTINUATIONS = 5
@@ -65,56 +63,31 @@ def build(
     """
     import time
 
-    from rest_local.retrieval.build import build as build_datastore
-    from rest_local.retrieval.corpus import Skipped, walk
-    from rest_local.retrieval.home import datastore_path
-    from rest_local.retrieval.tokenizing import tokenize_documents
+    from rest_local.retrieval.indexing import build_datastore
 
-    began = time.perf_counter()
-    path, skipped = datastore_path(name), Skipped()
-    given = [str(Path(given).absolute()) for given in paths]
-    files = walk(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size, skipped=skipped)
-    with _vocabulary(model_path(model)) as vocabulary, _progress(as_json) as progress:
-        recipe = {
-            "paths": given,
-            "include": list(include),
-            "exclude": list(exclude),
-            "allow_secrets": allow_secrets,
-            "max_file_size": max_file_size,
-            "model": str(model_path(model).absolute()),
-        }
-        documents = _counted(tokenize_documents(files, vocabulary.tokenize), progress)
-        try:
-            manifest = build_datastore(
-                path, documents, vocabulary=_identity(vocabulary), recipe=recipe, progress=progress
-            )
-        except CorpusEmpty as error:
-            raise CorpusEmpty(", ".join(paths), skipped.summary()) from error
+    began, path = time.perf_counter(), model_path(model)
+    with _vocabulary(path) as vocabulary, _progress(as_json) as progress:
+        built = build_datastore(
+            name,
+            paths,
+            vocabulary=vocabulary,
+            include=include,
+            exclude=exclude,
+            allow_secrets=allow_secrets,
+            max_file_size=max_file_size,
+            recipe={"model": str(path.absolute())},
+            progress=progress,
+        )
     seconds = time.perf_counter() - began
-    report = _built(path, manifest, seconds, skipped)
     if as_json:
-        return _print_json(report)
+        return _print_json({**built.to_dict(), "seconds": round(seconds, 3)})
     click.echo(
-        f"{path}: {report['tokens']:,} tokens of {report['documents']:,} files, {_bytes(report['bytes'])}, "
-        f"in {seconds:.1f} s; skipped: {skipped.summary()}"
+        f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {_bytes(built.bytes)}, "
+        f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
-    for secret in skipped.secrets:
+    for secret in built.skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     return None
-
-
-def _built(path: Path, manifest: Manifest, seconds: float, skipped: Skipped) -> dict[str, Any]:
-    """The object that `build --json` prints."""
-    return {
-        "path": str(path),
-        "tokens": sum(segment.tokens for segment in manifest.segments),
-        "documents": sum(segment.documents for segment in manifest.segments),
-        "segments": len(manifest.segments),
-        "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
-        "seconds": round(seconds, 3),
-        "skipped": dict(skipped.counts),
-        "secrets": skipped.secrets,
-    }
 
 
 @index.command()
@@ -266,12 +239,6 @@ def _vocabulary(path: Path) -> Iterator[Vocabulary]:
         yield model.vocabulary
 
 
-def _identity(vocabulary: Vocabulary) -> Any:
-    from rest_local.retrieval.format import VocabularyId
-
-    return VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-
-
 def _check_vocabulary(store: Datastore, vocabulary: Vocabulary) -> None:
     if store.manifest.vocabulary.hash != vocabulary.hash:
         built = store.manifest.vocabulary.name
@@ -303,12 +270,6 @@ def _progress(quiet: bool) -> Iterator[Any]:
                 bar.update(task, description=f"{what} {tokens:,}, tokenizing")
 
         yield advance
-
-
-def _counted(documents: Iterator[tuple[str, Any]], progress: Any) -> Iterator[tuple[str, Any]]:
-    for name, tokens in documents:
-        progress("tokenized", len(tokens))
-        yield name, tokens
 
 
 def _print_json(fields: Any) -> None:
