@@ -29,7 +29,7 @@ def expected_rows(text: list[int], context: list[int], depth: int) -> dict[int, 
     return {position: row for position, row in rows.items() if position < len(text)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.one_of(st.lists(st.one_of(TOKENS, st.just(-1)), max_size=12), st.integers(0, 20).map(lambda drop: -drop)),

@@ -47,7 +47,7 @@ def plain(rows: Any) -> list[tuple[int, list[int]]]:
     return list(zip(rows.match.tolist(), rows.continuations.tolist(), strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.one_of(st.lists(TOKENS, max_size=12), st.sampled_from(["commit", "reopen"])), max_size=12),
     st.lists(TOKENS, max_size=36),
