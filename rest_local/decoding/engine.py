@@ -29,6 +29,7 @@ from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
+from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
@@ -96,7 +97,7 @@ class Stream:
 class Engine:
     """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
 
-    `warnings`: what is off, and why.
+    `warnings`: what is off, and why. `predictions`: makes the tokens of a `Request.prediction` from text.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Engine:
         auto = lane.policies["auto"]
         self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
         self.totals = Totals()
+        self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
         self._running: Stream | None = None
 
     @classmethod
@@ -253,13 +255,14 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         policy: str | Policy | None = None,
-        prediction: str | Sequence[int] = "",
+        prediction: str | Sequence[int] | NDArray[np.int32] = "",
         verify: str | None = None,
         keep_tokens: int = 0,
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
 
-        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts.
+        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts;
+        of one longer than `predictions.most` tokens only the beginning is used, with one warning in the log.
         `policy`: a name, one of your own, or None for that of `load`. `verify`: as for `load`, None for what was given
         there; relaxed changes the answer, `draft["relaxed"]` counts how often. It looks at the model's own
         probabilities, so grammars, biases and penalties refuse it. `keep_tokens`: of the prompt, what a context shift
@@ -267,9 +270,8 @@ class Engine:
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
-        vocabulary = self.model.vocabulary
         if isinstance(prediction, str):
-            prediction = vocabulary.tokenize(prediction, special=False).tolist() if prediction else ()
+            prediction = self.predictions.tokenize(prediction)
         request = Request(
             self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt],
             max_tokens=max_tokens,
@@ -334,10 +336,9 @@ class Engine:
 
         statistics = Statistics()
         answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
-        known = next((i for i, t in enumerate(request.prediction) if not 0 <= t < self.model.n_vocab), None)
         request = replace(
             request,
-            prediction=request.prediction[:known],  # ids that the model does not have end it
+            prediction=self.predictions.take(request.prediction),
             context_shift=request.context_shift or self.context_shift,
         )
         return Job(request, sampler, answer, make, finished)

@@ -38,7 +38,7 @@ class Lookup(Protocol):
     @property
     def follower(self) -> Follower | None: ...
     def restart(self, tokens: Sequence[int]) -> None: ...
-    def predict(self, tokens: Sequence[int]) -> None: ...
+    def predict(self, tokens: Sequence[int] | NDArray[np.int32]) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def rows(
         self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
@@ -101,7 +101,7 @@ class Sources:
         if self.follower:
             self.follower.restart(self._tokens, same)
 
-    def predict(self, tokens: Sequence[int]) -> None:
+    def predict(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """What is expected to follow the sequence as it is now; until the next `restart`."""
         self._prediction = Prediction(tokens) if len(tokens) else None
 
