@@ -424,6 +424,11 @@ class Engine:
         )
         return render(self.model.chat_template, messages, bos=bos, eos=eos, add_generation_prompt=True)
 
+    def trim(self) -> None:
+        """Let go of what lookups have mapped of the datastores (`Datastore.trim`); between two steps."""
+        for store in self.datastores:
+            store.trim()
+
     def forget(self) -> None:
         """Drop the kept prefixes: the next prompt is evaluated whole."""
         for lane in self._lanes:

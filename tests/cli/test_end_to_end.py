@@ -20,6 +20,9 @@ from rest_local.retrieval import Datastore, datastore_path
 Call = Callable[..., Any]
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
 KEYS = {"text", "tokens", "finish_reason", "timings", "draft"}
+TIMINGS = {"cache_n", "draft_n", "draft_n_accepted"} | {
+    f"{what}_{unit}" for what in ("prompt", "predicted") for unit in ("n", "ms", "per_token_ms", "per_second")
+}
 DRAFT = {"steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_us"} | {
     "driver_ms_per_step",
     "decode_ms_per_step",
@@ -44,6 +47,7 @@ def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
     assert plain["draft"]["drafted"] == 0
     assert drafted.keys() == KEYS
     assert drafted["draft"].keys() == DRAFT
+    assert drafted["timings"].keys() == TIMINGS
     assert drafted["tokens"] == drafted["timings"]["predicted_n"]
 
 
