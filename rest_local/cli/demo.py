@@ -157,7 +157,7 @@ def measure(
 
     for mode in MODES:
         if audience_of is not None:
-            _progress(f"{mode} mode: loading; once, measuring what a batch costs here (seconds)")
+            _progress(f"{mode} mode: loading")
         with options.load_engine(replace(choice, exact=mode == "exact")) as engine:
             audience = audience_of(engine) if audience_of else None
             for prompt in demo_prompts():

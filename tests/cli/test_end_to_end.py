@@ -182,3 +182,16 @@ def test_datastore_named_default_is_used_without_being_asked_for(
     count = len(asked)
     assert call(*given).code == 0
     assert len(asked) == count
+
+
+def test_measuring_is_announced_at_a_terminal_and_only_then(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("generate", "import os\n", "-n", "1", "--threads", "1", "--policy", "off")
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    assert call(*given, "--ctx", "64").err == ""  # measured in silence
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert call(*given, "--ctx", "64").err == ""  # measured before
+    assert call(*given, "--ctx", "65", "--json").err == (
+        "rest-local: measuring what this machine can do with demo.gguf, once; some seconds, more for a large model\n"
+    )
