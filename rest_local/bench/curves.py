@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid
 from rest_local.planning.cost import SIZES, CostCurve
 
 _FOLDER = Path(__file__).resolve().parent / "curves"
@@ -23,7 +23,7 @@ def shipped() -> tuple[str, ...]:
 
 
 def load_curve(name: str) -> CostCurve:
-    """A fresh copy of a curve. Raises OptionError where neither a file nor a shipped curve of that name is one."""
+    """A fresh copy of a curve. Raises InputInvalid where neither a file nor a shipped curve of that name is one."""
     path = Path(name) if Path(name).is_file() else _FOLDER / f"{name}.json"
     try:
         points = json.loads(path.read_text("utf-8"))
@@ -37,7 +37,7 @@ def load_curve(name: str) -> CostCurve:
         return curve
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
-        raise OptionError(f"curve {name}: not a cost curve ({cause}); shipped are {', '.join(shipped())}") from error
+        raise InputInvalid("curve", name, f"not a cost curve ({cause}); shipped are {', '.join(shipped())}") from error
 
 
 def curve_file(curve: CostCurve, what: str) -> str:

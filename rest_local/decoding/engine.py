@@ -236,6 +236,8 @@ class Engine:
             "threads": self._lane.context.threads,
             "threads_batch": self._lane.context.threads_batch,
             "n_ctx": self.n_ctx,
+            "n_batch": self._lane.context.n_batch,
+            "n_ubatch": self._lane.context.n_ubatch,
             "exact": self.exact,
             "policy": self.policy,
             "verify": self.verify,

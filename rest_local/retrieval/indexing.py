@@ -91,7 +91,7 @@ def build_datastore(
     What is taken and what is skipped: `rest_local.retrieval.corpus.walk`. `recipe`: what to note beside paths and
     filters. Memory does not depend on the corpus, time is mostly the tokenizer's.
 
-    Raises OptionError (no such path, bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
+    Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
     DatastoreUnwritable; in each case what was there before is intact.
     """
     skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]

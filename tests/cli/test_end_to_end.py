@@ -106,6 +106,7 @@ def test_doctor_reports_the_demo_model(call: Call) -> None:
     facts = json.loads(call("doctor", "--ctx", "256", "--threads", "1", "--json").out)
     assert facts["model"]["path"] == str(demo_model())
     assert facts["drafting"]["kind"] == "tree"
+    assert (facts["settings"]["n_batch"], facts["settings"]["n_ubatch"]) == (256, 256)  # no larger than the context
     assert facts["cost_curve"][0]["n"] == 1
 
 
@@ -146,11 +147,11 @@ def test_datastore_of_another_vocabulary_is_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize("grammar", ["root ::= (((", 'root ::= ("a"?){200}'])
-def test_grammar_that_cannot_be_used_is_wrong_usage(call: Call, tmp_path: Path, grammar: str) -> None:
+def test_grammar_that_cannot_be_used_is_refused_and_its_file_named(call: Call, tmp_path: Path, grammar: str) -> None:
     (tmp_path / "g").write_text(grammar)
     done = call("generate", "x", "--ctx", "64", "--threads", "1", "--grammar-file", str(tmp_path / "g"))
-    assert done.code == 2
-    assert "grammar" in done.err
+    assert done.code == 1
+    assert f"grammar file {tmp_path / 'g'}: grammar: " in done.err
 
 
 def test_damaged_datastore_costs_a_warning_and_changes_nothing(call: Call, mycode: str) -> None:

@@ -193,7 +193,9 @@ def test_histories_are_listed_and_forgotten(home: Path) -> None:
     assert first.last_use.endswith("+00:00")
     assert not first.error
     assert second.name == "b-2"
-    assert aside.error.startswith("set aside: ")
+    assert aside.error.startswith("set aside: damaged: ")
+    assert aside.error.endswith("`rest-local history forget b-2.damaged-1` deletes it")
+    assert "index build" not in aside.error
     assert orphan.name == "d-4"
     for name in ("a-1", "b-2.damaged-1", "d-4"):
         forget_history(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.errors import CorpusEmpty, OptionError
+from rest_local.errors import CorpusEmpty, InputInvalid
 from rest_local.retrieval import Datastore, build_datastore, build_from_texts
 
 
@@ -80,7 +80,7 @@ def test_nothing_to_index_says_what_was_skipped_and_leaves_what_was_there(source
     before = build_datastore("mine", [source], vocabulary=Bytes())
     with pytest.raises(CorpusEmpty, match=r"d\.py: no text to index \(1 binary\)"):
         build_datastore("mine", [source / "d.py"], vocabulary=Bytes())
-    with pytest.raises(OptionError, match="no such file"):
+    with pytest.raises(InputInvalid, match="no such file"):
         build_datastore("mine", [source / "gone"], vocabulary=Bytes())
     with Datastore.open(before.path) as store:
         assert store.manifest == before.manifest
