@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
+_LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed has rarely more
 
 model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
 
@@ -153,6 +154,8 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
     if as_json:
         return _print_json(found)
     click.echo(f"longest match: {found['match']} of {found['tokens']} tokens, {found['matched']!r}")
+    if found["left_off"]:
+        click.echo(f"left off at the end: {found['left_off']!r}; there it goes on in other tokens")
     click.echo(f"in {found['places']:,} places" + (":" if found["files"] else ""))
     for file in found["files"]:
         click.echo(f"  {file['name']}:{file['line']}")
@@ -199,7 +202,8 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
     def decode(tokens: Any) -> str:
         return b"".join(vocabulary.piece(int(token)) for token in tokens if token >= 0).decode("utf-8", "replace")
 
-    context = vocabulary.tokenize(text)
+    tokens = vocabulary.tokenize(text)
+    context = tokens[: len(tokens) - _inside(store, tokens)]
     match, places, positions = store.find(context, PLACES)
     files = []
     for position in positions.tolist():
@@ -212,9 +216,10 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
         weights[decode(continuation)] += 4.0 ** (length - match)
     total = sum(weights.values()) or 1
     return {
-        "tokens": len(context),
+        "tokens": len(tokens),
         "match": match,
         "matched": decode(context[len(context) - match :]),
+        "left_off": decode(tokens[len(context) :]),
         "places": places,
         "files": files,
         "continuations": [
@@ -222,6 +227,14 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
             for text in sorted(weights, key=lambda text: -weights[text])[:CONTINUATIONS]
         ],
     }
+
+
+def _inside(store: Datastore, tokens: Any) -> int:
+    """How many tokens at the end to leave off. A text that ends inside a word of the corpus ends in other tokens than
+    the corpus has there: behind `self.` it may hold `.items` as one. What agrees without them is then longer.
+    """
+    matches = [store.find(tokens[: len(tokens) - left], 1)[0] for left in range(min(_LEFT_OFF, len(tokens) - 1) + 1)]
+    return matches.index(max(matches)) if matches else 0
 
 
 def _open(name: str) -> Datastore:
