@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rest_local.bench import curves
 from rest_local.cli.main import run
 
 COPY = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep. "
@@ -196,6 +198,7 @@ def test_wall_clock_on_a_model_keeps_its_curve(
     assert report["answers"] == 2
     assert report["curves"] == {}
     assert set(report["wall_clock"]) >= {"speedup", "implied", "implied_over_wall", "mat", "settings"}
+    assert re.fullmatch(r"\d+ cores, .*\w.*", json.loads(curve.read_text())["machine"])
     row = replayed(capsys, str(recorded), "--vocab", model, "--curve", str(curve))["curves"][str(curve)]
     assert row["tokens_changed"] == 0
 
@@ -229,3 +232,9 @@ def test_wrong_options_are_one_line(
 def test_the_policy_is_one_of_the_policies(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "replay", str(recorded), "--policy", "nope"]) == 2
     assert "'nope' is not one of 'auto', 'off', 'rest', 'sam', 'respec'" in capsys.readouterr().err
+
+
+def test_shipped_curves_say_where_they_were_measured() -> None:
+    for path in (Path(curves.__file__).parent / "curves").glob("*.json"):
+        fields = json.loads(path.read_text("utf-8"))
+        assert fields["what"].startswith("assumed") or fields["machine"]
