@@ -21,6 +21,7 @@ import uvicorn
 from rest_local.errors import RestLocalError
 from rest_local.server.access import JsonLines
 from rest_local.server.app import create_app
+from rest_local.server.connection import TimedProtocol
 from rest_local.server.datastores import reopen
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
@@ -95,7 +96,7 @@ class Serving:
         self._error: BaseException | None = None
         config = uvicorn.Config(
             create_app(self.state),
-            http="h11",  # bounds a request's head; httptools reads headers of any size
+            http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -152,12 +153,13 @@ class Serving:
         self.loaded.set()
 
     def _close(self) -> None:
-        service, engine, embedder = self.state.service, self.state.engine, self.state.embedder
+        service, engine = self.state.service, self.state.engine
         self.state.service = None
         if service is not None:
             service.close()
-        if embedder is not None:
-            embedder.close()
+        for beside in (self.state.embedder, self.state.scorer):
+            if beside is not None:
+                beside.close()
         if engine is not None:
             engine.close()
 

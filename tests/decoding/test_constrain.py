@@ -154,7 +154,12 @@ class Guessing:
 class Silent:
     """Sources that say nothing: the policy above makes its own drafts."""
 
+    follower = None
+
     def restart(self, tokens: Sequence[int]) -> None:
+        return
+
+    def predict(self, tokens: Sequence[int]) -> None:
         return
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -126,3 +126,12 @@ def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
     forced, free = (ticket.request.sampling.grammar for ticket in live.service.tickets)
     assert "root" in forced
     assert free is None
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/reranking", "/v1/reranking"])
+def test_reranking_is_refused_as_llama_server_does(scripted: Callable[..., Live], path: str) -> None:
+    answer = scripted().post(path, {"model": "demo", "query": "x", "documents": ["a", "b"], "top_n": 1})
+    assert answer.status_code == 501
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("not_supported_error", "no_reranking")
+    assert "rerank" in error["message"]
