@@ -44,7 +44,8 @@ class Wording:
         self._squares = [DAMPING] * n
 
     def judge(self, behind: Behind, candidates: Merged) -> list[Judged]:
-        """The corrected probability of each of `candidates`. 1 us a node and 1 us a candidate."""
+        """The corrected probability of each of `candidates`. 1 us a node and 0.6 us a
+        candidate; those of little evidence, too, or HumanEval loses 2% of its tokens a step."""
         weights = self._weights
         before, last = behind[0] * _BEFORE + 1, behind[1] * _LAST + 2
         after = last & _MASK

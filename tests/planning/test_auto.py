@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
 from rest_local.drafting.sources import Sources
+from rest_local.drafting.tree import ROOT
 from rest_local.planning import auto
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto, Plan
@@ -225,3 +226,16 @@ def test_after_a_no_it_rests_and_a_rested_step_still_earns() -> None:
     assert every >= 15
     assert abs(rested - every) <= 2
     assert asked_rested < asked / 3
+
+
+def test_what_words_do_is_learned_by_all_requests_of_an_engine() -> None:
+    planner = Auto(GPU)
+    request = planner.fork()
+    sources = Sources([], 100)
+    sources.restart([1, 2, 3, 1, 2])
+    request.begin(5)
+    drafted = request.draft(sources, Situation(5, 8, 8))
+    assert [token for token, _, _ in drafted.proposals[ROOT].judged] == [3]
+    request.learn(drafted, [9], StepCost(5, len(drafted.tree), 0, 10.0, 0.0, 0.15))
+    ((_, probability, _),) = planner.wording.judge((1, 2), {3: (0.5, 1, [])})
+    assert probability < 0.5
