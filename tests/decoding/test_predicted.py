@@ -56,7 +56,7 @@ def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
                 assert drafted.result.tokens == plain.result.tokens
     assert max(read) <= CHUNK
     assert sum(read) < len(text) / 4
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "rest_local.decoding"] == [
         f"a prediction is longer than {LEAST_LIMIT} tokens; only its beginning is drafted from"
     ]
 
