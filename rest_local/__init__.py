@@ -1,7 +1,9 @@
 """rest-local: local GGUF models, faster by drafting from text that was written before, with the same output.
 
-    from rest_local import Engine
+    from rest_local import Engine, Model, build_datastore
 
+    with Model.open("model.gguf", vocab_only=True) as model:
+        build_datastore("mycode", ["~/src/mycode"], vocabulary=model.vocabulary)
     with Engine.load("model.gguf", datastores=["mycode"]) as engine:
         stream = engine.generate("def main():", max_tokens=100)
         for piece in stream:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from rest_local.llama.options import Adapter, ModelOptions
     from rest_local.llama.sampling import Sampling
     from rest_local.retrieval.datastore import Datastore
+    from rest_local.retrieval.indexing import build_datastore
 
 __all__ = [
     "Adapter",
@@ -38,6 +41,7 @@ __all__ = [
     "Sampling",
     "Stream",
     "__version__",
+    "build_datastore",
 ]
 
 _HOME = {
@@ -51,6 +55,7 @@ _HOME = {
     "Result": "rest_local.decoding.engine",
     "Sampling": "rest_local.llama.sampling",
     "Stream": "rest_local.decoding.engine",
+    "build_datastore": "rest_local.retrieval.indexing",
 }
 
 

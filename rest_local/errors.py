@@ -2,6 +2,7 @@
 
     RestLocalError                     exit 1
     ├── OptionError                    exit 2: a wrong option or argument
+    ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
@@ -24,7 +25,8 @@
         ├── CorpusEmpty
         └── CorpusTooLarge
 
-The command line prints `str(error)` as one line and exits with `exit_code`.
+The command line prints `str(error)` as one line and exits with `exit_code`: 2 for what can be seen to be wrong from the
+command line alone, 1 for whatever a look at the files, the model or the machine finds.
 """
 
 from __future__ import annotations
@@ -42,6 +44,14 @@ class OptionError(RestLocalError):
     """A wrong option or argument."""
 
     exit_code = 2
+
+
+class InputInvalid(RestLocalError):
+    """A file or directory that was given as input cannot be used. `what`: it was given as, such as "grammar file"."""
+
+    def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"{what} {path}: {cause}")
+        self.path, self.cause = path, cause
 
 
 class ModelError(RestLocalError):

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before any test module is imported: what it imports may look at the environment.
@@ -17,6 +18,10 @@ for _name in ("CACHE", "DATA", "DATASTORES"):
 # Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make
 # every decode several times slower. Changes no result, and tests time nothing.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+# No time limit of an example: how long one takes depends on whatever else the machine does.
+hypothesis.settings.register_profile("rest-local", deadline=None)
+hypothesis.settings.load_profile("rest-local")
 
 TinyModel = Callable[..., Path]
 

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+import hypothesis
 import pytest
 
 import rest_local
+from rest_local.cli.main import cli
 
 PACKAGE = Path(rest_local.__file__).parent
 LIBRARIES = ("numpy", "llama_cpp", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
 HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn")
-COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor")
 
 # Who may import whom, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) belong to all.
 BELOW: dict[str, set[str]] = {
@@ -45,6 +47,20 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def commands_of(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield every command and subcommand by its words, the group itself first."""
+    yield path
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from commands_of(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+COMMANDS = tuple(commands_of(cli))
+
+
 def test_table_of_contents_is_sorted_and_complete() -> None:
     assert rest_local.__all__ == sorted(rest_local.__all__)
     assert set(rest_local.__all__) == {*rest_local._HOME, "__version__"}
@@ -61,7 +77,11 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = rest_local.Enigne
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_subcommands_are_among_the_commands() -> None:
+    assert {("generate",), ("index",), ("index", "build"), ("history", "forget"), ("bench", "replay")} < {*COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
     """The reason why --help answers in well under 150 ms; a time would be a flaky test."""
     code = (
@@ -97,3 +117,7 @@ def test_imports_point_downwards(room: str) -> None:
 def test_every_room_is_known() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
     assert rooms == set(BELOW)
+
+
+def test_no_generated_example_has_a_time_limit() -> None:
+    assert hypothesis.settings().deadline is None

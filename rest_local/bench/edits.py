@@ -3,7 +3,7 @@
 Contract: a local repository goes in, recorded answers come out. For each change of a file, newest first, the prompt is
 the commit's message and the old file, the answer is the new file; only what follows the first changed token counts,
 because the unchanged beginning belongs to the prompt. Reads the repository through `git` and changes nothing in it;
-merges, new files, deletions, renames, binary and long files are left out. Raises OptionError where there is nothing.
+merges, new files, deletions, renames, binary and long files are left out. Raises InputInvalid where there is nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from rest_local.bench.recorded import Recorded
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.llama.vocabulary import Vocabulary
 
 EDITS = 100  # of one repository
@@ -38,10 +38,10 @@ class Edit:
 
 def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, predict: bool = False) -> list[Recorded]:
     """The newest `most` changes of files in the history of HEAD, tokenized; `predict`: with the rest of the old file as
-    prediction. Raises OptionError.
+    prediction. Raises InputInvalid.
     """
     if not repository.is_dir():
-        raise OptionError(f"repository {repository}: no such directory")
+        raise InputInvalid("repository", repository, "no such directory")
     found = []
     with _Blobs(repository) as blobs:
         for edit in _edits(repository):
@@ -53,9 +53,10 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
             if len(found) == most:
                 break
     if not found:
-        raise OptionError(
-            f"repository {repository}: no commit changes a text file of {MIN_BYTES} to {MAX_BYTES} bytes; "
-            "give one with a history of edits"
+        raise InputInvalid(
+            "repository",
+            repository,
+            f"no commit changes a text file of {MIN_BYTES} to {MAX_BYTES} bytes; give one with a history of edits",
         )
     return found
 
@@ -86,12 +87,12 @@ def _edits(repository: Path) -> Iterator[Edit]:
     try:
         log = subprocess.run(command, capture_output=True, check=False, timeout=300)
     except FileNotFoundError as error:
-        raise OptionError("--git needs the program git; install it") from error
+        raise RestLocalError("--git needs the program git; install it") from error
     except subprocess.TimeoutExpired as error:
-        raise OptionError(f"repository {repository}: git log takes longer than {error.timeout:.0f} s") from error
+        raise InputInvalid("repository", repository, f"git log takes longer than {error.timeout:.0f} s") from error
     if log.returncode:
         lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
-        raise OptionError(f"repository {repository}: {lines[0]}")
+        raise InputInvalid("repository", repository, lines[0])
     parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message holds a NUL
     for commit, message, changes in zip(parts, parts, parts, strict=True):
         for change in _regular(changes.strip().splitlines())[:PER_COMMIT]:
@@ -119,7 +120,7 @@ class _Blobs:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         except FileNotFoundError as error:
-            raise OptionError("--git needs the program git; install it") from error
+            raise RestLocalError("--git needs the program git; install it") from error
 
     def text(self, blob: str) -> str | None:
         """None where it is missing, not text, or of a size that is not taken."""

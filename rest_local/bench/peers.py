@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from struct import pack
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
@@ -48,7 +51,7 @@ class Peer(Stateless):
         self.tokens.extend(tokens)
         self._bytes += pack(f"<{len(tokens)}i", *tokens)
 
-    def predict(self, tokens: Sequence[int]) -> None:
+    def predict(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """The peers know no prediction; the text is in the prompt as well."""
 
     def rows(self, *_: Any, **__: Any) -> list[SourceRows]:

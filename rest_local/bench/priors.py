@@ -118,6 +118,7 @@ def main() -> None:
         ]
     report: dict[str, Any] = {
         "fitted_on": {"chat answers": len(chat), "with history": half, "code files": len(code)},
+        "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # names, not whose disk
         "observations": int(sum(seen.sum() for seen, _ in counted)),
     }
     table = rates(sum(seen for seen, _ in counted), sum(hits for _, hits in counted))  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 Contract: a file goes in, (prompt, answer) token ids come out. Formats are told by their fields: MT-Bench answers
 (their questions lie beside them), AlpacaEval outputs, HumanEval problems, and OpenAI batch lines that hold request and
-response. A line that is none of these is an OptionError that names file, line and cause. Knows nothing about drafting.
+response. A line that is none of these is an InputInvalid that names file, line and cause. Knows nothing about drafting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid
 from rest_local.llama.vocabulary import Vocabulary
 
 VICUNA = (
@@ -36,20 +36,20 @@ class Recorded:
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
-    """Every answer of a file, in its order. Raises OptionError where there is none or a line is wrong, OSError."""
+    """Every answer of a file, in its order. Raises InputInvalid where there is none or a line is wrong, OSError."""
     found = []
     for number, line in _lines(path):
         try:
             texts = list(_texts(line, path, number))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise OptionError(f"{path}: line {number} lacks a field of its format ({error!r})") from error
+            raise InputInvalid("file", path, f"line {number} lacks a field of its format ({error!r})") from error
         for name, prompt, answer in texts:
             if not isinstance(prompt, str) or not isinstance(answer, str):
-                raise OptionError(f"{path}: line {number} holds a prompt or an answer that is not text")
+                raise InputInvalid("file", path, f"line {number} holds a prompt or an answer that is not text")
             ids = [vocabulary.tokenize(text, special=False).tolist() for text in (prompt, answer)]
             found.append(Recorded(str(name), ids[0], ids[1]))
     if not found:
-        raise OptionError(f"{path}: holds no recorded answer")
+        raise InputInvalid("file", path, "holds no recorded answer")
     return found
 
 
@@ -62,19 +62,19 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             while text := file.readline(MAX_TEXT):
                 number, read = number + 1, read + len(text)
                 if read >= MAX_TEXT:
-                    raise OptionError(f"{path}: more than {MAX_TEXT >> 20} M characters; split the file")
+                    raise InputInvalid("file", path, f"more than {MAX_TEXT >> 20} M characters; split the file")
                 if not text.strip():
                     continue
                 line = json.loads(text)
                 if not isinstance(line, dict):
-                    raise OptionError(f"{path}: line {number} is not an object")
+                    raise InputInvalid("file", path, f"line {number} is not an object")
                 yield number, line
     except UnicodeDecodeError as error:
-        raise OptionError(f"{path}: not UTF-8 text behind line {number}") from error
+        raise InputInvalid("file", path, f"not UTF-8 text behind line {number}") from error
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path}: line {number} is not JSON ({error})") from error
+        raise InputInvalid("file", path, f"line {number} is not JSON ({error})") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise OptionError(f"{path}: not a whole gzip file ({error})") from error
+        raise InputInvalid("file", path, f"not a whole gzip file ({error})") from error
 
 
 def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str]]:
@@ -88,7 +88,7 @@ def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[s
         yield _batch(line, number)
     else:
         fields = ", ".join(map(str, line))
-        raise OptionError(f"{path}: line {number} holds no recorded answer (fields {fields[:80]})")
+        raise InputInvalid("file", path, f"line {number} holds no recorded answer (fields {fields[:80]})")
 
 
 def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str]]:

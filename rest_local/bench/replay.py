@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rest_local.bench.recorded import Recorded
 from rest_local.decoding.verify import verify
@@ -37,7 +38,7 @@ FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # where cost play
 class Predictable(Lookup, Protocol):
     """What a replay drafts from: `Sources`, or a peer."""
 
-    def predict(self, tokens: Sequence[int]) -> None: ...
+    def predict(self, tokens: Sequence[int] | NDArray[np.int32]) -> None: ...
 
 
 @dataclass

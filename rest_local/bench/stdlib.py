@@ -1,4 +1,8 @@
-"""The demo's datastore: the running interpreter's standard library without the held-out modules and without tests."""
+"""The demo's datastore: the running interpreter's standard library without the held-out modules and without tests.
+
+It has a name of its own for each vocabulary (`demo-stdlib-` and the beginning of the vocabulary's hash) and says in its
+recipe that it is the demo's. A datastore of that name that says otherwise is somebody's, and is left alone.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +13,63 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.bench.prompts import held_out_modules, standard_library
-from rest_local.errors import DatastoreError
+from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, DatastoreUnwritable
 from rest_local.llama.model import Model
-from rest_local.retrieval.build import build
-from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.tokenizing import tokenize_documents
+from rest_local.retrieval.indexing import build_datastore, recipe_of
 
-NAME = "stdlib"
+KIND = "demo"
 LEFT_OUT = ("test/", "tests/", "idle_test/", "site-packages/", "dist-packages/")
 
 
 def ensure(model: Path, say: Callable[[str], None] = lambda line: None) -> Path:
     """Return the datastore's path; builds it, in seconds, unless it is there for this vocabulary and interpreter.
 
-    Raises ModelError, DatastoreUnwritable, DatastoreLocked.
+    Raises ModelError, DatastoreVersion, DatastoreLocked, and DatastoreUnwritable, also for a datastore of that name
+    which the demo did not make.
     """
-    path, recipe = datastore_path(NAME), recipe_of(standard_library())
+    library = standard_library()
     with Model.open(model, vocab_only=True) as opened:
-        vocabulary = VocabularyId(*opened.vocabulary.identity)
-        if is_current(path, vocabulary, recipe):
+        vocabulary = opened.vocabulary
+        path = datastore_path(name_for(vocabulary.hash))
+        if is_current(path, vocabulary.hash, library):
             return path
         begun = time.perf_counter()
-        documents = walk(recipe["paths"], recipe["include"], recipe["exclude"])
-        tokens = tokenize_documents(documents, opened.vocabulary.tokenize)
-        manifest = build(path, tokens, vocabulary=vocabulary, recipe=recipe)
-    n_tokens = sum(segment.tokens for segment in manifest.segments)
-    say(f"datastore {NAME}: {n_tokens:,} tokens of {recipe['paths'][0]} in {time.perf_counter() - begun:.1f} s")
+        include, exclude = filters()
+        built = build_datastore(
+            path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=of_the_demo()
+        )
+    say(f"datastore {path.name}: {built.tokens:,} tokens of {library} in {time.perf_counter() - begun:.1f} s")
     return path
 
 
-def recipe_of(library: Path) -> dict[str, Any]:
-    """Return the paths and filters that make the datastore, and the interpreter they belong to."""
-    return {
-        "paths": [str(library)],
-        "include": ["*.py"],
-        "exclude": [*LEFT_OUT, *(f"/{module}" for module in held_out_modules())],
-        "python": platform.python_version(),
-    }
+def name_for(vocabulary_hash: str) -> str:
+    """The datastore's name; models that share a vocabulary share it."""
+    return f"demo-stdlib-{vocabulary_hash[:12]}"
 
 
-def is_current(path: Path, vocabulary: VocabularyId, recipe: dict[str, Any]) -> bool:
-    """Whether `path` opens for that vocabulary and was made by that recipe; one that is damaged is built again."""
+def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is taken of the library, and what is not."""
+    return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
+
+
+def of_the_demo() -> dict[str, Any]:
+    """What its recipe notes beside paths and filters: whose it is, and the interpreter."""
+    return {"kind": KIND, "python": platform.python_version()}
+
+
+def is_current(path: Path, vocabulary_hash: str, library: Path) -> bool:
+    """Whether it is there, for that vocabulary and made as it would be made now. One that is damaged is not.
+
+    Raises DatastoreUnwritable where it is no work of the demo's.
+    """
     try:
-        with Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name) as datastore:
-            return bool(datastore.info()["recipe"] == recipe)
-    except DatastoreError:
+        with Datastore.open(path) as store:
+            manifest = store.manifest
+    except (DatastoreNotFound, DatastoreCorrupt):  # of a name that nobody else uses: built again
         return False
+    if manifest.recipe.get("kind") != KIND:
+        raise DatastoreUnwritable(path, "it is not the demo's, which would build it anew; move it to another name")
+    wanted = {**recipe_of([str(library.absolute())], *filters()), **of_the_demo()}
+    return manifest.vocabulary.hash == vocabulary_hash and dict(manifest.recipe) == wanted

@@ -13,7 +13,7 @@ from pathlib import Path
 from rest_local.bench.edits import EDITS, load_edits
 from rest_local.bench.recorded import Recorded, load
 from rest_local.drafting.sources import Sources
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid, OptionError
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -65,7 +65,7 @@ def open_workload(
     limit: int | None = None,
 ) -> Workload:
     """`history`: "N" or "N:" tests the first N answers after the others, anything else is a file of earlier answers.
-    `limit`: most answers to test. Raises OptionError, DatastoreError, OSError.
+    `limit`: most answers to test. Raises OptionError, InputInvalid, DatastoreError, OSError.
     """
     recorded = [answer for path in files for answer in load(path, vocabulary)]
     for repository in repositories:
@@ -93,7 +93,11 @@ def _split(
         return recorded, None
     number = history.removesuffix(":")
     if not number.isascii() or not number.isdigit():
-        return recorded, [answer.answer for answer in load(Path(history), vocabulary)]
+        try:
+            return recorded, [answer.answer for answer in load(Path(history), vocabulary)]
+        except OSError as error:
+            cause = f"neither a number of answers nor a file of them: {error.strerror or error}"
+            raise InputInvalid("--history", history, cause) from error
     n = int(number)
     if not 0 < n < len(recorded):
         raise OptionError(f"--history {history}: there are {len(recorded)} answers; test 1 to {len(recorded) - 1}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli.options import json_option
+from rest_local.cli.options import POLICY_NAMES, json_option
 from rest_local.cli.replay_table import print_report
 from rest_local.errors import OptionError
 
@@ -41,17 +41,14 @@ class ReplayChoice:
     save_curve: Path | None
 
     def make_policy(self) -> MakePolicy:
-        """Raises OptionError for an unknown name."""
         from functools import partial
 
         from rest_local.bench.replay import Threshold
-        from rest_local.planning.policies import POLICIES, make_policy
+        from rest_local.planning.policies import make_policy
 
         if self.budget is not None:
             nodes = self.budget
             return lambda curve: Threshold(0.0, nodes)
-        if self.policy not in POLICIES:
-            raise OptionError(f"policy {self.policy}: choose one of {', '.join(POLICIES)}")
         return partial(make_policy, self.policy)
 
 
@@ -89,7 +86,13 @@ def bench() -> None:
     metavar="N",
     help=f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.",
 )
-@click.option("--policy", default="auto", show_default=True, metavar="NAME", help="Who decides what is drafted.")
+@click.option(
+    "--policy",
+    type=click.Choice(POLICY_NAMES),
+    default="auto",
+    show_default=True,
+    help="Who decides what is drafted.",
+)
 @click.option(
     "--budget", type=click.IntRange(1, 63), metavar="N", help="Draft the N likeliest nodes at every step instead."
 )

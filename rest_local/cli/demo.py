@@ -138,11 +138,10 @@ def _sampled(sampled: bool) -> str:
 
 
 def prepare_datastore(choice: EngineChoice, quiet: bool) -> str:
-    """Return the name of the datastore "stdlib", built from the standard library if it is not there yet."""
-    from rest_local.bench.stdlib import NAME, ensure
+    """Return the path of the demo's datastore, built from the standard library if it is not there yet."""
+    from rest_local.bench.stdlib import ensure
 
-    ensure(options.model_path(choice.model), say=(lambda line: None) if quiet else _progress)
-    return NAME
+    return str(ensure(options.model_path(choice.model), say=(lambda line: None) if quiet else _progress))
 
 
 def _progress(line: str) -> None:
@@ -158,7 +157,7 @@ def measure(
 
     for mode in MODES:
         if audience_of is not None:
-            _progress(f"{mode} mode: loading; once, measuring what a batch costs here (seconds)")
+            _progress(f"{mode} mode: loading")
         with options.load_engine(replace(choice, exact=mode == "exact")) as engine:
             audience = audience_of(engine) if audience_of else None
             for prompt in demo_prompts():
@@ -241,8 +240,8 @@ def demo(
 ) -> None:
     """Complete real Python plain and drafted, side by side, and measure both.
 
-    Builds the datastore "stdlib" from this interpreter's standard library first. The last line is JSON. Exit code 1
-    if an output of exact mode differs from plain decoding.
+    Builds a datastore of this interpreter's standard library first ("demo-stdlib-" and the vocabulary's hash). The
+    last line is JSON. Exit code 1 if an output of exact mode differs from plain decoding.
     """
     from rest_local.bench.demo import CONTEXT, to_json
 

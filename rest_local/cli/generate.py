@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--prediction",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Text that the answer may repeat, such as the old file of an edit.",
+    help="Text that the answer may repeat, such as the old file of an edit; - reads the standard input.",
 )
 @click.option(
     "--keep",
@@ -56,9 +56,9 @@ def generate(
     as_json: bool,
 ) -> None:
     """Continue PROMPT (or the standard input) and print the continuation as it is generated."""
+    predicted = options.read_prediction(prediction, prompt)
     text = options.read_prompt(prompt)
     sampling = sampling_choice.build()
-    predicted = "" if prediction is None else options.read_text(prediction, "prediction")
     with options.load_engine(engine_choice) as engine:
         stream = engine.generate(
             text, max_tokens=tokens, sampling=sampling, stop=stop, prediction=predicted, keep_tokens=keep

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli.options import json_option, model_path
-from rest_local.errors import CorpusEmpty, OptionError
+from rest_local.errors import OptionError
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.corpus import Skipped
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.format import Manifest
 
 PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
+_LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed has rarely more
 
 model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
 
@@ -65,56 +64,31 @@ def build(
     """
     import time
 
-    from rest_local.retrieval.build import build as build_datastore
-    from rest_local.retrieval.corpus import Skipped, walk
-    from rest_local.retrieval.home import datastore_path
-    from rest_local.retrieval.tokenizing import tokenize_documents
+    from rest_local.retrieval.indexing import build_datastore
 
-    began = time.perf_counter()
-    path, skipped = datastore_path(name), Skipped()
-    given = [str(Path(given).absolute()) for given in paths]
-    files = walk(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size, skipped=skipped)
-    with _vocabulary(model_path(model)) as vocabulary, _progress(as_json) as progress:
-        recipe = {
-            "paths": given,
-            "include": list(include),
-            "exclude": list(exclude),
-            "allow_secrets": allow_secrets,
-            "max_file_size": max_file_size,
-            "model": str(model_path(model).absolute()),
-        }
-        documents = _counted(tokenize_documents(files, vocabulary.tokenize), progress)
-        try:
-            manifest = build_datastore(
-                path, documents, vocabulary=_identity(vocabulary), recipe=recipe, progress=progress
-            )
-        except CorpusEmpty as error:
-            raise CorpusEmpty(", ".join(paths), skipped.summary()) from error
+    began, path = time.perf_counter(), model_path(model)
+    with _vocabulary(path) as vocabulary, _progress(as_json) as progress:
+        built = build_datastore(
+            name,
+            paths,
+            vocabulary=vocabulary,
+            include=include,
+            exclude=exclude,
+            allow_secrets=allow_secrets,
+            max_file_size=max_file_size,
+            recipe={"model": str(path.absolute())},
+            progress=progress,
+        )
     seconds = time.perf_counter() - began
-    report = _built(path, manifest, seconds, skipped)
     if as_json:
-        return _print_json(report)
+        return _print_json({**built.to_dict(), "seconds": round(seconds, 3)})
     click.echo(
-        f"{path}: {report['tokens']:,} tokens of {report['documents']:,} files, {_bytes(report['bytes'])}, "
-        f"in {seconds:.1f} s; skipped: {skipped.summary()}"
+        f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {_bytes(built.bytes)}, "
+        f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
-    for secret in skipped.secrets:
+    for secret in built.skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     return None
-
-
-def _built(path: Path, manifest: Manifest, seconds: float, skipped: Skipped) -> dict[str, Any]:
-    """The object that `build --json` prints."""
-    return {
-        "path": str(path),
-        "tokens": sum(segment.tokens for segment in manifest.segments),
-        "documents": sum(segment.documents for segment in manifest.segments),
-        "segments": len(manifest.segments),
-        "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
-        "seconds": round(seconds, 3),
-        "skipped": dict(skipped.counts),
-        "secrets": skipped.secrets,
-    }
 
 
 @index.command()
@@ -180,6 +154,8 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
     if as_json:
         return _print_json(found)
     click.echo(f"longest match: {found['match']} of {found['tokens']} tokens, {found['matched']!r}")
+    if found["left_off"]:
+        click.echo(f"left off at the end: {found['left_off']!r}; there it goes on in other tokens")
     click.echo(f"in {found['places']:,} places" + (":" if found["files"] else ""))
     for file in found["files"]:
         click.echo(f"  {file['name']}:{file['line']}")
@@ -226,7 +202,8 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
     def decode(tokens: Any) -> str:
         return b"".join(vocabulary.piece(int(token)) for token in tokens if token >= 0).decode("utf-8", "replace")
 
-    context = vocabulary.tokenize(text)
+    tokens = vocabulary.tokenize(text)
+    context = tokens[: len(tokens) - _inside(store, tokens)]
     match, places, positions = store.find(context, PLACES)
     files = []
     for position in positions.tolist():
@@ -239,9 +216,10 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
         weights[decode(continuation)] += 4.0 ** (length - match)
     total = sum(weights.values()) or 1
     return {
-        "tokens": len(context),
+        "tokens": len(tokens),
         "match": match,
         "matched": decode(context[len(context) - match :]),
+        "left_off": decode(tokens[len(context) :]),
         "places": places,
         "files": files,
         "continuations": [
@@ -249,6 +227,14 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
             for text in sorted(weights, key=lambda text: -weights[text])[:CONTINUATIONS]
         ],
     }
+
+
+def _inside(store: Datastore, tokens: Any) -> int:
+    """How many tokens at the end to leave off. A text that ends inside a word of the corpus ends in other tokens than
+    the corpus has there: behind `self.` it may hold `.items` as one. What agrees without them is then longer.
+    """
+    matches = [store.find(tokens[: len(tokens) - left], 1)[0] for left in range(min(_LEFT_OFF, len(tokens) - 1) + 1)]
+    return matches.index(max(matches)) if matches else 0
 
 
 def _open(name: str) -> Datastore:
@@ -264,12 +250,6 @@ def _vocabulary(path: Path) -> Iterator[Vocabulary]:
 
     with Model.open(path, vocab_only=True) as model:
         yield model.vocabulary
-
-
-def _identity(vocabulary: Vocabulary) -> Any:
-    from rest_local.retrieval.format import VocabularyId
-
-    return VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
 
 
 def _check_vocabulary(store: Datastore, vocabulary: Vocabulary) -> None:
@@ -303,12 +283,6 @@ def _progress(quiet: bool) -> Iterator[Any]:
                 bar.update(task, description=f"{what} {tokens:,}, tokenizing")
 
         yield advance
-
-
-def _counted(documents: Iterator[tuple[str, Any]], progress: Any) -> Iterator[tuple[str, Any]]:
-    for name, tokens in documents:
-        progress("tokenized", len(tokens))
-        yield name, tokens
 
 
 def _print_json(fields: Any) -> None:

@@ -1,14 +1,19 @@
 """What the library logs as a warning (a datastore that failed while it was read) is shown as one of the command's own.
 
-llama.cpp's log stays where it is: it warns of much that is normal. Imported when an engine is loaded, not for --help.
+llama.cpp's log stays where it is: it warns of much that is normal. What takes seconds is announced, to a terminal only.
+Imported when an engine is loaded, not for --help.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+
+import click
 
 from rest_local.cli import options
 
+PROGRESS = "rest_local.tuning.progress"
 LLAMA = "rest_local.llama"
 
 
@@ -20,8 +25,18 @@ class Shown(logging.Handler):
             options.warn(record.getMessage())
 
 
+class Announced(logging.Handler):
+    """One line on stderr for each record, where that is a terminal: somebody waits there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"rest-local: {record.getMessage()}", err=True)
+
+
 def show_warnings() -> None:
-    """Show warnings from now on; again does nothing."""
-    logger = logging.getLogger("rest_local")
+    """Show warnings and announcements from now on; again does nothing."""
+    logger, progress = logging.getLogger("rest_local"), logging.getLogger(PROGRESS)
     if not any(isinstance(handler, Shown) for handler in logger.handlers):
         logger.addHandler(Shown(logging.WARNING))
+        progress.addHandler(Announced(logging.INFO))
+        progress.setLevel(logging.INFO)

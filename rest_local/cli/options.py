@@ -18,7 +18,7 @@ import click
 
 from rest_local.cli.load_options import load_options
 from rest_local.cli.sections import in_section
-from rest_local.errors import DatastoreCorrupt, DatastoreError, OptionError
+from rest_local.errors import DatastoreCorrupt, DatastoreError, InputInvalid, OptionError
 from rest_local.llama.grammar_guard import check
 from rest_local.llama.options import ModelOptions
 
@@ -72,7 +72,7 @@ class SamplingChoice:
     json_schema: Path | None = None
 
     def build(self) -> Sampling:
-        """Return the `Sampling`. Raises OptionError for a value out of range, a grammar or a schema that is none."""
+        """Return the `Sampling`. Raises OptionError for a value out of range, InputInvalid for a file that is none."""
         from rest_local.llama.sampling import Sampling
 
         return Sampling(
@@ -97,12 +97,15 @@ class SamplingChoice:
         if self.grammar_file is None:
             return None
         grammar = read_text(self.grammar_file, "grammar file")
-        check(grammar)
+        try:
+            check(grammar)
+        except OptionError as error:
+            raise InputInvalid("grammar file", self.grammar_file, str(error)) from error
         return grammar
 
 
 def schema_grammar(path: Path) -> str:
-    """The grammar of a JSON schema file. Raises OptionError that names the file and the cause."""
+    """The grammar of a JSON schema file. Raises InputInvalid."""
     import json
 
     from rest_local.llama.grammar import json_schema
@@ -111,19 +114,19 @@ def schema_grammar(path: Path) -> str:
     try:
         return json_schema(json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"JSON schema {path}: no JSON: {error}") from error
+        raise InputInvalid("JSON schema", path, f"no JSON: {error}") from error
     except OptionError as error:
-        raise OptionError(f"{path}: {error}") from error
+        raise InputInvalid("JSON schema", path, str(error)) from error
 
 
 def read_text(path: Path, what: str) -> str:
-    """A UTF-8 file named by an option. Raises OptionError that names `what` it is, the path and the cause."""
+    """A UTF-8 file named by an option, given as `what`. Raises InputInvalid."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise OptionError(f"{what} {path}: not UTF-8 text at byte {error.start}") from error
+        raise InputInvalid(what, path, f"not UTF-8 text at byte {error.start}") from error
     except OSError as error:
-        raise OptionError(f"{what} {path}: {error.strerror}") from error
+        raise InputInvalid(what, path, error.strerror or str(error)) from error
 
 
 def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[tuple[int, float], ...]:
@@ -136,6 +139,13 @@ def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[s
         except ValueError:
             raise click.BadParameter(f"{value!r} is not TOKEN=BIAS, for example 15=-1.5 or 15=-inf") from None
     return tuple(pairs)
+
+
+def _check_stops(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    """The empty text is everywhere: a typing mistake, or an unset variable of a script."""
+    if "" in values:
+        raise click.BadParameter("give some text to stop before, not an empty one")
+    return tuple(values)
 
 
 _engine, _sampling = in_section("Engine"), in_section("Sampling")
@@ -218,13 +228,13 @@ _SAMPLING_OPTIONS = (
     ),
     _sampling(
         "--grammar-file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=click.Path(path_type=Path),
         metavar="FILE",
         help="GBNF grammar that the answer must follow.",
     ),
     click.option(
         "--json-schema",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=click.Path(path_type=Path),
         metavar="FILE",
         help="JSON schema that the answer must be valid for.",
     ),
@@ -236,7 +246,9 @@ history_option = _engine(
     show_default=True,
     help="Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
 )
-stop_option = click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated.")
+stop_option = click.option(
+    "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
 
 
@@ -381,6 +393,19 @@ def decode(data: bytes, origin: str) -> str:
     except UnicodeDecodeError as error:
         warn(f"{origin}: not UTF-8 at byte {error.start}; invalid bytes were replaced")
         return data.decode("utf-8", "replace")
+
+
+def read_prediction(path: Path | None, prompt: str | None) -> str:
+    """Return the text of --prediction: of a file, of stdin for "-". Raises InputInvalid, and click.UsageError where the
+    prompt comes from there.
+    """
+    if path is None:
+        return ""
+    if str(path) != "-":
+        return read_text(path, "prediction")
+    if prompt in (None, "-"):
+        raise click.UsageError("the prompt and --prediction - cannot both be the standard input")
+    return decode(sys.stdin.buffer.read(), "stdin")
 
 
 def read_prompt(argument: str | None) -> str:

@@ -20,7 +20,7 @@ HEAD = f"""# Command line
 Written by `make docs` from the commands themselves; a test compares. Every option can be set in the environment:
 `--top-k` is `{ENVIRONMENT}_TOP_K`, for every command; what is given on the command line wins. (Not those of
 `history forget`, which deletes, nor `bench replay --history`: `{ENVIRONMENT}_HISTORY=0` is `--no-history`.) Exit codes:
-0 ok, 1 refused at run time, 2 wrong usage, 130 interrupted.
+0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted.
 """
 
 

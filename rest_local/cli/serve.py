@@ -31,7 +31,7 @@ MAX_BODY = 8 << 20
 )
 @click.option(
     "--api-key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
 )
@@ -107,7 +107,7 @@ def _name(choice: EngineChoice) -> str:
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:
-    from rest_local.errors import OptionError
+    from rest_local.errors import InputInvalid, OptionError
     from rest_local.server.settings import parse_keys
 
     if path is None:
@@ -115,7 +115,9 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
     try:
         return parse_keys(path.read_bytes())
     except OSError as error:
-        raise OptionError(f"API key file {path}: {error.strerror}") from error
+        raise InputInvalid("API key file", path, error.strerror or str(error)) from error
+    except OptionError as error:
+        raise InputInvalid("API key file", path, str(error).removeprefix("API key file: ")) from error
 
 
 def _announce(settings: Settings, port: int) -> None:

@@ -31,6 +31,7 @@ from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
+from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
@@ -101,6 +102,7 @@ class Engine:
     """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
 
     `warnings`: what is off, and why; the first exact request of an engine that is not exact may add to them.
+    `predictions`: makes the tokens of a `Request.prediction` from text.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Engine:
         auto = lane.policies["auto"]
         self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
         self.totals = Totals()
+        self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
         self._running: Stream | None = None
 
     @classmethod
@@ -239,6 +242,8 @@ class Engine:
             "threads": self._lane.context.threads,
             "threads_batch": self._lane.context.threads_batch,
             "n_ctx": self.n_ctx,
+            "n_batch": self._lane.context.n_batch,
+            "n_ubatch": self._lane.context.n_ubatch,
             "exact": self.exact,
             "policy": self.policy,
             "verify": self.verify,
@@ -258,13 +263,14 @@ class Engine:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         policy: str | Policy | None = None,
-        prediction: str | Sequence[int] = "",
+        prediction: str | Sequence[int] | NDArray[np.int32] = "",
         verify: str | None = None,
         keep_tokens: int = 0,
     ) -> Stream:
         """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
 
-        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts.
+        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts;
+        of one longer than `predictions.most` tokens only the beginning is used, with one warning in the log.
         `policy`: a name, one of your own, or None for that of `load`. `verify`: as for `load`, None for what was given
         there; relaxed changes the answer, `draft["relaxed"]` counts how often. It looks at the model's own
         probabilities, so grammars, biases and penalties refuse it. `keep_tokens`: of the prompt, what a context shift
@@ -272,9 +278,8 @@ class Engine:
 
         The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
         """
-        vocabulary = self.model.vocabulary
         if isinstance(prediction, str):
-            prediction = vocabulary.tokenize(prediction, special=False).tolist() if prediction else ()
+            prediction = self.predictions.tokenize(prediction)
         request = Request(
             self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt],
             max_tokens=max_tokens,
@@ -343,10 +348,9 @@ class Engine:
 
         statistics = Statistics()
         answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
-        known = next((i for i, t in enumerate(request.prediction) if not 0 <= t < self.model.n_vocab), None)
         request = replace(
             request,
-            prediction=request.prediction[:known],  # ids that the model does not have end it
+            prediction=self.predictions.take(request.prediction),
             context_shift=request.context_shift or self.context_shift,
         )
         return Job(request, sampler, answer, make, finished)
@@ -456,6 +460,11 @@ class Engine:
             for token in (self.model.vocabulary.bos, self.model.vocabulary.eos)
         )
         return render(self.model.chat_template, messages, bos=bos, eos=eos, add_generation_prompt=True)
+
+    def trim(self) -> None:
+        """Let go of what lookups have mapped of the datastores (`Datastore.trim`); between two steps."""
+        for store in self.datastores:
+            store.trim()
 
     def forget(self) -> None:
         """Drop the kept prefixes: the next prompt is evaluated whole."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rest_local.errors import OptionError
 from rest_local.llama.sampling import Sampling
 
@@ -19,7 +22,7 @@ class Request:
     stop            the answer ends before any of these texts
     min_tokens      no end token is chosen before as many tokens
     ignore_end      end tokens are never chosen
-    prediction      tokens that the answer is likely to repeat; only makes drafts
+    prediction      tokens that the answer is likely to repeat (`Engine.predictions.tokenize`); only makes drafts
     logprobs        None, or how many of the likeliest tokens to report beside each token (0: only its own)
     origins         report where each drafted token comes from
     policy          name of a drafting policy, None for the engine's
@@ -42,7 +45,7 @@ class Request:
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     ignore_end: bool = False
-    prediction: Sequence[int] = ()
+    prediction: Sequence[int] | NDArray[np.int32] = ()
     logprobs: int | None = None
     origins: bool = False
     policy: str | None = None

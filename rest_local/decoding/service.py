@@ -32,6 +32,7 @@ from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
 log = logging.getLogger("rest_local.service")
 
 QUEUE = 64
+IDLE_S = 5.0  # without work, after which the engine lets go of memory that it can map again in milliseconds
 _numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the one that it was meant for
 T = TypeVar("T")
 Wake = Callable[[bool], None]
@@ -240,11 +241,14 @@ class Service:
 
     def _obey(self) -> bool:
         """Carry out what was ordered, and wait for orders where there is nothing to do; False: the end."""
+        trimmed = False
         while True:
             with self._lock:
                 self._alive = {number: job for number, job in self._alive.items() if not job.done}
                 while not self._orders and not self._alive and not self._closing:
-                    self._lock.wait()
+                    if not self._lock.wait(None if trimmed else IDLE_S):
+                        self.engine.trim()
+                        trimmed = True
                 orders, self._orders = self._orders, deque()
                 self._step = next(_numbers)
                 ending = self._closing and not (self._draining and self._alive)

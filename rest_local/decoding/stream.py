@@ -20,7 +20,7 @@ from rest_local.llama.detokenizer import Detokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain in one step, and the step's tokens with the source of each (`model`: nobody drafted
+    """Text that became certain in one step, and the step's tokens with the source of each (`target`: nobody drafted
     it); log-probabilities and origins by token, where they were asked for.
     """
 
@@ -57,6 +57,16 @@ class Result:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
+
+
+def timings(what: str, n: int, milliseconds: float) -> dict[str, float]:
+    """What llama-server tells of `what` (`prompt`, `predicted`), which was n tokens; rates are 0 where it was none."""
+    return {
+        f"{what}_n": n,
+        f"{what}_ms": round(milliseconds, 3),
+        f"{what}_per_token_ms": round(milliseconds / n, 3) if n else 0.0,
+        f"{what}_per_second": round(1e3 * n / milliseconds, 2) if milliseconds else 0.0,
+    }
 
 
 class StopFinder:
@@ -169,12 +179,8 @@ class Answer:
         predicted, predicted_ms = len(self.result.tokens), self._predicted_ms + s.again_ms
         self.result.timings = {
             "cache_n": s.cached_tokens,
-            "prompt_n": evaluated,
-            "prompt_ms": round(s.prompt_ms, 3),
-            "prompt_per_second": round(1e3 * evaluated / s.prompt_ms, 2) if s.prompt_ms else 0.0,
-            "predicted_n": predicted,
-            "predicted_ms": round(predicted_ms, 3),
-            "predicted_per_second": round(1e3 * predicted / predicted_ms, 2) if predicted_ms else 0.0,
+            **timings("prompt", evaluated, s.prompt_ms),
+            **timings("predicted", predicted, predicted_ms),
             "draft_n": s.drafted,
             "draft_n_accepted": s.accepted,
         }

@@ -31,6 +31,7 @@ from rest_local.paths import cache_dir, write_atomically
 from rest_local.planning.cost import LARGEST, CostCurve, measure
 
 log = logging.getLogger("rest_local.tuning")
+progress = log.getChild("progress")  # what takes a while, for people who wait for it
 
 FORMAT = 5
 WARM_MS = 5.0  # for longer plain steps what the last decode left behind makes no difference
@@ -138,7 +139,9 @@ def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, T
     """An open context in the chosen settings, with what was measured; from the cache where it was measured before.
 
     What `model.options` fixes of flash attention and cache types is kept, the rest is chosen.
-    Takes up to about 5 seconds the first time (bounded by BUDGET_S and SELF_TEST_S, and a few steps of a large model).
+    The first time takes about 5 seconds where a step takes a millisecond, and more for a larger model: 33 were seen for
+    one of 0.5B on a busy machine. BUDGET_S and SELF_TEST_S bound how often something is repeated, not the passes that
+    each settings and size need at least once; exact mode tries up to four settings. `progress` says so before.
     """
     name = f"{_key(model, wanted, exact)}.json"
     path: Path | None = None
@@ -151,6 +154,9 @@ def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, T
         pass
     except (OSError, ValueError, ModelError) as error:
         log.warning("%s cannot be used (%s); measuring again", path or "the cache directory", error)
+    progress.info(
+        "measuring what this machine can do with %s, once; some seconds, more for a large model", model.path.name
+    )
     context, tuning = _measure(model, wanted, exact)
     tuning.path = path
     tuning.store()

@@ -29,7 +29,7 @@ Int32 = NDArray[np.int32]
 class Prediction:
     """Follow an answer along `tokens` (int32 [n], or any sequence of ids). 4 bytes a token, 11 once it was lost."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int] | Int32) -> None:
         self._tokens: Int32 = np.asarray(tokens, np.int32).reshape(-1)
         self._at = 0  # the token that should come next
         self._run = START  # tokens before it that agreed; 0: lost

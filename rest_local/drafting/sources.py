@@ -17,7 +17,7 @@ from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
-from rest_local.retrieval.rows import Rows
+from rest_local.retrieval.rows import Int32Array, Rows
 
 log = logging.getLogger("rest_local.drafting")
 
@@ -35,7 +35,7 @@ class Lookup(Protocol):
     @property
     def follower(self) -> Follower | None: ...
     def restart(self, tokens: Sequence[int]) -> None: ...
-    def predict(self, tokens: Sequence[int]) -> None: ...
+    def predict(self, tokens: Sequence[int] | Int32Array) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
     def rows(
         self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
@@ -97,7 +97,7 @@ class Sources:
         if self.follower:
             self.follower.restart(self._tokens, same)
 
-    def predict(self, tokens: Sequence[int]) -> None:
+    def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """What is expected to follow the sequence as it is now, in place of what was expected before."""
         self._prediction = Prediction(tokens) if len(tokens) else None
 

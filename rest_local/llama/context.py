@@ -35,6 +35,11 @@ def default_threads() -> int:
     return usable if usable <= 4 else usable // 2
 
 
+MOST_CELLS = 1 << 26
+"""llama.cpp keeps books of each cell before it asks whether there is memory for what the cells hold: 10^8 of them took
+gigabytes, and 2^29 the whole machine. The longest context of a known model is 10 million tokens."""
+
+
 @dataclass(frozen=True)
 class ContextSettings:
     """How a context computes. `flash_attention` and the cache types decide what verification costs and whether it is
@@ -66,6 +71,10 @@ class ContextSettings:
                 raise OptionError(f"cache type {cache_type}: choose one of {', '.join(CACHE_TYPES)}")
         if self.n_ctx < 8:
             raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least 8")
+        if (cells := max(self.n_ctx, self.n_cells)) > MOST_CELLS:
+            raise OptionError(
+                f"{cells} tokens of context in all slots: at most {MOST_CELLS} are taken; give a smaller --ctx"
+            )
         if not 0 < self.n_slots * self.n_branches <= MOST_IDS or self.n_slots < 1:
             most = MOST_IDS // max(self.n_branches, 1)
             raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}")
@@ -99,7 +108,9 @@ class Context:
         if not self._pointer:
             said = f" ({errors[0][:200]})" if errors else ""
             raise ModelError(
-                f"model {model.path}: no context with {settings}{said}; try a smaller --ctx or other settings"
+                f"model {model.path}: no context of {params.n_ctx} tokens{said}, with flash attention "
+                f"{'on' if settings.flash_attention else 'off'} and a cache of {settings.cache_type_k} and "
+                f"{settings.cache_type_v}; where it is the memory, a smaller --ctx needs less"
             )
         try:
             model.adapters.apply(self._pointer)
@@ -112,6 +123,7 @@ class Context:
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_cells = max(settings.n_ctx, settings.n_cells)
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
+        self.n_ubatch = int(llama_cpp.llama_n_ubatch(self._pointer))
         self.n_branches = settings.n_branches
         self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))

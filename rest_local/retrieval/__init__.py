@@ -8,6 +8,7 @@ from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.histories import forget_history, list_histories
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path, datastores_home, list_datastores, remove
+from rest_local.retrieval.indexing import Built, build_datastore, build_from_texts
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
 from rest_local.retrieval.tokenizing import tokenize_documents
@@ -15,6 +16,7 @@ from rest_local.retrieval.tokenizing import tokenize_documents
 __all__ = [
     "MAX_DEPTH",
     "MAX_MATCH",
+    "Built",
     "Datastore",
     "GrowingText",
     "History",
@@ -23,6 +25,8 @@ __all__ = [
     "Skipped",
     "VocabularyId",
     "build",
+    "build_datastore",
+    "build_from_texts",
     "datastore_path",
     "datastores_home",
     "forget_history",

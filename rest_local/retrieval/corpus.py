@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid, OptionError
 from rest_local.retrieval.secret import secret_content, secret_name
 
 MAX_FILE_SIZE = 1 << 20
@@ -95,14 +95,14 @@ def walk(
     The name is the absolute path; bytes that are not UTF-8 are lone surrogates in it, as in `os.fsdecode`. The text is
     UTF-8 with U+FFFD for what is not, so it always encodes. skipped: counts what was left out.
 
-    Raises OptionError, before the first file, for a path that does not exist or a bad glob. Nothing that happens to a
-    file during the walk raises.
+    Raises, before the first file, InputInvalid for a path that does not exist, OptionError for a bad glob. Nothing
+    that happens to a file during the walk raises.
     """
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
     roots = [Path(path) for path in paths]
     for root in roots:
         if not root.exists():
-            raise OptionError(f"path {printable(str(root))}: no such file or directory")
+            raise InputInvalid("path", printable(str(root)), "no such file or directory")
     return _walk(roots, filters, skipped if skipped is not None else Skipped())
 
 

@@ -212,8 +212,9 @@ class Datastore:
     def trim(self) -> None:
         """Takes the mapped pages that lookups have touched out of this process, for an owner that has to be small.
 
-        They stay in the system's cache and are mapped again by the next lookups. Nothing calls it by itself. Without it
-        the resident set grows up to the size of the files, all of it memory that the system may take back at any time.
+        They stay in the system's cache and are mapped again by the next lookups. A `Service` calls it when it has had
+        nothing to do for some seconds. Without it the resident set grows up to the size of the files, all of it memory
+        that the system may take back at any time.
         """
         for mapped in self._maps:
             mapped.madvise(memory.MADV_DONTNEED)

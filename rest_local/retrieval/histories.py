@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rest_local.errors import DatastoreError, DatastoreNotFound, HistoryNotFound
 from rest_local.retrieval.datastore import read_manifest
 from rest_local.retrieval.format import MANIFEST
-from rest_local.retrieval.history import ASIDE, WAIT_S, history_home
+from rest_local.retrieval.history import ASIDE, WAIT_S, cause_of, history_home
 from rest_local.retrieval.home import holds_files, remove
 
 
@@ -64,7 +64,7 @@ def _listed(name: str) -> Listed | None:
     except (DatastoreError, OSError) as error:
         if not holds_files(path):
             return None  # forgotten meanwhile, or a first commit that was never made
-        return Listed(name, error=f"set aside: {error}" if ASIDE in name else str(error))
+        return Listed(name, error=_fault(name, error))
     answers = sum(segment.documents for segment in manifest.segments)
     return Listed(
         name,
@@ -75,3 +75,9 @@ def _listed(name: str) -> Listed | None:
         last_use.isoformat(timespec="seconds"),
         "set aside" if ASIDE in name else "",
     )
+
+
+def _fault(name: str, error: Exception) -> str:
+    """What is wrong with it and the way out, which for a history is not the one of a datastore."""
+    state = "set aside" if ASIDE in name else "cannot be used"
+    return f"{state}: {cause_of(error)}; `rest-local history forget {name}` deletes it"

@@ -212,11 +212,11 @@ class History:
                     except DAMAGE as error:
                         self._rename_aside(error)
         except DatastoreLocked as error:
-            self._warn("locked", f"{_what(error)}; new answers are kept in memory until it is free")
+            self._warn("locked", f"{cause_of(error)}; new answers are kept in memory until it is free")
         except DatastoreUnwritable as error:
-            self._warn("refused", f"cannot be written: {_what(error)}; new answers are not kept beyond this process")
+            self._warn("refused", f"cannot be written: {cause_of(error)}; new answers are not kept beyond this process")
         except DatastoreError as error:
-            self._warn("refused", f"{_what(error)}; new answers are not kept beyond this process")
+            self._warn("refused", f"{cause_of(error)}; new answers are not kept beyond this process")
         return False
 
     def _append(self) -> None:
@@ -275,7 +275,7 @@ class History:
         except DAMAGE as error:
             self._set_aside(error)
         except DatastoreError as error:
-            self._warn("refused", f"{_what(error)}; going on without it")
+            self._warn("refused", f"{cause_of(error)}; going on without it")
 
     def _set_aside(self, error: Exception, opened: Manifest | None = None) -> None:
         """Renames the directory, unless it was put right since: a commit that opens and is not the one `opened`."""
@@ -291,7 +291,7 @@ class History:
                 if bad:
                     self._rename_aside(error)
         except DatastoreError as also:
-            self._warn("refused", f"{_what(error)}, and cannot be set aside: {_what(also)}; going on without it")
+            self._warn("refused", f"{cause_of(error)}, and cannot be set aside: {cause_of(also)}; going on without it")
 
     def _rename_aside(self, error: Exception) -> None:
         """Under the lock, which goes along with the directory: who waits for it finds that it guards nothing."""
@@ -302,7 +302,7 @@ class History:
         with unwritable(self.path):
             self._files.rename(self.path, aside)
             self._files.sync_directory(self.path.parent)
-        log.warning("history %s: %s; set aside as %s, starting anew", self.path, _what(error), aside.name)
+        log.warning("history %s: %s; set aside as %s, starting anew", self.path, cause_of(error), aside.name)
 
     def _close_store(self) -> None:
         store, self._store, self._searched = self._store, None, None
@@ -316,7 +316,7 @@ class History:
             log.warning("history %s: %s", self.path, message)
 
 
-def _what(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
     """The cause, without the way out that a datastore would have."""
     if isinstance(error, DatastoreCorrupt):
         return f"damaged: {error.what}"

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rest_local.decoding.stream import timings as timings_of
+
 if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.stream import Piece, Result
@@ -46,16 +48,14 @@ def usage(results: Sequence[Result], choices: int, predicted: bool) -> dict[str,
 
 def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
     """llama-server's `timings` over all answers; what drafting did only where `shows_steps`."""
-    names = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
-    total = {name: sum(result.timings[name] for result in results) for name in (*names, *DRAFT_FIELDS)}
+
+    def total(name: str) -> float:
+        return sum(result.timings[name] for result in results)
+
+    times = {"cache_n": total("cache_n")}
     for what in ("prompt", "predicted"):
-        milliseconds = total[f"{what}_ms"]
-        total[f"{what}_per_second"] = round(1e3 * total[f"{what}_n"] / milliseconds, 2) if milliseconds else 0.0
-        total[f"{what}_per_token_ms"] = round(milliseconds / total[f"{what}_n"], 3) if total[f"{what}_n"] else 0.0
-    if not shows_steps:
-        for name in DRAFT_FIELDS:
-            del total[name]
-    return total
+        times |= timings_of(what, int(total(f"{what}_n")), total(f"{what}_ms"))
+    return times | ({name: total(name) for name in DRAFT_FIELDS} if shows_steps else {})
 
 
 def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from rest_local.bench import edits
 from rest_local.bench.edits import load_edits
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -88,7 +88,7 @@ def test_what_is_no_edit_of_a_text_file_is_left_out(repository: Repository, voca
     (repository.path / "moved").rename(repository.path / "moved-to")
     changed = {name: content + (b"!" if isinstance(content, bytes) else "!") for name, content in files.items()}  # type: ignore[operator]
     repository.commit("second", {**changed, "new": OLD})
-    with pytest.raises(OptionError, match="no commit changes a text file"):
+    with pytest.raises(InputInvalid, match="no commit changes a text file"):
         load_edits(repository.path, vocabulary)
     repository.commit("control \x1e \x1f :100644 100644 are no harm", {"new": OLD + "!" * 10})
     (edit,) = load_edits(repository.path, vocabulary)
@@ -100,7 +100,7 @@ def test_what_is_no_repository_is_one_line(tmp_path: Path, vocabulary: Vocabular
     (tmp_path / "file").write_text("")
     Repository(tmp_path / "empty")
     for name, cause in (("plain", "not a git repository"), ("empty", "HEAD"), ("file", "no such"), ("none", "no such")):
-        with pytest.raises(OptionError, match=cause) as caught:
+        with pytest.raises(InputInvalid, match=cause) as caught:
             load_edits(tmp_path / name, vocabulary)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -110,5 +110,5 @@ def test_without_git_the_message_names_it(
     repository: Repository, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(OptionError, match="program git"):
+    with pytest.raises(RestLocalError, match="program git"):
         load_edits(repository.path, vocabulary)

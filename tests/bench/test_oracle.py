@@ -35,7 +35,7 @@ def least(longest: list[int], ms: list[float]) -> float:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
     length = data.draw(st.integers(2, 9))
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]

@@ -11,7 +11,7 @@ import pytest
 
 from rest_local.bench import recorded
 from rest_local.bench.recorded import load
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -43,7 +43,7 @@ def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
 def test_a_broken_line_is_named(line: str, cause: str, tmp_path: Path, vocabulary: Vocabulary) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(f"{GOOD}\n{line}\n")
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(InputInvalid) as caught:
         load(path, vocabulary)
     assert str(path) in str(caught.value)
     assert cause in str(caught.value)
@@ -60,7 +60,7 @@ def test_files_without_text_are_refused(tmp_path: Path, vocabulary: Vocabulary) 
         "plain.gz": "gzip",
         "cut.gz": "gzip",
     }.items():
-        with pytest.raises(OptionError, match=f"{name}.*{cause}"):
+        with pytest.raises(InputInvalid, match=f"{name}.*{cause}"):
             load(tmp_path / name, vocabulary)
 
 
@@ -70,7 +70,7 @@ def test_a_file_beyond_the_bound_is_not_read_whole(
     monkeypatch.setattr(recorded, "MAX_TEXT", 1000)
     for text in ("x" * 5000, f"{GOOD}\n" * 100):
         (tmp_path / "huge.jsonl").write_text(text)
-        with pytest.raises(OptionError, match="split the file"):
+        with pytest.raises(InputInvalid, match="split the file"):
             load(tmp_path / "huge.jsonl", vocabulary)
 
 

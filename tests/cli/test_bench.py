@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rest_local.bench import curves
 from rest_local.cli.main import run
 
 COPY = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep. "
@@ -75,7 +77,7 @@ def test_files_that_hold_no_answers_are_refused(
     path.write_text(content)
     code = run(["bench", "replay", str(path), "--vocab", str(tiny_model("llama"))])
     captured = capsys.readouterr()
-    assert code == 2
+    assert code == 1
     assert captured.err.count("\n") == 1
     assert "wrong.jsonl" in captured.err
 
@@ -88,7 +90,7 @@ def test_a_missing_file_and_a_wrong_curve_are_one_line(
     assert "none.jsonl" in capsys.readouterr().err
     (tmp_path / "curve.json").write_text('{"contexts": [1]}')
     for curve in ("no-such", str(tmp_path / "curve.json")):
-        assert run(["bench", "replay", str(recorded), "--vocab", model, "--curve", curve]) == 2
+        assert run(["bench", "replay", str(recorded), "--vocab", model, "--curve", curve]) == 1
         assert "flat-to-8" in capsys.readouterr().err
 
 
@@ -156,7 +158,8 @@ def test_history_is_a_number_or_a_file(
         assert run(["bench", "replay", *common, wrong]) == 2
         assert "there are 6 answers" in capsys.readouterr().err
     assert run(["bench", "replay", *common, str(tmp_path / "none.jsonl")]) == 1
-    assert "none.jsonl" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith(f"rest-local: error: --history {tmp_path / 'none.jsonl'}: neither a number of answers nor")
 
 
 def test_edits_of_a_repository(
@@ -178,7 +181,7 @@ def test_what_is_no_repository_or_an_empty_one_is_one_line(
     (tmp_path / "plain").mkdir()
     for name in ("empty", "plain", "none"):
         arguments = ["bench", "replay", "--git", str(tmp_path / name), "--vocab", str(tiny_model("llama"))]
-        assert run(arguments) == 2
+        assert run(arguments) == 1
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert str(tmp_path / name) in err
@@ -195,6 +198,7 @@ def test_wall_clock_on_a_model_keeps_its_curve(
     assert report["answers"] == 2
     assert report["curves"] == {}
     assert set(report["wall_clock"]) >= {"speedup", "implied", "implied_over_wall", "mat", "settings"}
+    assert re.fullmatch(r"\d+ cores, .*\w.*", json.loads(curve.read_text())["machine"])
     row = replayed(capsys, str(recorded), "--vocab", model, "--curve", str(curve))["curves"][str(curve)]
     assert row["tokens_changed"] == 0
 
@@ -223,3 +227,14 @@ def test_wrong_options_are_one_line(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert cause in captured.err
+
+
+def test_the_policy_is_one_of_the_policies(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "replay", str(recorded), "--policy", "nope"]) == 2
+    assert "'nope' is not one of 'auto', 'off', 'rest', 'sam', 'respec'" in capsys.readouterr().err
+
+
+def test_shipped_curves_say_where_they_were_measured() -> None:
+    for path in (Path(curves.__file__).parent / "curves").glob("*.json"):
+        fields = json.loads(path.read_text("utf-8"))
+        assert fields["what"].startswith("assumed") or fields["machine"]

@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
+from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 
 Call = Callable[..., Any]
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
 KEYS = {"text", "tokens", "finish_reason", "timings", "draft"}
+TIMINGS = {"cache_n", "draft_n", "draft_n_accepted"} | {
+    f"{what}_{unit}" for what in ("prompt", "predicted") for unit in ("n", "ms", "per_token_ms", "per_second")
+}
 DRAFT = {"steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_us"} | {
     "driver_ms_per_step",
     "decode_ms_per_step",
@@ -43,6 +47,7 @@ def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
     assert plain["draft"]["drafted"] == 0
     assert drafted.keys() == KEYS
     assert drafted["draft"].keys() == DRAFT
+    assert drafted["timings"].keys() == TIMINGS
     assert drafted["tokens"] == drafted["timings"]["predicted_n"]
 
 
@@ -74,10 +79,14 @@ def test_seed_repeats_the_draws(call: Call) -> None:
 
 
 def test_full_context_ends_with_length(call: Call) -> None:
-    """64 cells, and the last token that comes out needs none."""
-    line = json.loads(call("generate", "import os\n", "-n", "500", "--ctx", "64", "--threads", "1", "--json").out)
-    assert line["finish_reason"] in ("length", "stop")
-    assert line["timings"]["prompt_n"] + line["tokens"] <= 65
+    """64 cells, and the last token that comes out needs none. The model may not end by itself."""
+    with Model.open(demo_model(), vocab_only=True) as model:
+        never = [f"--logit-bias={token}=-inf" for token in model.vocabulary.ends]
+    assert never
+    given = ("generate", "import os\n", "-n", "500", "--ctx", "64", "--threads", "1", "--json")
+    line = json.loads(call(*given, *never).out)
+    assert line["finish_reason"] == "length"
+    assert line["timings"]["prompt_n"] + line["tokens"] == 65
 
 
 def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call) -> None:
@@ -97,6 +106,7 @@ def test_doctor_reports_the_demo_model(call: Call) -> None:
     facts = json.loads(call("doctor", "--ctx", "256", "--threads", "1", "--json").out)
     assert facts["model"]["path"] == str(demo_model())
     assert facts["drafting"]["kind"] == "tree"
+    assert (facts["settings"]["n_batch"], facts["settings"]["n_ubatch"]) == (256, 256)  # no larger than the context
     assert facts["cost_curve"][0]["n"] == 1
 
 
@@ -137,11 +147,11 @@ def test_datastore_of_another_vocabulary_is_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize("grammar", ["root ::= (((", 'root ::= ("a"?){200}'])
-def test_grammar_that_cannot_be_used_is_wrong_usage(call: Call, tmp_path: Path, grammar: str) -> None:
+def test_grammar_that_cannot_be_used_is_refused_and_its_file_named(call: Call, tmp_path: Path, grammar: str) -> None:
     (tmp_path / "g").write_text(grammar)
     done = call("generate", "x", "--ctx", "64", "--threads", "1", "--grammar-file", str(tmp_path / "g"))
-    assert done.code == 2
-    assert "grammar" in done.err
+    assert done.code == 1
+    assert f"grammar file {tmp_path / 'g'}: grammar: " in done.err
 
 
 def test_damaged_datastore_costs_a_warning_and_changes_nothing(call: Call, mycode: str) -> None:
@@ -173,3 +183,16 @@ def test_datastore_named_default_is_used_without_being_asked_for(
     count = len(asked)
     assert call(*given).code == 0
     assert len(asked) == count
+
+
+def test_measuring_is_announced_at_a_terminal_and_only_then(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("generate", "import os\n", "-n", "1", "--threads", "1", "--policy", "off")
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    assert call(*given, "--ctx", "64").err == ""  # measured in silence
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert call(*given, "--ctx", "64").err == ""  # measured before
+    assert call(*given, "--ctx", "65", "--json").err == (
+        "rest-local: measuring what this machine can do with demo.gguf, once; some seconds, more for a large model\n"
+    )

@@ -142,7 +142,7 @@ def test_every_option_is_read_from_the_environment(
         ["--policy", "sometimes"],
         ["-n", "-1"],
         ["--ctx", "0"],
-        ["--grammar-file", "/no/such/file"],
+        ["--stop", ""],
         ["--top-p", "2"],
         ["--temp", "nan"],
         ["--no-such-option"],
@@ -157,12 +157,33 @@ def test_wrong_usage_is_one_line_and_exit_2(fake_engine: Install, call: Call, gi
     assert not engine.prompts
 
 
-def test_grammar_file_that_is_not_text_is_refused(fake_engine: Install, call: Call, tmp_path: Path) -> None:
-    fake_engine()
-    (tmp_path / "g").write_bytes(b"\xff\xfe")
-    done = call("generate", "x", "--grammar-file", str(tmp_path / "g"))
-    assert done.code == 2
-    assert "not UTF-8" in done.err
+@pytest.mark.parametrize("option", ["--grammar-file", "--json-schema", "--prediction"])
+@pytest.mark.parametrize(
+    ("name", "cause"), [("none", "No such file"), (".", "Is a directory"), ("bytes", "not UTF-8 text at byte 1")]
+)
+def test_a_file_that_cannot_be_read_is_refused_by_every_option(
+    fake_engine: Install, call: Call, tmp_path: Path, option: str, name: str, cause: str
+) -> None:
+    engine = fake_engine()
+    (tmp_path / "bytes").write_bytes(b"a\xff")
+    done = call("generate", "x", option, str(tmp_path / name))
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert f"{tmp_path / name}: {cause}" in done.err
+    assert not engine.prompts
+
+
+def test_a_prediction_is_read_from_a_pipe(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    assert call("generate", "x", "--prediction", "-", stdin=b"x = 1\n").code == 0
+    assert (engine.prompts, engine.arguments[0]["prediction"]) == (["x"], "x = 1\n")
+
+
+@pytest.mark.parametrize("prompt", [[], ["-"]])
+def test_prompt_and_prediction_cannot_both_be_the_pipe(fake_engine: Install, call: Call, prompt: list[str]) -> None:
+    engine = fake_engine()
+    done = call("generate", *prompt, "--prediction", "-", stdin=b"text")
+    assert (done.code, "cannot both be the standard input" in done.err) == (2, True)
+    assert not engine.prompts
 
 
 def test_a_json_schema_becomes_the_grammar(fake_engine: Install, call: Call, tmp_path: Path) -> None:
@@ -183,14 +204,14 @@ def test_a_json_schema_becomes_the_grammar(fake_engine: Install, call: Call, tmp
         ("{}", "one of them"),
     ],
 )
-def test_a_json_schema_that_is_none_is_wrong_usage(
+def test_a_json_schema_that_is_none_is_refused(
     fake_engine: Install, call: Call, tmp_path: Path, text: str, cause: str
 ) -> None:
     engine = fake_engine()
     (tmp_path / "s.json").write_text(text)
     both = ["--grammar-file", str(tmp_path / "s.json")] if text == "{}" else []
     done = call("generate", "x", "--json-schema", str(tmp_path / "s.json"), *both)
-    assert done.code == 2
+    assert done.code == (2 if both else 1)
     assert done.err.startswith("rest-local: error: ")
     assert done.err.count("\n") == 1
     assert cause in done.err
@@ -237,14 +258,3 @@ def test_a_prediction_is_read_from_its_file(fake_engine: Install, call: Call, tm
     (tmp_path / "old.py").write_text("x = 1\n")
     assert call("generate", "x", "--prediction", str(tmp_path / "old.py")).code == 0
     assert engine.arguments[0]["prediction"] == "x = 1\n"
-
-
-@pytest.mark.parametrize(("content", "cause"), [(None, "No such file"), (b"\xff", "not UTF-8")])
-def test_a_prediction_that_cannot_be_read_is_refused(
-    fake_engine: Install, call: Call, tmp_path: Path, content: bytes | None, cause: str
-) -> None:
-    fake_engine()
-    if content is not None:
-        (tmp_path / "old").write_bytes(content)
-    done = call("generate", "x", "--prediction", str(tmp_path / "old"))
-    assert (done.code, cause in done.err, "prediction" in done.err) == (2, True, True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -108,3 +110,44 @@ def test_another_models_vocabulary_is_refused(corpus, monkeypatch):
     monkeypatch.setattr(ByteVocabulary, "hash", "c0" * 32)
     with pytest.raises(OptionError, match="vocabulary of bytes"):
         call("search", "mine", "x")
+
+
+class WordVocabulary(ByteVocabulary):
+    """A dot belongs to the word behind it, as in most vocabularies."""
+
+    name, size, hash = "words", 5000, "d0" * 32
+    words: ClassVar[list[str]] = []
+
+    def tokenize(self, text: str) -> np.ndarray:
+        found = re.findall(r"\.\w+| ?\w+|\W", text)
+        self.words += [word for word in found if word not in self.words]
+        return np.array([self.words.index(word) for word in found], np.int32)
+
+    def piece(self, token: int) -> bytes:
+        return self.words[token].encode()
+
+
+def test_a_text_that_ends_inside_a_token_finds_what_agrees_before(corpus, monkeypatch):
+    @contextmanager
+    def vocabulary(path: Path) -> Iterator[WordVocabulary]:
+        yield WordVocabulary()
+
+    monkeypatch.setattr(command, "_vocabulary", vocabulary)
+    (corpus / "d.py").write_text("x = self.y\nfor key, value in self.items():\n    pass\nself.\n")
+    call("build", corpus, "-o", "mine")
+    found = answer("search", "mine", "for key, value in self.")
+    assert (found["matched"], found["left_off"]) == ("for key, value in self", ".")
+    assert (found["tokens"], found["match"], found["places"]) == (7, 6, 1)
+    assert [(Path(file["name"]).name, file["line"]) for file in found["files"]] == [("d.py", 2)]
+    assert found["continuations"][0]["text"].startswith(".items():")
+    assert "left off at the end: '.'" in call("search", "mine", "for key, value in self.").stdout
+    whole = answer("search", "mine", "    pass\nself.")
+    assert (whole["matched"], whole["left_off"]) == ("    pass\nself.", "")
+    assert "left off" not in call("search", "mine", "    pass\nself.").stdout
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("~", 1), ("~~~~~", 5)])
+def test_a_text_of_which_nothing_is_found(corpus, text, tokens):
+    call("build", corpus, "-o", "mine")
+    found = answer("search", "mine", text)
+    assert (found["tokens"], found["match"], found["matched"], found["left_off"]) == (tokens, 0, "", "")

@@ -123,7 +123,8 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("--host", "0.0.0.0"), 2, "--api-key-file"),
-        (("--api-key-file", "/dev/null"), 2, "holds no key"),
+        (("--api-key-file", "/dev/null"), 1, "API key file /dev/null: holds no key"),
+        (("--api-key-file", "/no/such/file"), 1, "API key file /no/such/file: No such file"),
         (("--allow-origin", "*"), 2, "give a scheme and a host"),
         (("-m", "nothing.gguf"), 1, "no such file"),
         (("--port", "99999"), 2, "99999"),

@@ -179,7 +179,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("min_tokens", [0, 7])
 @pytest.mark.parametrize("name", OPTIONS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, seed: int) -> None:
     """Sampler state advances once per accepted token: with drafts pruned, with drafts left as they are, and with none

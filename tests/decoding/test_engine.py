@@ -391,8 +391,8 @@ def test_the_result_is_the_documented_object(tiny_model: TinyModel) -> None:
     assert list(data) == ["text", "tokens", "finish_reason", "timings", "draft"]
     assert data["tokens"] == 20
     assert set(data["timings"]) == {
-        "cache_n", "prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms",
-        "predicted_per_second", "draft_n", "draft_n_accepted",
+        "cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms",
+        "predicted_per_token_ms", "predicted_per_second", "draft_n", "draft_n_accepted",
     }  # fmt: skip
     assert set(data["draft"]) == {
         "steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_us", "driver_ms_per_step",

@@ -409,4 +409,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestLife.settings = settings(max_examples=80, stateful_step_count=30)

@@ -431,3 +431,30 @@ def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> No
 
     totals.by_source[Meddling("context")] = {"drafted": 1, "accepted": 1}
     assert totals.to_dict()["by_source"]["context"] == {"drafted": 1, "accepted": 1}
+
+
+def test_who_has_nothing_to_do_lets_go_of_mapped_datastores_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At first, and each time that there was work since."""
+    trimmed = threading.Semaphore(0)
+    monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)
+    monkeypatch.setattr(engine, "trim", trimmed.release)
+    with Service(engine) as service:
+        assert trimmed.acquire(timeout=30)
+        for _ in range(3):
+            assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+            assert trimmed.acquire(timeout=30)
+    assert not trimmed.acquire(blocking=False)
+
+
+def test_an_engine_trims_each_of_its_datastores(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[str] = []
+
+    class Store:
+        def __init__(self, name: str) -> None:
+            self.trim = lambda: trimmed.append(name)
+
+    monkeypatch.setattr(engine, "datastores", [Store("a"), Store("b")])
+    engine.trim()
+    assert trimmed == ["a", "b"]

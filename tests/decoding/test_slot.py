@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_backend import END, FakeBackend
 
@@ -67,7 +67,6 @@ def check(slot: Slot) -> None:
 
 
 @pytest.mark.parametrize("n_slots", [1, 3])
-@settings(deadline=None)
 @given(st.lists(st.one_of(steps(), st.integers(1, 9)), max_size=8), st.integers(0, 20))
 def test_cells_are_those_of_the_committed_tokens(
     n_slots: int, doings: list[tuple[DraftTree, list[int]] | int], back: int

@@ -75,7 +75,7 @@ def test_it_says_what_it_would_say_alone(drafter: DraftModel) -> None:
     follower.leave()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=8))
 def test_whatever_is_asked_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, int]]) -> None:
     """Three texts over two places, each extended, cut back or asked along drafted paths."""

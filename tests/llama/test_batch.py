@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.llama.batch import Batch
@@ -25,7 +25,6 @@ def filled(batch: Batch, rows: list[tuple[int, int, int, int, int]]) -> None:
     batch.fill(token, pos, first, count, output)
 
 
-@settings(deadline=None)
 @given(contents(), contents())
 def test_llama_cpp_sees_what_was_filled_in_or_it_is_refused(
     before: tuple[int, int, list[tuple[int, int, int, int, int]]],

@@ -215,3 +215,29 @@ def test_more_sequences_than_rows_do_not_end_the_process(tiny_model: TinyModel, 
         context.batch.fill(TEXT[:n], np.arange(n), 0, context.n_branches, 1)
         assert context.decode() == 0
         assert np.isfinite(context.logits(n)).all()
+
+
+def test_a_context_that_does_not_fit_names_its_size_and_the_way_out(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llama_cpp.llama_init_from_model", lambda *arguments: None)
+    with Model.open(tiny_model("llama")) as model, pytest.raises(ModelError) as caught:
+        Context(model, ContextSettings(n_ctx=12345))
+    message = str(caught.value)
+    assert "no context of 12345 tokens" in message
+    assert "a smaller --ctx" in message
+    assert "ContextSettings" not in message
+
+
+@pytest.mark.parametrize("cells", [{"n_ctx": 99_999_999}, {"n_ctx": 4096, "n_cells": 2**27}])
+def test_a_context_beyond_any_model_never_reaches_llama_cpp(cells: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match=r"at most 67108864 are taken; give a smaller --ctx"):
+        ContextSettings(**cells)
+
+
+@pytest.mark.parametrize(("n_batch", "n_ubatch", "found"), [(64, 0, 64), (64, 16, 16), (32, 64, 32)])
+def test_the_size_of_what_is_computed_at_once_is_known(
+    tiny_model: Callable[..., Path], n_batch: int, n_ubatch: int, found: int
+) -> None:
+    with opened(tiny_model("llama"), n_ctx=64, n_batch=n_batch, n_ubatch=n_ubatch) as context:
+        assert context.n_ubatch == found

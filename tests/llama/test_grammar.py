@@ -157,7 +157,7 @@ def _inner(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[s
     return st.one_of(objects, arrays, st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options}))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(LEAVES, _inner, max_leaves=6), st.integers(0, 2**31))
 def test_what_any_schema_generates_is_valid(vocabulary: Vocabulary, schema: dict[str, Any], seed: int) -> None:
     text = generated(vocabulary, json_schema(schema), seed)
@@ -213,7 +213,7 @@ def test_what_is_valid_gets_in_and_nothing_else(
         assert accepts(vocabulary, json_schema(SCHEMAS[schema]), text) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.recursive(
         st.one_of(st.text(max_size=5), st.integers(-(10**15), 10**15), st.booleans(), st.none()),
@@ -372,7 +372,7 @@ def test_what_is_large_is_read_or_refused_by_llama_cpp_in_bounded_time(
 
 
 @given(st.text(alphabet="ab<>/x", min_size=1, max_size=6), st.text(alphabet="ab<>/x", max_size=14))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_until_ends_with_the_first_marker(vocabulary: Vocabulary, marker: str, text: str) -> None:
     rules = Rules()
     grammar = rules.text(rules.until(marker))
@@ -381,7 +381,7 @@ def test_until_ends_with_the_first_marker(vocabulary: Vocabulary, marker: str, t
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_literal_is_its_text(vocabulary: Vocabulary, text: str) -> None:
     grammar = f"root ::= {literal(text)} {literal('!')}\n"
     assert accepts(vocabulary, grammar, text + "!")

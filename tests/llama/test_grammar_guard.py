@@ -228,7 +228,7 @@ def _passes(text: str) -> bool:
 
 
 @given(GRAMMARS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_passes_is_read_in_few_ways(text: str) -> None:
     """With small bounds, so that small grammars come near them. Twice as many ways: of the texts of a length only some
     are followed."""
@@ -248,7 +248,7 @@ def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
 
 
 @given(text=GRAMMARS, said=st.text("ab", max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_llama_cpp_reads_the_rules_the_same(vocabulary: Vocabulary, text: str, said: str) -> None:
     assume(_passes(text))
     grammar = read(text)

@@ -41,13 +41,13 @@ def _bytes(vocabulary: Vocabulary, text: str | bytes) -> bytes:
 
 
 @given(text=st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pieces_of_a_text_are_the_text(tiny: Vocabulary, text: str) -> None:
     assert _bytes(tiny, text) == text.encode()
 
 
 @given(data=st.binary(max_size=100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(tiny: Vocabulary, data: bytes) -> None:
     assert _bytes(tiny, data) == data.decode("utf-8", "replace").encode()
 

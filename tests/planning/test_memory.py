@@ -69,7 +69,7 @@ def test_only_what_this_run_learned_is_added(path: Path) -> None:
     assert kept(path, CELL) == 15
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.tuples(st.integers(0, N_CELLS - 1), st.booleans()), max_size=20), max_size=8))
 def test_runs_side_by_side_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[list[tuple[int, bool]]]) -> None:
     path = tmp_path_factory.mktemp("memory") / "toy.json"

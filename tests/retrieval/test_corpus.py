@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_local.errors import OptionError
+from rest_local.errors import InputInvalid, OptionError
 from rest_local.retrieval import Skipped, tokenize_documents, walk
 from rest_local.retrieval.corpus import MAX_LINE, printable
 from rest_local.retrieval.secret import secret_content, secret_name
@@ -224,7 +224,7 @@ def test_a_file_is_taken_once(tmp_path):
 
 
 def test_wrong_arguments_are_refused_before_the_walk(tmp_path):
-    with pytest.raises(OptionError, match="no such file"):
+    with pytest.raises(InputInvalid, match="no such file"):
         walk([tmp_path / "nothing"])
     with pytest.raises(OptionError, match="size"):
         walk([tmp_path], max_file_size=0)

@@ -67,7 +67,7 @@ def test_the_room_names_all_it_offers():
     assert public - (modules - {"build"}) == set(offered)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=15), min_size=1, max_size=6),
     st.lists(st.sampled_from([0, 1, 2]), max_size=20),

@@ -72,7 +72,7 @@ def test_the_last_document_stays(tmp_path: Path) -> None:
         forget(tmp_path / "nothing", {"a"})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.text("xyz", min_size=1, max_size=30))), max_size=8

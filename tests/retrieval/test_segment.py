@@ -24,7 +24,7 @@ def array(tokens: list[int]) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.integers(1, 7))
 @example([[1] * 60], [1] * 40, 5, 3)
 @example([[0, 1], [0, 1]], [1, 0, 1], 4, 2)
@@ -34,7 +34,7 @@ def test_rows_are_the_longest_matches_with_two_byte_ids(documents, context, limi
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 9), st.integers(1, 7))
 def test_rows_are_the_longest_matches_with_three_byte_ids(documents, context, limit, depth):
     segment = Segment.of(map(array, documents), 151_001)
@@ -42,7 +42,7 @@ def test_rows_are_the_longest_matches_with_three_byte_ids(documents, context, li
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40))
 def test_find_gives_the_longest_match_and_all_its_places(documents, context):
     segment = Segment.of(map(array, documents), 300)
@@ -55,7 +55,7 @@ def test_find_gives_the_longest_match_and_all_its_places(documents, context):
         assert sorted(segment.positions(low, high).tolist()) == places
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(WIDE), min_size=1, max_size=60), st.sampled_from([65_535, 65_536, 151_001]))
 def test_order_is_that_of_a_naive_sort(tokens, vocab_size):
     tokens = [token % vocab_size for token in tokens]
@@ -120,7 +120,7 @@ def test_slice_is_the_text():
     assert segment.slice(1, 1).tolist() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(0, 4), st.sampled_from([65_537, 151_001])
 )
@@ -133,7 +133,7 @@ def test_only_matches_above_a_length(documents, context, above, vocab_size):
     assert_right(rows, longer, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.sampled_from([257, 151_001]))
 def test_columns_and_rows_are_the_continuations(documents, context, vocab_size):
     rows = Segment.of(map(array, documents), vocab_size).rows(context, 7, 5)

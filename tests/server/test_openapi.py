@@ -53,7 +53,6 @@ def test_nothing_that_fits_the_description_is_a_fault(
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
         derandomize="REST_LOCAL_EXAMPLES" not in os.environ,

@@ -114,7 +114,7 @@ json_values = st.recursive(
 
 
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody, NativeBody, InfillBody])
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_json_is_a_body_or_refused(kind: type[Any], data: st.DataObject) -> None:
     names = st.sampled_from(sorted(kind.model_fields))

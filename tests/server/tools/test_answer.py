@@ -113,7 +113,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "qwen"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     arguments=st.dictionaries(st.from_regex("[a-z_]{1,5}x", fullmatch=True), VALUES, max_size=4),
     seed=st.integers(0, 99),
@@ -128,7 +128,7 @@ def test_any_arguments_come_back(name: str, arguments: dict[str, Any], seed: int
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_qwen_text_parameter_comes_back_to_the_character(text: str, seed: int) -> None:
     if "</parameter>" in text:
         return
@@ -150,7 +150,7 @@ SOUP = st.lists(st.sampled_from(MARKS), max_size=25).map("".join)
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("prompt", ["", "<think>\n"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=SOUP, seed=st.integers(0, 1000))
 def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str, seed: int) -> None:
     whole = parse(SIGNS[name], [text], prompt)
@@ -159,7 +159,7 @@ def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(before=SOUP, seed=st.integers(0, 1000), parallel=st.booleans())
 def test_calls_behind_anything_are_cut_independent_too(name: str, before: str, seed: int, parallel: bool) -> None:
     text = before + written(name, CALLS if parallel else CALLS[:1]) + before[:7]
@@ -170,7 +170,7 @@ WORDS = [f"qz{i}qz" for i in range(40)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=25), seed=st.integers(0, 1000))
 @example(marks=['{"name": "', '", "arguments": {', "}", ",", '"', '"', ":", '"', '"'], seed=1)
 def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
@@ -190,7 +190,7 @@ def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])
 @given(text=st.text(alphabet='<>|[]{}/":=, \nabt_ocl', max_size=40), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_text_without_a_call_stays_as_it_is(name: str, text: str, seed: int) -> None:
     assert content_of(parse(SIGNS[name], list(cut(text, seed)))) == text
 

@@ -1,0 +1,95 @@
+"""A datastore of what the newest changes of a git checkout wrote, with the lines around it.
+
+A document for each file of each commit, newest first: `COMMIT:PATH` and the new side of its differences, so that text
+which was changed again since, or deleted, can be drafted from as well. Merges and binary files are left out, and what
+looks like a secret, as in `rest-local index build`, and file names that hold quotes or control characters. Runs nothing
+that the repository has configured.
+
+python datastore/git_history.py REPOSITORY [--commits N] [-m MODEL] [-o NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rest_local import Model
+from rest_local.errors import InputInvalid, RestLocalError
+from rest_local.paths import demo_model
+from rest_local.retrieval import Built, Skipped, build_from_texts
+from rest_local.retrieval.secret import secret_content, secret_name
+
+COMMITS = 1000
+AROUND = 3  # unchanged lines on each side of a change
+
+
+def changes(repository: Path, commits: int, skipped: Skipped) -> Iterator[tuple[str, str]]:
+    """(`COMMIT:PATH`, text) of each changed file. Raises InputInvalid where git does not find a history."""
+    command = [
+        "git", "-C", str(repository), "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "log",
+        f"--max-count={commits}", "--no-merges", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
+        "--patch", f"--unified={AROUND}", "--src-prefix=a/", "--dst-prefix=b/", "--format=commit %H", "HEAD", "--",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as git:
+        assert git.stdout is not None
+        assert git.stderr is not None
+        commit, name, lines = "", "", list[str]()
+        for raw in git.stdout:
+            line = raw.decode("utf-8", "replace")
+            if line.startswith(("commit ", "diff --git ")):
+                yield from _document(commit, name, lines, skipped)
+                name, lines = "", []
+                commit = line.split()[1] if line.startswith("commit ") else commit
+            elif not name:
+                name = line[len("+++ b/") :].rstrip("\n\t") if line.startswith("+++ b/") else ""
+            elif line.startswith(("+", " ")):
+                lines.append(line[1:])
+        yield from _document(commit, name, lines, skipped)
+        if git.wait():
+            raise InputInvalid("repository", repository, git.stderr.read().decode("utf-8", "replace").strip())
+
+
+def _document(commit: str, name: str, lines: list[str], skipped: Skipped) -> Iterator[tuple[str, str]]:
+    text = "".join(lines)
+    if not text:
+        return
+    if secret_name(Path(name).name) or secret_content(text.encode()):
+        skipped.add("secret", name)
+    else:
+        yield f"{commit[:10]}:{name}", text
+
+
+def build(repository: Path, model: Path, name: str, commits: int = COMMITS) -> Built:
+    """The history of HEAD, in the vocabulary of `model`."""
+    skipped = Skipped()
+    recipe = {"kind": "git history", "paths": [str(repository.absolute())], "commits": commits}
+    with Model.open(model, vocab_only=True) as opened:
+        return build_from_texts(
+            name,
+            changes(repository, commits, skipped),
+            vocabulary=opened.vocabulary,
+            recipe={**recipe, "model": str(model.absolute())},
+            skipped=skipped,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("repository", type=Path)
+    parser.add_argument("--commits", type=int, default=COMMITS, help=f"how many, newest first; default: {COMMITS}")
+    parser.add_argument("-m", "--model", type=Path, default=demo_model(), help="GGUF whose vocabulary is used")
+    parser.add_argument("-o", "--output", help="name or path; default: the name of the folder and -history")
+    given = parser.parse_args()
+    name = given.output or f"{given.repository.resolve().name}-history"
+    built = build(given.repository, given.model, name, given.commits)
+    print(f"{built.path}: {built.tokens:,} tokens of {built.documents:,} changes; skipped: {built.skipped.summary()}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RestLocalError as error:
+        sys.exit(f"error: {error}")

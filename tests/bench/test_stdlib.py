@@ -1,0 +1,77 @@
+"""The demo's datastore: built once, built again where it is not what it should be, and nobody else's touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.bench import stdlib
+from rest_local.errors import DatastoreUnwritable
+from rest_local.llama.model import Model
+from rest_local.paths import demo_model
+from rest_local.retrieval import Datastore, VocabularyId, build, datastore_path, list_datastores
+from rest_local.retrieval.indexing import build_datastore
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    folder = tmp_path / "library"
+    (folder / "test").mkdir(parents=True)
+    for name in ("queue.py", "csv.py", "test/unit.py"):  # csv is held out
+        (folder / name).write_text(f"import os  # {name}\n")
+    monkeypatch.setattr(stdlib, "standard_library", lambda: folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> VocabularyId:
+    with Model.open(demo_model(), vocab_only=True) as model:
+        return VocabularyId(*model.vocabulary.identity)
+
+
+def test_what_it_holds_and_that_it_is_built_once(library: Path, vocabulary: VocabularyId) -> None:
+    said: list[str] = []
+    path = stdlib.ensure(demo_model(), said.append)
+    assert path.name == f"demo-stdlib-{vocabulary.hash[:12]}"
+    with Datastore.open(path) as store:
+        assert store.document_names() == [str(library / "queue.py")]
+    assert stdlib.ensure(demo_model(), said.append) == path
+    assert len(said) == 1
+    assert path.name in said[0]
+
+
+def test_a_datastore_called_stdlib_is_the_users_and_stays_as_it_is(library: Path, vocabulary: VocabularyId) -> None:
+    build(datastore_path("stdlib"), [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary)
+    before = (datastore_path("stdlib") / "manifest.json").read_bytes()
+    path = stdlib.ensure(demo_model())
+    assert (datastore_path("stdlib") / "manifest.json").read_bytes() == before
+    assert list_datastores() == sorted([path.name, "stdlib"])
+
+
+def test_another_ones_datastore_of_its_name_is_refused_not_overwritten(library: Path, vocabulary: VocabularyId) -> None:
+    path = datastore_path(stdlib.name_for(vocabulary.hash))
+    build(path, [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary, recipe={"paths": ["src"]})
+    before = (path / "manifest.json").read_bytes()
+    with pytest.raises(DatastoreUnwritable, match="not the demo's"):
+        stdlib.ensure(demo_model())
+    assert (path / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", ["damaged", "of another interpreter"])
+def test_its_own_is_built_again_where_it_is_not_what_it_should_be(library: Path, wrong: str) -> None:
+    path = stdlib.ensure(demo_model())
+    if wrong == "damaged":
+        (path / "manifest.json").write_text("{}")
+    else:
+        with Model.open(demo_model(), vocab_only=True) as model:
+            recipe = {"kind": stdlib.KIND, "python": "2.7"}
+            build_datastore(path, [library], vocabulary=model.vocabulary, recipe=recipe)
+    said: list[str] = []
+    stdlib.ensure(demo_model(), said.append)
+    assert len(said) == 1
+    with Datastore.open(path) as store:
+        assert store.check() > 0
+        assert store.manifest.recipe["python"] != "2.7"

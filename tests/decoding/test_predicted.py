@@ -1,0 +1,101 @@
+"""Predictions of any size: read in parts, cut where an answer cannot follow any more, and never a reason to fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_local import Engine
+from rest_local.decoding.predicted import LEAST_LIMIT, Predictions
+from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Vocabulary
+from rest_local.paths import demo_model
+from rest_local.retrieval.tokenizing import CHUNK
+
+TinyModel = Callable[..., Path]
+LINE = "for number in range(10): print(number)\n"
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Any:
+    with Model.open(demo_model(), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Characters of each text that a vocabulary is given."""
+    lengths: list[int] = []
+    tokenize = Vocabulary.tokenize
+
+    def watched(self: Vocabulary, text: str | bytes, **options: bool) -> Any:
+        lengths.append(len(text))
+        return tokenize(self, text, **options)
+
+    monkeypatch.setattr(Vocabulary, "tokenize", watched)
+    return lengths
+
+
+def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
+    tiny_model: TinyModel, read: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    text = LINE * (10_000_000 // len(LINE))
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        plain = engine.generate(LINE, max_tokens=8, policy="off")
+        list(plain)
+        read.clear()
+        with caplog.at_level(logging.WARNING, "rest_local.decoding"):
+            for _ in range(2):
+                drafted = engine.generate(LINE, max_tokens=8, prediction=text)
+                list(drafted)
+                assert drafted.result.tokens == plain.result.tokens
+    assert max(read) <= CHUNK
+    assert sum(read) < len(text) / 4
+    assert [record.getMessage() for record in caplog.records if record.name == "rest_local.decoding"] == [
+        f"a prediction is longer than {LEAST_LIMIT} tokens; only its beginning is drafted from"
+    ]
+
+
+def test_a_prediction_that_fits_is_whole_and_nobody_is_warned(
+    vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictions, text = Predictions(vocabulary, 512), LINE * 4000  # more than one part
+    tokens = predictions.tokenize(text)
+    assert tokens.dtype == np.int32
+    assert b"".join(vocabulary.piece(int(token)) for token in tokens).decode() == text
+    assert np.array_equal(predictions.take(tokens), tokens)
+    assert predictions.tokenize("").tolist() == []
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("n_ctx", [64, LEAST_LIMIT + 5])
+def test_as_many_tokens_are_kept_as_the_context_holds_at_least(vocabulary: Vocabulary, n_ctx: int) -> None:
+    predictions = Predictions(vocabulary, n_ctx)
+    assert predictions.most == max(n_ctx, LEAST_LIMIT)
+    assert len(predictions.tokenize(LINE * 20_000)) == predictions.most
+    assert predictions.take([1] * (predictions.most + 1)).tolist() == [1] * predictions.most
+
+
+def test_a_cut_is_noticed_wherever_it_falls(vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture) -> None:
+    """Exactly as many tokens as are kept, then one more."""
+    text = LINE * 8
+    tokens = len(vocabulary.tokenize(text))
+    for most, warned in ((tokens, 0), (tokens - 1, 1)):
+        predictions = Predictions(vocabulary, 1)
+        predictions.most = most
+        caplog.clear()
+        assert len(predictions.tokenize(text)) == most
+        assert len(caplog.records) == warned
+
+
+@pytest.mark.parametrize("unknown", [-1, 4096, 2**40, 2**70])
+def test_ids_that_the_model_does_not_have_end_it(vocabulary: Vocabulary, unknown: int) -> None:
+    assert vocabulary.size == 4096
+    predictions = Predictions(vocabulary, 64)
+    assert predictions.take([5, 6, unknown, 7]).tolist() == [5, 6]
+    assert predictions.take([unknown]).tolist() == predictions.take(()).tolist() == []

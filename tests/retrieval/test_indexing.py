@@ -1,0 +1,86 @@
+"""One call from paths to a datastore: what it holds, what it notes, what it reports, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_local.errors import CorpusEmpty, InputInvalid
+from rest_local.retrieval import Datastore, build_datastore, build_from_texts
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    name, size, hash = "bytes", 256, "b0" * 32
+
+    def tokenize(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "a.py").write_text("alpha")
+    (folder / "b.py").write_text("be")
+    (folder / "c.txt").write_text("c")
+    (folder / "d.py").write_bytes(b"\0")
+    return folder
+
+
+def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: Path) -> None:
+    told: Counter[str] = Counter()
+
+    def progress(what: str, tokens: int) -> None:
+        told[what] += tokens
+
+    built = build_datastore(
+        "mine", [source], vocabulary=Bytes(), include=["*.py"], recipe={"why": "a test"}, progress=progress
+    )
+    assert built.path == tmp_path / "home" / "mine"
+    assert (built.documents, built.tokens) == (2, 5 + 2 + 2)  # a separator behind each
+    assert dict(built.skipped.counts) == {"not a wanted kind of file": 1, "binary": 1}
+    assert told == {"tokenized": 7, "sorted": 9, "written": 9}
+    with Datastore.open(built.path, vocabulary_hash=Bytes.hash) as store:
+        assert [Path(name).name for name in store.document_names()] == ["a.py", "b.py"]
+        info = store.info()
+        assert (info["tokens"], info["bytes"]) == (built.tokens, built.bytes)
+        assert info["vocabulary"] == {"hash": Bytes.hash, "size": 256, "name": "bytes"}
+        assert info["recipe"] == {
+            "paths": [str(source)],
+            "include": ["*.py"],
+            "exclude": [],
+            "allow_secrets": False,
+            "max_file_size": 1 << 20,
+            "why": "a test",
+        }
+    assert json.loads(json.dumps(built.to_dict()))["skipped"] == dict(built.skipped.counts)
+
+
+def test_a_relative_path_is_noted_as_an_absolute_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    built = build_datastore("mine", ["source"], vocabulary=Bytes())
+    assert built.manifest.recipe["paths"] == [str(source)]
+
+
+def test_texts_that_lie_in_no_file(tmp_path: Path) -> None:
+    built = build_from_texts(tmp_path / "s", iter([("one", "abc"), ("none", "")]), vocabulary=Bytes(), recipe={"x": 1})
+    assert (built.documents, built.tokens, dict(built.manifest.recipe)) == (1, 4, {"x": 1})
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.document_names() == ["one"]
+
+
+def test_nothing_to_index_says_what_was_skipped_and_leaves_what_was_there(source: Path) -> None:
+    before = build_datastore("mine", [source], vocabulary=Bytes())
+    with pytest.raises(CorpusEmpty, match=r"d\.py: no text to index \(1 binary\)"):
+        build_datastore("mine", [source / "d.py"], vocabulary=Bytes())
+    with pytest.raises(InputInvalid, match="no such file"):
+        build_datastore("mine", [source / "gone"], vocabulary=Bytes())
+    with Datastore.open(before.path) as store:
+        assert store.manifest == before.manifest
