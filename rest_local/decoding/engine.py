@@ -30,6 +30,7 @@ from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
+from rest_local.decoding.shift import shifted
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.totals import Totals
@@ -150,9 +151,10 @@ class Engine:
         lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
         changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of memory
         for all of them together, None for a whole context each.
-        `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
-        loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. `draft_model`: a
-        smaller model of the same vocabulary, which adds what it would say to the drafts of `auto` where that pays.
+        `context_shift`: an answer that fills the context, and a prompt that is longer, go on without the oldest text.
+        `options`: how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and
+        chosen. `draft_model`: a smaller model of the same vocabulary, which adds what it would say to the drafts of
+        `auto` where that pays.
         Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError,
         OptionError.
         """
@@ -301,10 +303,12 @@ class Engine:
         """
         if not len(request.prompt):
             raise PromptEmpty
-        if len(request.prompt) >= self.n_ctx:
-            raise PromptTooLong(len(request.prompt), self.n_ctx)
+        shift, n_prompt = request.context_shift or self.context_shift, len(request.prompt)
+        if n_prompt >= self.n_ctx and not shift:
+            raise PromptTooLong(n_prompt, self.n_ctx)
         if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
+        request = replace(request, prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx))
         chosen = policy or request.policy or self.policy
         if isinstance(chosen, str) and chosen not in POLICIES:
             raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
@@ -334,11 +338,12 @@ class Engine:
 
         statistics = Statistics()
         answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
+        answer.result.truncated = len(request.prompt) < n_prompt
         known = next((i for i, t in enumerate(request.prediction) if not 0 <= t < self.model.n_vocab), None)
         request = replace(
             request,
             prediction=request.prediction[:known],  # ids that the model does not have end it
-            context_shift=request.context_shift or self.context_shift,
+            context_shift=shift,
         )
         return Job(request, sampler, answer, make, finished)
 

@@ -46,7 +46,7 @@ def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Auto, "learn", learn)
 
 
-def finish(engine: Engine, prompt: str, n: int = 120, **options: object) -> Result:
+def finish(engine: Engine, prompt: str | list[int], n: int = 120, **options: object) -> Result:
     stream = engine.generate(prompt, max_tokens=n, **options)  # type: ignore[arg-type]
     text = "".join(piece.text for piece in stream)
     assert text == stream.result.text
@@ -208,6 +208,20 @@ def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: T
         result = finish(engine, "a = 1", 150, keep_tokens=2)
         assert len(result.tokens) == 150
         assert result.truncated
+
+
+def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: TinyModel) -> None:
+    """It is sent again whole, and longer than the context: cut where it was cut before; the cells hold most."""
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=64, context_shift=True) as engine:
+        prompt = engine.tokenize("a = 1\nb = 2\n")
+        said = finish(engine, prompt, 90, keep_tokens=5)
+        assert said.truncated
+        whole = [*prompt, *said.tokens, *engine.tokenize("c")]
+        again = finish(engine, whole, 4, keep_tokens=5)
+        assert len(whole) > 64
+        assert again.truncated
+        assert again.timings["prompt_n"] < 8 < 25 < again.timings["cache_n"]
+        assert len(again.tokens) == 4
 
 
 @pytest.mark.parametrize("arch", ["mamba", "lfm2"])

@@ -211,6 +211,37 @@ def test_accepted_predictions_are_told_to_who_sent_one(scripted: Scripted) -> No
     assert "completion_tokens_details" not in without
 
 
+SYSTEM = {"role": "system", "content": "You say hi. " * 8}
+
+
+@pytest.mark.parametrize("engines", [True, False])
+def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scripted, engines: bool) -> None:
+    """Whether the request asks for it or the server always does it. What the user says ("hi") is in it as well."""
+    live = scripted()
+    live.serving.state.engine.context_shift = engines
+    more: dict[str, Any] = {} if engines else {"rest_local": {"context_shift": True}}
+    body = {"messages": [SYSTEM, *CHAT["messages"]], **more}
+    live.post(CHAT_PATH, body)
+    live.post(CHAT_PATH, body | {"max_tokens": 5000})
+    live.post(CHAT_PATH, body | {"n_keep": 3})
+    free, limited, kept = (ticket.request for ticket in live.service.tickets)
+    tokenize = live.serving.state.engine.tokenize
+    head = "<|im_start|>system\n" + SYSTEM["content"] + "<|im_end|>\n<|im_start|>user\n"
+    assert list(free.prompt[: free.keep_tokens]) == tokenize(head)
+    assert free.max_tokens > 10**9
+    assert limited.max_tokens == 5000
+    assert kept.keep_tokens == 3
+
+
+def test_without_a_shift_the_context_is_the_limit(scripted: Scripted) -> None:
+    live = scripted()
+    live.post(CHAT_PATH, CHAT | {"messages": [SYSTEM, *CHAT["messages"]]})
+    live.post(CHAT_PATH, CHAT | {"max_tokens": 5000})
+    free, limited = (ticket.request for ticket in live.service.tickets)
+    assert (free.max_tokens, free.keep_tokens) == (512 - len(free.prompt), 0)
+    assert limited.max_tokens == 512
+
+
 def told(live: Live, **headers: str) -> list[Any]:
     """The chunks of an answer in three steps, one of them drafted."""
     live.service.answer = None
