@@ -16,7 +16,7 @@ from types import TracebackType
 import llama_cpp
 from llama_cpp import llama_cpp as bindings
 
-from rest_local.llama import library
+from rest_local.llama import library, stop
 
 _is_set = ctypes.cast(library.c_library.strlen, bindings.ggml_abort_callback)
 
@@ -33,7 +33,9 @@ def abort_all() -> bool:
 
 
 class Breaker:
-    """One context's. A `with` block is a decode: `abort` acts only inside one, so nothing is left over for the next."""
+    """One context's. A `with` block is a decode: `abort` acts only inside one, so nothing is left over for the next.
+
+    Entering raises ServiceClosed in a thread that was stopped (`rest_local.llama.stop`)."""
 
     def __init__(self, context: int) -> None:
         self._flag = (ctypes.c_char * 2)()
@@ -57,6 +59,7 @@ class Breaker:
             _open.discard(self)
 
     def __enter__(self) -> None:
+        stop.enter(self)
         with self._lock:
             self._proceed()
             self._running = True

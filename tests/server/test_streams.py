@@ -118,6 +118,24 @@ def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> No
     assert "llama_decode returned -3" in done[0].json()["error"]["message"]
 
 
+LONG = "word " * 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT_PATH, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/completion", {"prompt": LONG}, "prompt"),
+        ("/v1/completions", {"prompt": LONG}, "prompt"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_named_as_the_client_sent_it(
+    demo: Live, path: str, body: dict[str, Any], param: str
+) -> None:
+    error = demo.post(path, body | {"max_tokens": 1}).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
 def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
@@ -130,6 +148,42 @@ def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
     assert chunks(text)[1]["choices"][0]["delta"] == {"content": "half"}
     assert "llama_decode" in chunks(text)[-1]["error"]["message"]
     assert "[DONE]" not in text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("limit", [{"n_indent": 4}, {"t_max_predict_ms": 0.001}])
+def test_an_answer_that_is_complete_stops_the_engine(scripted: Scripted, limit: dict[str, Any], stream: bool) -> None:
+    """The model would go on behind the block, or the line, that was asked for."""
+    live = scripted()
+    live.service.answer = None
+    done: list[httpx.Response] = []
+    body = {"prompt": "if x:\n", "stream": stream, **limit}
+    thread = threading.Thread(target=lambda: done.append(live.post("/completion", body)))
+    thread.start()
+    ticket = live.service.ticket()
+    for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
+        ticket.give(part)
+    assert ticket.cancelled.wait(30)
+    thread.join(30)
+    assert done[0].status_code == 200
+    assert "v = 4" not in done[0].text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_runs_on_behind_a_choice_that_fails(scripted: Scripted, stream: bool) -> None:
+    live = scripted()
+    live.service.answer = None
+    done: list[httpx.Response] = []
+    body = CHAT | {"n": 3, "stream": stream}
+    thread = threading.Thread(target=lambda: done.append(live.post(CHAT_PATH, body)))
+    thread.start()
+    first, second, third = (live.service.ticket(number) for number in range(3))
+    second.end("error", error=DecodeFailed(-3, 4))
+    assert first.cancelled.wait(30)
+    assert third.cancelled.wait(30)
+    thread.join(30)
+    assert "llama_decode returned -3" in done[0].text
+    assert done[0].status_code == (200 if stream else 500)
 
 
 def test_stopping_lets_a_running_answer_end(scripted: Scripted) -> None:
