@@ -183,6 +183,8 @@ def converse(conversation: Conversation, interactive: bool) -> None:
 @click.option(
     "-n",
     "--tokens",
+    "--n-predict",
+    "--predict",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,

@@ -16,6 +16,10 @@ from typing import IO
 import httpx
 import pytest
 
+from rest_local.cli.serve import MOST_SLOTS
+from rest_local.llama.batch import MOST_IDS
+from rest_local.llama.context import ContextSettings
+
 BODY_CAP = 1 << 20
 
 
@@ -151,6 +155,9 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
         (("--allow-origin", "*"), 2, "give a scheme and a host"),
         (("-m", "nothing.gguf"), 1, "no such file"),
         (("--port", "99999"), 2, "99999"),
+        (("--slots", "33", "-m", "nothing.gguf"), 2, "--slots"),
+        (("--cells", "500", "--ctx", "1000"), 2, "500 cells hold no context of 1000 tokens"),
+        (("--allow-host", "llm.example.org"), 2, "llm.example.org: others reach it by that name; give --api-key-file"),
         (("--host", "no.such.host.invalid", "--api-key-file", "KEYS"), 1, "no.such.host.invalid"),
     ],
 )
@@ -215,3 +222,7 @@ def test_large_bodies_take_no_memory() -> None:
             assert answer.status_code in (400, 413)
         assert resident(server.process.pid) - before < 64 * BODY_CAP
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_as_many_slots_are_offered_as_llama_cpp_has_ids_for() -> None:
+    assert MOST_IDS // ContextSettings().n_branches == MOST_SLOTS

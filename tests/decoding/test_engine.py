@@ -17,6 +17,7 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreNotFound, ModelError, OptionError, PromptTooLong
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions, Rope
 from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.policy import StepCost
@@ -381,3 +382,25 @@ def test_a_datastore_is_found_by_its_name(tiny_model: TinyModel) -> None:
         assert len(finish(engine, PROMPT, 5).tokens) == 5
     with pytest.raises(DatastoreNotFound, match="no-such"):
         Engine.load(model, n_ctx=256, datastores=["no-such"])
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "rope", "warns"), [(3000, {}, True), (2048, {}, False), (3000, {"freq_scale": 0.5}, False)]
+)
+def test_a_context_beyond_training_is_a_warning(
+    tiny_model: TinyModel, n_ctx: int, rope: dict[str, float], warns: bool
+) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx=n_ctx, options=ModelOptions(rope=Rope(**rope))) as engine:
+        assert engine.model.n_ctx_train == 2048
+        assert any("3000" in warning and "2048" in warning for warning in engine.warnings) == warns
+
+
+def test_a_context_of_zero_is_the_models_own(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx=0) as engine:
+        assert engine.n_ctx == engine.model.n_ctx_train
+        assert not engine.warnings
+
+
+def test_cells_for_less_than_a_context_are_refused(tiny_model: TinyModel) -> None:
+    with pytest.raises(OptionError, match="100 cells hold no context of 256 tokens"):
+        Engine.load(tiny_model("llama"), n_ctx=256, cells=100)
