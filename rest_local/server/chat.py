@@ -119,7 +119,7 @@ class ChatAnswer(Answering):
         return [self._chunk(number, first, logprobs=logprobs, **more), *rest]
 
     def complete(self, number: int) -> list[bytes]:
-        deltas = self.parsers[number].finish()
+        deltas = self.parsers[number].finish(cut=self.finish_reason(number) == "length")
         self._deltas[number] += deltas
         more: dict[str, Any] = {}
         if not self._asked_usage and not self.remaining:
