@@ -404,3 +404,26 @@ def test_a_context_of_zero_is_the_models_own(tiny_model: TinyModel) -> None:
 def test_cells_for_less_than_a_context_are_refused(tiny_model: TinyModel) -> None:
     with pytest.raises(OptionError, match="100 cells hold no context of 256 tokens"):
         Engine.load(tiny_model("llama"), n_ctx=256, cells=100)
+
+
+@pytest.mark.usefixtures("keen")
+def test_exact_log_probabilities_are_the_same_with_drafts(
+    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    """To the bit: each token's are those of its own row, however many came in one step."""
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        told = {}
+        for policy in ("off", "auto"):
+            engine.forget()
+            request = Request(engine.tokenize(PROMPT), max_tokens=100, policy=policy, logprobs=4)
+            job = engine.prepare(request)
+            engine.submit(job)
+            while not job.done:
+                assert engine.step()
+            told[policy] = job.result
+    assert told["auto"].draft["accepted"] > 40
+    assert len(told["off"].logprobs) == len(told["off"].tokens) == 100
+    assert told["auto"].logprobs == told["off"].logprobs
