@@ -154,6 +154,8 @@ class Guessing:
 class Silent:
     """Sources that say nothing: the policy above makes its own drafts."""
 
+    follower = None
+
     def restart(self, tokens: Sequence[int]) -> None:
         return
 
