@@ -42,7 +42,7 @@ test: $(TOOLS)  ## all tests
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about ten minutes
 	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_server.py
-	REST_LOCAL_EXAMPLES=300 $(BIN)/pytest tests/server/test_openapi.py
+	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
 	$(BIN)/python -m rest_local.bench.many --part soak
 
 bench: $(TOOLS)  ## every figure of the README and docs/LOG.md

@@ -2,10 +2,10 @@
 
     python -m rest_local.bench.draft_model [--layers N] [--tokens N] [--prompts N] [--json]
 
-The target is the demo model with layers that change nothing (`rest_local.bench.reshaped`): its text, real end to end,
-in the time a step of a larger model takes. `same` drafts with the demo model itself, which is right wherever sampling
-follows the likeliest token; `rough` with the demo model without its middle layer. `none` is retrieval from the prompt
-alone, and so is part of the others. Held-out modules to be gone on with; sampled with a fixed seed where greedy
+The target is the demo model with layers of Q4_0 that change nothing (`rest_local.bench.reshaped`): its text, real end
+to end, in the time a step of a larger model takes. `same` drafts with the demo model itself, which is right wherever
+sampling follows the likeliest token; `rough` with the demo model without its middle layer. `none` is retrieval from the
+prompt alone, and so is part of the others. Held-out modules to be gone on with; sampled with a fixed seed where greedy
 decoding loops. Identical means the same tokens in every run (fast settings: a near-tie may differ).
 """
 
@@ -31,7 +31,7 @@ def measure(layers: int, max_tokens: int, n_prompts: int, repeats: int) -> dict[
     """By drafter: speed-up over plain decoding in the same engine, and what was accepted."""
     chosen = [prompt for prompt in prompts() if prompt.kind == "unseen"][:n_prompts]
     with tempfile.TemporaryDirectory() as folder:
-        target = deepened(demo_model(), Path(folder) / "target.gguf", layers)
+        target = deepened(demo_model(), Path(folder) / "target.gguf", layers, "Q4_0")
         rough = thinned(demo_model(), Path(folder) / "rough.gguf", [0, 2])
         result: dict[str, Any] = {}
         for name, drafter in (("none", None), ("same", demo_model()), ("rough", rough)):

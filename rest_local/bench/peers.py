@@ -124,8 +124,9 @@ class NgramSimple(Peer):
 class NgramMod(Peer):
     """A table from the hash of 24 tokens to the token that followed them last, filled by every request.
 
-    Tokens enter it 32 at a time; fewer than 48 known tokens in a row are not drafted; five drafts in a row of which
-    less than a quarter was accepted empty it but for the request, as does a request that finds a quarter of it in use.
+    Tokens enter it 32 at a time; fewer than 48 known tokens in a row are not drafted. Five drafts in a row of which
+    less than a quarter was accepted empty it but for the request; a request that begins with more than a quarter of it
+    in use empties it with its own prompt, as the original does.
     """
 
     name = "ngram-mod"

@@ -26,6 +26,7 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import LONG_RUN
 from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import Policy, Situation, Stateless, StepCost
+from rest_local.planning.wording import Wording
 
 SHORTEST_ANSWER = 3
 LOOKUP_MS = 0.15  # what a policy is told of each: with this machine's own times a replay would not repeat itself
@@ -110,6 +111,7 @@ class Threshold(Stateless):
         self.least = least
         self.nodes = nodes
         self.acceptance = Acceptance()
+        self.wording = Wording()
         self._depth = DEPTH
 
     def begin(self, n_ctx: int) -> None:
@@ -121,7 +123,9 @@ class Threshold(Stateless):
         begun = time.perf_counter()
         rows = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        result = draft(rows, self.acceptance.estimate, lambda p: p >= self.least, limit, at.leaves)
+        result = draft(
+            rows, self.acceptance.estimate, lambda p: p >= self.least, limit, at.leaves, judge=self.wording.judge
+        )
         result.lookup_us = lookup_us
         return result
 
@@ -129,6 +133,7 @@ class Threshold(Stateless):
         """As `auto` does."""
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         self.acceptance.learn(drafted.outcomes(tokens))
+        self.wording.learn(drafted.judgements(tokens))
 
 
 def sweep(
@@ -150,8 +155,7 @@ def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
 def begin(sources: Predictable, answer: Recorded) -> None:
     """What has been said when drafting begins: the prompt and, from its evaluation, the first token of the answer."""
     sources.restart(answer.prompt)
-    if answer.prediction:
-        sources.predict(answer.prediction)
+    sources.predict(answer.prediction)
     sources.extend(answer.answer[:1])
 
 

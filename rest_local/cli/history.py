@@ -55,14 +55,18 @@ def forget(name: str | None, everything: bool, yes: bool, as_json: bool) -> None
     names = [listed.name for listed in list_histories()] if name is None else [name]
     if not yes and names:
         _ask(names)
-    for each in names:
-        forget_history(each)
-        _forget_acceptance(each)
-        if not as_json:
-            click.echo(f"forgotten: {each}")
-    if as_json:
-        click.echo(json.dumps({"forgotten": names}))
-    elif not names:
+    forgotten = []
+    try:
+        for each in names:
+            forget_history(each)
+            forgotten.append(each)
+            _forget_acceptance(each)
+            if not as_json:
+                click.echo(f"forgotten: {each}")
+    finally:  # what is gone is said also where the next one cannot be deleted
+        if as_json:
+            click.echo(json.dumps({"forgotten": forgotten}))
+    if not names and not as_json:
         click.echo("no answers are kept")
 
 

@@ -14,6 +14,8 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +39,7 @@ from rest_local.decoding.totals import Totals
 from rest_local.decoding.tuning import settings_for
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel
-from rest_local.drafting.sources import Searchable
+from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
@@ -54,6 +56,8 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 
 __all__ = ["Engine", "Piece", "Result", "Stream"]
+
+log = logging.getLogger("rest_local.engine")
 
 DEFAULT_CONTEXT = 4096
 
@@ -97,7 +101,7 @@ class Stream:
 class Engine:
     """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
 
-    `warnings`: what is off, and why.
+    `warnings`: what is off, and why; the first exact request of an engine that is not exact may add to them.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Engine:
         self.warnings = [warning for warning in (lane.warning, _beyond_training(lane)) if warning]
         self._lane = lane
         self._exact_lane: Lane | None = lane if lane.exact else None
+        self._opening = threading.Lock()  # of that lane, by whoever asks first
         self._aside: list[Searchable] = lane.aside
         auto = lane.policies["auto"]
         self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
@@ -298,9 +303,11 @@ class Engine:
         return stream
 
     def prepare(self, request: Request, policy: str | Policy | None = None) -> Job:
-        """A job to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong, OptionError.
+        """A job to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong, OptionError,
+        ModelError where the context for an exact request does not fit the memory.
 
-        From any thread.
+        From any thread. The first exact request of an engine that is not exact takes seconds here, to open that context
+        and, the first time, to measure; those who are being served go on meanwhile.
         """
         if not len(request.prompt):
             raise PromptEmpty
@@ -316,6 +323,8 @@ class Engine:
         exact = request.exact or self.exact
         relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
         self._stores(request.datastores)
+        if exact:
+            self._exact()
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(request.prompt)
@@ -353,10 +362,13 @@ class Engine:
         lane = self._exact() if job.request.exact else self._lane
         lane.scheduler.submit(job)
 
-    def step(self) -> bool:
-        """One forward pass for all that run, and one for an exact request; False where there is nothing to do."""
+    def step(self, number: int = 0) -> bool:
+        """One forward pass for all that run, and one for an exact request; False where there is nothing to do.
+        `number`: a name for `abort`.
+        """
         busy = [lane for lane in self._lanes if lane.scheduler.busy]
         for lane in busy:
+            lane.context.number_decodes(number)
             lane.scheduler.step()
         return bool(busy)
 
@@ -368,10 +380,12 @@ class Engine:
                 return
         job.finish("cancelled")
 
-    def abort(self) -> None:
-        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits."""
+    def abort(self, number: int | None = None) -> None:
+        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
+        With `number`, the passes of the step of that number only.
+        """
         for lane in self._lanes:
-            lane.context.abort()
+            lane.context.abort(number)
 
     def cancel_all(self) -> None:
         """End every job."""
@@ -385,10 +399,30 @@ class Engine:
 
     def _exact(self) -> Lane:
         """The lane for exact requests, opened for the first of them."""
-        if self._exact_lane is None:
-            settings = settings_for(self.model.options, self.n_ctx, self._lane.context.threads)
-            self._exact_lane = Lane.open(self.model, settings, True, self._aside, self._lane.draft_model)
-        return self._exact_lane
+        with self._opening:
+            if self._exact_lane is None:
+                if self.model.closed:
+                    raise ModelError(f"model {self.model.path}: is closed")
+                settings = settings_for(self.model.options, self.n_ctx, self._lane.context.threads)
+                lane = Lane.open(self.model, settings, True, self._aside, self._lane.draft_model)
+                if lane.warning:
+                    self.warnings.append(lane.warning)
+                    log.warning("%s", lane.warning)  # who loaded the engine has shown its warnings long ago
+                self._exact_lane = lane
+            return self._exact_lane
+
+    def use(self, datastores: Sequence[Datastore]) -> None:
+        """Draft from these from now on, requests under way as well; between two steps. Those used before can be closed
+        then, by their owner.
+        """
+        self.datastores = list(datastores)
+        self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
+        history = self._earlier.history if self._earlier else None
+        for lane in self._lanes:
+            for job in (*lane.scheduler.admitted, *lane.scheduler.waiting):
+                sources = job.generation.sources if job.generation else None
+                if isinstance(sources, Sources):
+                    sources.ask(self._stores(job.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)
@@ -441,13 +475,14 @@ class Engine:
             if self._earlier:
                 self._earlier.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
-            for lane in self._lanes:
-                lane.close()
-            if self._lane.draft_model:
-                self._lane.draft_model.close()
-            for store in self.datastores:
-                store.close()
-            self.model.close()
+            with self._opening:  # nobody opens a context of a model that is being freed
+                for lane in self._lanes:
+                    lane.close()
+                if self._lane.draft_model:
+                    self._lane.draft_model.close()
+                for store in self.datastores:
+                    store.close()
+                self.model.close()
 
     def __enter__(self) -> Engine:
         return self

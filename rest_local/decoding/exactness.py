@@ -173,7 +173,7 @@ def compare_drafts(
                 beside.speak()
             begin = slot.n_past
             tree, path = make(text, begin, longest, backend.n_branches, rng)
-            layout = tree.layout(backend.n_branches)
+            layout = tree.layout()
             slot.fill_step(text[begin], tree, layout)
             if code := backend.decode():
                 raise DecodeFailed(code, 1 + len(tree))

@@ -8,26 +8,44 @@ raised.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.backend import Backend
+from rest_local.decoding.faults import of_request
 from rest_local.decoding.generation import Generation, Step
 from rest_local.decoding.slot import Rows
 from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
-from rest_local.errors import DecodeFailed, GenerationError, RestLocalError
+from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.planning.policy import StepCost
 
-log = logging.getLogger("rest_local.forward")
-
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
-Outcome = Step | RestLocalError  # an error of one request is its own
+Outcome = Step | RestLocalError | None  # None: a part of a prompt was evaluated; an error of one request is its own
+
+
+class RequestFailed(Exception):
+    """One request cannot take part in the pass, of which nothing was evaluated yet: `error` is what it ends with."""
+
+    def __init__(self, generation: Generation, error: RestLocalError) -> None:
+        super().__init__(str(error))
+        self.generation, self.error = generation, error
+
+
+@contextmanager
+def _own_fault(generation: Generation) -> Iterator[None]:
+    """What fails in here is this request's, except for a decode, which may fail for the sake of others."""
+    try:
+        yield
+    except DecodeFailed:
+        raise
+    except Exception as error:
+        raise RequestFailed(generation, of_request(error)) from error
 
 
 @dataclass
@@ -60,15 +78,16 @@ class Forward:
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
     def step(self, running: Sequence[Running], prompts: Sequence[Prompt] = (), idle_cells: int = 0) -> list[Outcome]:
-        """One pass; by running request what it gave, at least a token each, or what went wrong with it alone.
+        """One pass. By request, those of `prompts` last: what it gave, at least a token each of those who run, or what
+        went wrong with it alone.
 
-        `idle_cells`: tokens that slots of nobody keep. Raises DecodeFailed where nothing could be evaluated: code 1
-        means that there is no room for it in the cells.
+        `idle_cells`: tokens that slots of nobody keep. Raises where nothing was evaluated: DecodeFailed, whose code 1
+        means that there is no room for it in the cells, and RequestFailed.
         """
         generations = _all(running, prompts)
         before = [generation.slot.n_past for generation in generations]
         n_ctx = sum(before) + idle_cells
-        done = self.chosen = False
+        done = self.chosen = self._broken_off = False
         try:
             self._draft(running, n_ctx, bool(prompts))
             begun = time.perf_counter()
@@ -77,9 +96,7 @@ class Forward:
             # what a part of a prompt takes says nothing about steps without one
             cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts)
             self.chosen = True
-            outcomes = self._take(running, logits, cost)
-            for part in prompts:
-                self._commit_prompt(part, decode_ms)
+            outcomes = [*self._take(running, logits, cost), *(_commit(part, decode_ms) for part in prompts)]
             done = True
             return outcomes
         finally:
@@ -93,11 +110,13 @@ class Forward:
         """
         beside = len(running) - 1
         for part in running:
-            part.generation.draft(1 if prompted else part.wanted, n_ctx, beside)
+            with _own_fault(part.generation):
+                part.generation.draft(1 if prompted else part.wanted, n_ctx, beside)
         if beside > 0:
             self._share([part.generation for part in running], n_ctx, beside)
         for part in running:
-            part.generation.prune()
+            with _own_fault(part.generation):
+                part.generation.prune()
 
     def _share(self, generations: Sequence[Generation], n_ctx: int, beside: int) -> None:
         room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - beside
@@ -143,7 +162,8 @@ class Forward:
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
                 for generation in _all(running, prompts):
-                    generation.rebuild()
+                    with _own_fault(generation):
+                        generation.rebuild(cut_back=code == ABORTED)
                     generation.tree = DraftTree()
             elif code == -1 and drafted:  # refused, restored
                 for generation in generations:
@@ -160,39 +180,39 @@ class Forward:
         nodes = sum(len(part.generation.tree) for part in running)
         row = 0
         for number, generation in enumerate(part.generation for part in running):
-            begun = time.perf_counter()
             own, n_past = len(generation.tree), generation.slot.n_past
             mine = logits[row : row + 1 + own]
             row += 1 + own
+            others = cost._replace(
+                n_nodes=own, beside=len(running) - 1, nodes_beside=nodes - own, leads=cost.leads and number == 0
+            )
             try:
-                step, verdict = generation.take(mine)
+                outcomes.append(_take_one(generation, mine, others))
             except Exception as error:  # of its sampler, say: not a reason to end the others
                 generation.put_back(n_past)
-                outcomes.append(error if isinstance(error, RestLocalError) else _unexpected(error))
-                continue
-            driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
-            done = StepCost(
-                cost.n_ctx, own, len(verdict.path), cost.decode_ms, driver_ms,
-                beside=len(running) - 1, nodes_beside=nodes - own, leads=cost.leads and number == 0,
-            )  # fmt: skip
-            generation.learn(verdict, len(step.tokens), done)
-            outcomes.append(step)
+                outcomes.append(of_request(error))
         return outcomes
 
-    def _commit_prompt(self, part: Prompt, ms: float) -> None:
+
+def _take_one(generation: Generation, logits: NDArray[np.float32], cost: StepCost) -> Step:
+    begun = time.perf_counter()
+    step, verdict = generation.take(logits)
+    driver_ms = cost.driver_ms + 1e3 * (time.perf_counter() - begun)
+    generation.learn(verdict, len(step.tokens), cost._replace(n_accepted=len(verdict.path), driver_ms=driver_ms))
+    return step
+
+
+def _commit(part: Prompt, ms: float) -> RestLocalError | None:
+    statistics = part.generation.statistics
+    if statistics.steps:
+        statistics.again_ms += ms
+    else:
+        statistics.prompt_ms += ms
+    try:
         part.generation.commit_pending(part.n)
-        statistics = part.generation.statistics
-        if statistics.steps:
-            statistics.again_ms += ms
-        else:
-            statistics.prompt_ms += ms
-
-
-def _unexpected(error: Exception) -> GenerationError:
-    log.error("a request ends with an error that nobody expected", exc_info=error)
-    told = GenerationError(f"the request ended with an error that nobody expected: {error!r}; the log says where")
-    told.__cause__ = error
-    return told
+    except Exception as error:  # a checkpoint finds no memory, say; the tokens are committed all the same
+        return of_request(error)
+    return None
 
 
 def _all(running: Sequence[Running], prompts: Sequence[Prompt]) -> list[Generation]:
@@ -212,16 +232,22 @@ def step_alone(generation: Generation, wanted: int) -> Step:
     was cleared, and what the sampler raises.
     """
     _evaluate_pending(generation)
-    (outcome,) = Forward(generation.backend).step([Running(generation, wanted)])
-    if isinstance(outcome, Step):
-        return outcome
-    raise outcome
+    try:
+        (outcome,) = Forward(generation.backend).step([Running(generation, wanted)])
+    except RequestFailed as failed:
+        raise failed.error from failed
+    if isinstance(outcome, RestLocalError):
+        raise outcome
+    assert outcome is not None
+    return outcome
 
 
 def _evaluate_pending(generation: Generation) -> None:
     forward = Forward(generation.backend)
     while generation.pending:
-        forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
+        (error,) = forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
+        if isinstance(error, RestLocalError):
+            raise error
 
 
 _NOTHING = np.empty((0, 0), np.float32)

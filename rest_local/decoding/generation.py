@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +48,8 @@ class Statistics:
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     again_ms: float = 0.0  # within the answer: evaluating text anew behind a pause or a context shift
+    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
+    answer_share_ms: float = 0.0  # likewise
     steps: int = 0
     drafts: int = 0  # steps that submitted something
     generated: int = 0
@@ -64,10 +66,11 @@ class Statistics:
         self.drafts += len(tree) > 0
         self.drafted += len(tree)
         self.accepted += len(path)
-        for numbers, key in ((range(len(tree)), "drafted"), (path, "accepted")):
-            for node in numbers:
-                source = self.by_source.setdefault(SOURCES[tree.source[node]], {"drafted": 0, "accepted": 0})
-                source[key] += 1
+        for number in set(tree.source):
+            source = self.by_source.setdefault(SOURCES[number], {"drafted": 0, "accepted": 0})
+            source["drafted"] += tree.source.count(number)
+        for node in path:
+            self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
 
     def to_dict(self) -> dict[str, object]:
         """The "draft" object of `--json`."""
@@ -143,6 +146,7 @@ class Generation:
         begun = time.perf_counter()
         kept = self._evaluate_up_to(prompt)
         self.sources.restart(prompt)
+        self.sources.predict(())
         self.policy.begin(len(prompt))
         self.statistics.prompt_tokens, self.statistics.cached_tokens = len(prompt), kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
@@ -197,7 +201,7 @@ class Generation:
 
     def add_to(self, rows: Rows) -> None:
         """Put root and tree into the batch."""
-        self.layout = self.tree.layout(self.slot.n_branches) if len(self.tree) else None
+        self.layout = self.tree.layout() if len(self.tree) else None
         self.slot.add_step(rows, self.root, self.tree, self.layout)
 
     def take(self, logits: NDArray[np.float32]) -> tuple[Step, Verdict]:
@@ -227,7 +231,7 @@ class Generation:
         lookup_ms = None if self._drafted.lookup_us is None else self._draft_ms
         own_ms = cost.driver_ms + (self._draft_ms if lookup_ms is None else 0.0) + self._learn_ms
         asked_ms = self._end_questions()
-        done = replace(cost, driver_ms=own_ms, lookup_ms=lookup_ms, asked_ms=asked_ms)
+        done = cost._replace(driver_ms=own_ms, lookup_ms=lookup_ms, asked_ms=asked_ms)
         self.policy.learn(self._drafted, verdict.tokens, done)
         self._learn_ms = 1e3 * (time.perf_counter() - begun)  # booked with the next step
         statistics = self.statistics
@@ -248,14 +252,13 @@ class Generation:
 
     def _verify(self, rows: NDArray[np.float32], told: list[TokenLogprobs]) -> tuple[Verdict, list[int]]:
         """The verdict, and which of its tokens passed only because verification is relaxed."""
-        tree = self.tree
-        place = {node: row for row, node in enumerate(self.layout.order, 1)} if self.layout else {}
-        place[ROOT] = 0
+        tree, order = self.tree, self.layout.order if self.layout else []
         visited: list[int] = []
         loose: list[int] = []
 
         def choose(node: int) -> int:
-            row = rows[place[node]]
+            place = 0 if node == ROOT else 1 + order.index(node)
+            row = rows[place]
             token = chosen = self.chooser.sample(row)
             if self.relaxed is not None:
                 chosen = self.relaxed.instead(token, tree, node, row, self.ends)
@@ -264,7 +267,7 @@ class Generation:
             self.chooser.accept(chosen)
             if self.logprobs is not None:
                 told.append(logprobs_of(row, chosen, self.logprobs))
-            visited.append(place[node])
+            visited.append(place)
             return chosen
 
         verdict = verify(tree, choose, self.ends)
@@ -285,10 +288,15 @@ class Generation:
         self.pending = [*self.slot.tokens, *self.pending]
         self.slot.clear()
 
-    def rebuild(self) -> None:
-        """Evaluate the committed tokens again from nothing. Raises DecodeFailed; what is missing then is pending."""
+    def rebuild(self, cut_back: bool) -> None:
+        """Have the committed tokens, and no others, in the cells again: evaluated from nothing or, to `cut_back`, from
+        the last place that the memory can be taken back to. Raises DecodeFailed; what is missing then is pending.
+        """
         n_tokens = self.slot.n_past
-        self.give_up_cells()
+        if cut_back:
+            self.put_back(n_tokens, broken_off=True)
+        else:
+            self.give_up_cells()
         while self.slot.n_past < n_tokens:
             rows = Rows()
             part = self.pending[: min(n_tokens - self.slot.n_past, self.backend.n_batch)]

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rest_local.decoding.faults import of_request
 from rest_local.decoding.generation import Chooser, Generation
 from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
@@ -41,10 +42,10 @@ class Job:
         self.generation: Generation | None = None
         self.slot: Slot | None = None
         self.done = False
+        self.left = False  # nobody waits for it any more
         self.error: RestLocalError | None = None
         self.wake: Callable[[], None] | None = None
         self.submitted = time.perf_counter()
-        self.shared = 0  # tokens in cells that another slot holds as well
         self._make, self._finished = make, finished
         self._pieces: deque[Piece] = deque()
 
@@ -64,6 +65,14 @@ class Job:
         return [*generation.slot.tokens, *generation.pending, generation.root]
 
     @property
+    def n_tokens(self) -> int:
+        """Of `text`, which copies it."""
+        generation = self.generation
+        if generation is None:
+            return len(self.prompt)
+        return (0 if self.slot is None else self.slot.n_past) + len(generation.pending) + 1
+
+    @property
     def prefilling(self) -> bool:
         return self.generation is not None and bool(self.generation.pending)
 
@@ -72,11 +81,19 @@ class Job:
         """Whether `take` would give something."""
         return bool(self._pieces)
 
+    def leave(self) -> None:
+        """Nobody waits for it any more: a pass that is broken off is not done again for it. From any thread."""
+        self.left = True
+        if self.generation is not None:
+            self.generation.cancelled = True
+
     def admit(self, slot: Slot, text: Sequence[int]) -> None:
         """Go to work in `slot`. Raises PromptEmpty, PromptTooLong."""
         self.slot = slot
         if self.generation is None:
             self.generation = self._make(slot)
+            if self.left:  # asked behind the line above, as `leave` asks for the generation behind its own
+                self.generation.cancelled = True
             self.generation.begin(text)
             if len(self.request.prediction):
                 self.generation.sources.predict(self.request.prediction)
@@ -108,6 +125,8 @@ class Job:
             self._finished(self.result)
             if last.text:
                 self._pieces.append(last)
+        except Exception as fault:
+            self.result.finish_reason, self.error = "error", self.error or of_request(fault)
         finally:  # an interrupt in there finds it done
             self.done = True
             if self.wake:

@@ -12,15 +12,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rest_local.decoding.backend import Backend, Capability
-from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, Running
-from rest_local.decoding.generation import Step
+from rest_local.decoding.faults import of_request
+from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, RequestFailed, Running
 from rest_local.decoding.job import Job
 from rest_local.decoding.shift import shifted
-from rest_local.decoding.slot import common_prefix
-from rest_local.decoding.slots import LEAST_SHARED, Slots
+from rest_local.decoding.slot import Slot, common_prefix, count_cells
+from rest_local.decoding.slots import LEAST_SHARED, Match, Slots
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.planning.cost import LARGEST, CostCurve
 
@@ -31,6 +33,21 @@ STALL_MS = 100.0  # what a part of a prompt may add to a step of those who gener
 LEAST_PART = 16  # tokens of it
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 CHARGED_PASSES = 16
+
+
+@dataclass
+class _Pass:
+    """One forward pass to try: some of the admitted, of whom some generate and some have a part of their prompts."""
+
+    jobs: list[Job]  # whom it was planned for; who of them has no part is not in it
+    with_parts: bool
+    running: list[Job]
+    prompts: list[Job]
+    parts: list[Prompt]  # of `prompts`, in their order
+
+    @property
+    def served(self) -> list[Job]:
+        return [*self.running, *self.prompts]
 
 
 class Scheduler:
@@ -50,6 +67,9 @@ class Scheduler:
         self._curve = curve
         self._passes = 0
         self._full = False  # somebody was sent back, and nobody has ended since
+        self._held: Job | None = None  # waits, as was found out, until somebody ends or gets on with a prompt
+        self._unbooked_ms = 0.0  # of the steps before
+        self._unbooked_since = 0.0  # in this one
         self._turn = 0  # who of the prompts is first
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
 
@@ -74,35 +94,42 @@ class Scheduler:
 
     def step(self) -> None:
         """Admit who can be admitted, and do one forward pass."""
+        self._unbooked_since = time.perf_counter()
         self._expire()
         self._admit()
         self._shift()
         if self.admitted:
             self._pass(list(self.admitted))
+        self._unbooked_ms += 1e3 * (time.perf_counter() - self._unbooked_since)
 
     # Admission
 
     def _admit(self) -> None:
-        while self._has_place and not (self._full and self.admitted):
+        while self._has_place and not (self._full and self.admitted) and self.waiting[0] is not self._held:
             job = self.waiting[0]
             text = job.text
             match = self.slots.match(text[:-1], job.request.keep_prefix)
             if self.slots.has_holes and not self.admitted and match.kept < LEAST_SHARED:
                 self.slots.forget()  # attention goes on to the highest cell in use: start again from the lowest
                 match = self.slots.match(text[:-1], job.request.keep_prefix)
-            if self.admitted and self._in_use() + len(text) - match.kept > self.backend.n_cells:
-                return  # it would only be sent back
-            if self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept):
+            if self.admitted and self._has_to_wait(job, text, match):
+                self._held = job
                 return
             self.waiting.popleft()
-            slot = self.slots.take(match)
-            job.shared = match.kept if match.source else 0
-            self.admitted.append(job)
-            try:
-                job.admit(slot, text)
-            except RestLocalError as error:
-                self._finish(job, "error", error)
-                continue
+            self._start(job, text, match)
+
+    def _has_to_wait(self, job: Job, text: Sequence[int], match: Match) -> bool:
+        """Whether it would only be sent back, or evaluate what somebody else is about to."""
+        kept = (match.source or match.slot, match.kept)
+        if self._in_use(kept) + len(text) - match.kept > self.backend.n_cells:
+            return True
+        return self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept)
+
+    def _start(self, job: Job, text: Sequence[int], match: Match) -> None:
+        slot = self.slots.take(match)
+        self.admitted.append(job)
+        with self._own_fault(job):
+            job.admit(slot, text)
             if job.request.max_tokens == 0 and not job.prefilling:
                 self._finish(job, "length")
 
@@ -118,9 +145,9 @@ class Scheduler:
         longest = max((common_prefix(job.text[:-1], text) for job in self.admitted if job.prefilling), default=0)
         return longest >= kept + LEAST_SHARED
 
-    def _in_use(self) -> int:
-        """Cells that requests at work have, or will have when their prompts are evaluated."""
-        return sum(len(job.text) - job.shared for job in self.admitted)
+    def _in_use(self, *more: tuple[Slot, int]) -> int:
+        """Cells that requests at work have, or will have when their prompts are evaluated; and so many of `more`."""
+        return count_cells([*((job.slot, job.n_tokens) for job in self.admitted if job.slot is not None), *more])
 
     def _send_back(self, job: Job) -> None:
         """To the head of the queue; what it has said so far stays, its cells go."""
@@ -131,85 +158,58 @@ class Scheduler:
         self.admitted.remove(job)
         self.slots.release(job.slot)
         self._full = True
+        self._held = None
         job.slot = None
         self.waiting.appendleft(job)
 
     # One forward pass
 
-    def _pass(self, jobs: list[Job]) -> None:
+    def _pass(self, jobs: Sequence[Job]) -> None:
+        """One forward pass for these; where it cannot be done, another one for fewer of them or with less in it."""
         begun = time.perf_counter()
-        with_parts = True
-        while True:
-            running = [job for job in jobs if not job.prefilling]  # anew: a pass that fails may take cells from some
-            prompts = [job for job in jobs if job.prefilling]
-            parts = self._parts(prompts, len(running)) if with_parts or not running else []
+        tried = self._plan(jobs)
+        while tried is not None:
             try:
-                outcomes = self._forward.step(self._wanted(running), parts, self.slots.idle_cells)
-            except DecodeFailed as error:
-                if error.code == ABORTED and any(job.generation.cancelled for job in jobs if job.generation):
-                    return
-                if error.code == NO_ROOM and running and parts:
-                    with_parts = False
-                    continue
-                if error.code == NO_ROOM and len(self.admitted) > 1:
-                    self._send_back(self.admitted[-1])
-                    jobs = [job for job in jobs if job in self.admitted]
-                    if not jobs:
-                        return
-                    continue  # in the same step, or two that do not fit could push each other out for ever
-                in_it = [part.generation for part in parts]
-                self._failed([job for job in jobs if job in running or job.generation in in_it], error)
-                return
+                outcomes = self._forward.step(self._wanted(tried.running), tried.parts, self.slots.idle_cells)
+            except (DecodeFailed, RequestFailed) as error:
+                tried = self._instead(tried, error)
+                continue
             except BaseException:  # an interrupt: tokens were chosen that nobody will get
                 if self._forward.chosen:
-                    for job in running:
+                    for job in tried.running:
                         self._finish(job, "cancelled")
                 raise
-            if parts:
-                self.part_seconds.append(time.perf_counter() - begun)
-            self._charge_idle(len(running))
-            for job, outcome in zip(running, outcomes, strict=True):
-                self._deliver(job, outcome, begun)
-            for job in prompts:
-                if not job.prefilling and job.request.max_tokens == 0:
-                    self._finish(job, "length")
+            self._hand_out(tried, outcomes, begun)
             return
 
-    def _wanted(self, running: list[Job]) -> list[Running]:
-        return [Running(job.generation, job.answer.left) for job in running if job.generation]
+    def _plan(self, jobs: Sequence[Job], with_parts: bool = True) -> _Pass | None:
+        """A pass for these, None for nobody. Without parts of prompts only where somebody generates: all get on."""
+        running = [job for job in jobs if not job.prefilling]  # anew each time: one that failed may have taken cells
+        prompts = [job for job in jobs if job.prefilling]
+        taken = self._parts(prompts, len(running)) if with_parts or not running else []
+        if not jobs:
+            return None
+        return _Pass(list(jobs), with_parts, running, [job for job, _ in taken], [part for _, part in taken])
 
-    def _parts(self, prompts: list[Job], n_running: int) -> list[Prompt]:
-        """Parts of prompts for one pass, another one first each time."""
-        if not prompts:
-            return []
-        left = min(self._largest_part(n_running), self.backend.n_batch - n_running)
-        self._turn = (self._turn + 1) % len(prompts)
-        parts: list[Prompt] = []
-        for job in (*prompts[self._turn :], *prompts[: self._turn]):
-            if left > 0 and job.generation:
-                n_pending = len(job.generation.pending)
-                if not self._shares and n_pending > 2 * LAST_PART:
-                    n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
-                parts.append(Prompt(job.generation, min(left, n_pending)))
-                left -= parts[-1].n
-        return parts
+    def _instead(self, tried: _Pass, error: DecodeFailed | RequestFailed) -> _Pass | None:
+        """What to try now that nothing was evaluated; None where nobody is left to be served in this step."""
+        if isinstance(error, RequestFailed):
+            at_fault = next(job for job in tried.served if job.generation is error.generation)
+            self._finish(at_fault, "error", error.error)
+            return self._plan([job for job in tried.jobs if not job.done], tried.with_parts)
+        if error.code == ABORTED and any(job.left for job in tried.jobs):
+            return None  # they end before the next pass, which the others get
+        if error.code == NO_ROOM and tried.running and tried.parts:
+            return self._plan(tried.jobs, with_parts=False)
+        if error.code == NO_ROOM and len(self.admitted) > 1:
+            self._send_back(self.admitted[-1])
+            # in the same step, or two that do not fit could push each other out for ever
+            return self._plan([job for job in tried.jobs if job in self.admitted], tried.with_parts)
+        self._fail(tried.served, error)
+        return None
 
-    def _largest_part(self, n_running: int) -> int:
-        """A whole batch where nobody generates; else what adds STALL_MS, on the last slope of the cost curve."""
-        if not n_running:
-            return self.backend.n_batch
-        slope = self._curve.per_token(sum(len(job.text) for job in self.admitted))
-        return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
-
-    def _charge_idle(self, n_running: int) -> None:
-        """Every few passes: to ask the curve costs as much as a lookup."""
-        self._passes += 1
-        if self._passes % CHARGED_PASSES == 0 and self.slots.idle_cells:
-            per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
-            self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))
-
-    def _failed(self, together: list[Job], error: DecodeFailed) -> None:
-        """Nothing could be evaluated for all of them together."""
+    def _fail(self, together: list[Job], error: DecodeFailed) -> None:
+        """Nothing could be evaluated for these together."""
         if error.code == NO_ROOM and not together[0].prefilling:
             self._finish(together[0], "length")  # the cells are full before the context is: as if it were
         elif len(together) > 1:  # one of them may be at fault: each by itself
@@ -219,13 +219,76 @@ class Scheduler:
         else:
             self._finish(together[0], "error", error)
 
+    def _wanted(self, running: list[Job]) -> list[Running]:
+        return [Running(job.generation, job.answer.left) for job in running if job.generation]
+
+    def _parts(self, prompts: list[Job], n_running: int) -> list[tuple[Job, Prompt]]:
+        """Parts of prompts for one pass, another one first each time."""
+        if not prompts:
+            return []
+        left = min(self._largest_part(n_running), self.backend.n_batch - n_running)
+        self._turn = (self._turn + 1) % len(prompts)
+        parts: list[tuple[Job, Prompt]] = []
+        for job in (*prompts[self._turn :], *prompts[: self._turn]):
+            if left > 0 and job.generation:
+                n_pending = len(job.generation.pending)
+                if not self._shares and n_pending > 2 * LAST_PART:
+                    n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
+                part = Prompt(job.generation, min(left, n_pending))
+                parts.append((job, part))
+                left -= part.n
+        return parts
+
+    def _largest_part(self, n_running: int) -> int:
+        """A whole batch where nobody generates; else what adds STALL_MS, on the last slope of the cost curve."""
+        if not n_running:
+            return self.backend.n_batch
+        slope = self._curve.per_token(sum(job.n_tokens for job in self.admitted))
+        return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
+
+    def _charge_idle(self, n_running: int) -> None:
+        """Every few passes: to ask the curve costs as much as a lookup."""
+        self._passes += 1
+        if self._passes % CHARGED_PASSES == 0 and self.slots.idle_cells:
+            per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
+            self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))
+
     # What came of it
 
+    def _hand_out(self, done: _Pass, outcomes: Sequence[Outcome], begun: float) -> None:
+        self._book(done)
+        if done.parts:
+            self._held = None  # there is more to share now
+            self.part_seconds.append(time.perf_counter() - begun)
+        self._charge_idle(len(done.running))
+        for job, outcome in zip(done.served, outcomes, strict=True):
+            if not job.done:  # cancelled by who was woken for another
+                with self._own_fault(job):
+                    self._deliver(job, outcome, begun)
+
+    def _book(self, done: _Pass) -> None:
+        """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""
+        now = time.perf_counter()
+        ms, self._unbooked_ms = self._unbooked_ms + 1e3 * (now - self._unbooked_since), 0.0
+        self._unbooked_since = now
+        answers = [(job.answer.statistics, 1 + len(job.generation.tree)) for job in done.running if job.generation]
+        prompts = [(part.generation.statistics, part.n) for part in done.parts]
+        each = ms / sum(n for _, n in (*answers, *prompts))
+        for statistics, n in answers:
+            statistics.answer_share_ms += n * each
+        for statistics, n in prompts:
+            if statistics.steps:  # text of an answer, evaluated anew
+                statistics.answer_share_ms += n * each
+            else:
+                statistics.prompt_share_ms += n * each
+
     def _deliver(self, job: Job, outcome: Outcome, begun: float) -> None:
-        if job.done:  # cancelled by who was woken for another
-            return
-        if not isinstance(outcome, Step):
+        if isinstance(outcome, RestLocalError):
             self._finish(job, "error", outcome)
+            return
+        if outcome is None:  # a part of its prompt
+            if not job.prefilling and job.request.max_tokens == 0:
+                self._finish(job, "length")
             return
         job.give(job.answer.take(outcome, begun))
         if job.answer.ended:
@@ -240,20 +303,34 @@ class Scheduler:
         """Those whose context is full go on with half of the text behind their kept tokens, evaluated anew: right for
         every kind of memory, and what the model would say to that text.
         """
-        for job in self.admitted:
+        for job in list(self.admitted):
             generation = job.generation
             if generation is None or generation.room > 0 or generation.pending:
                 continue
             text = shifted(job.text, job.request.keep_tokens, self.backend.n_ctx)
-            generation.resume(generation.slot, text)
-            generation.sources.restart(text)
+            with self._own_fault(job):
+                generation.resume(generation.slot, text)
+                generation.sources.restart(text)
             job.result.truncated = True
+            self._held = None
 
     def _expire(self) -> None:
         """End those whose time is over, wherever they are: to wait for a slot or for cells takes time as well."""
         for job in [*self.admitted, *self.waiting]:
             if _is_late(job):
                 self._finish(job, "length")
+
+    @contextmanager
+    def _own_fault(self, job: Job) -> Iterator[None]:
+        """What fails in here ends this request. Its cells are given up where nobody knows what they hold."""
+        try:
+            yield
+        except RestLocalError as error:
+            self._finish(job, "error", error)
+        except Exception as error:
+            if job.slot is not None:
+                job.slot.clear()
+            self._finish(job, "error", of_request(error))
 
     def _finish(self, job: Job, reason: str, error: RestLocalError | None = None) -> None:
         """End a job wherever it is; its slot keeps what it holds until it is needed."""
@@ -262,6 +339,7 @@ class Scheduler:
         if job in self.admitted:
             self.admitted.remove(job)
         self._full = False
+        self._held = None
         slot, job.slot = job.slot, None
         if slot is not None:
             self.slots.release(slot)

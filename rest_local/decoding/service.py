@@ -6,13 +6,15 @@
             print(piece.text, end="")
 
 Contract: the thread steps while there is work and sleeps while there is none. The queue is bounded: who finds it full
-is refused at once. Cancelling takes effect before the next forward pass. An error of one request (what it asks for
-cannot be opened, its sampler fails, its owner cannot be told) ends that request or costs it its news; one that belongs
-to none of them and that nobody expected ends all, is logged, and leaves a service that refuses everything.
+is refused at once. Cancelling takes effect before the next forward pass, and breaks off the one under way where nobody
+else waits for it. An error of one request (its sampler fails, its owner cannot be told) ends that request or costs it
+its news; one that belongs to none of them and that nobody expected ends all, is logged, and leaves a service that
+refuses everything.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import deque
@@ -30,13 +32,15 @@ from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
 log = logging.getLogger("rest_local.service")
 
 QUEUE = 64
+_numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the one that it was meant for
 T = TypeVar("T")
+Wake = Callable[[bool], None]
 
 
 class Ticket:
     """What its owner knows of a submitted request. Any thread."""
 
-    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Callable[[], None] | None) -> None:
+    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Wake | None) -> None:
         self.id = number
         self._job = job
         self._cancel = cancel
@@ -92,7 +96,7 @@ class Ticket:
             self._news.notify_all()
         if self._wake:
             try:
-                self._wake()
+                self._wake(self.done)
             except Exception:  # the owner's own code: not a reason to end what others asked for
                 log.exception("request %d: its owner cannot be told of news and is not told any more", self.id)
                 self._wake = None
@@ -108,16 +112,18 @@ class Service:
         self._orders: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
         self._alive: dict[int, Job] = {}
         self._number = 0
+        self._step = 0  # under way or just done; in it are none but those of `_alive`
         self._closing = False
         self._draining = True
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> Ticket:
-        """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end.
+    def submit(self, request: Request, wake: Wake | None = None) -> Ticket:
+        """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
-        Raises at once what is wrong with it (PromptEmpty, PromptTooLong, OptionError), QueueFull, ServiceClosed.
+        Raises at once what is wrong with it (as `Engine.prepare`, which may take seconds for the first exact request),
+        QueueFull, ServiceClosed.
         """
         job = self.engine.prepare(request)
         with self._lock:
@@ -129,7 +135,7 @@ class Service:
             self._number += 1
             ticket = Ticket(self._number, job, self._cancel, wake)
             self._alive[self._number] = job
-            self._orders.append(lambda: self._submit(job))
+            self._orders.append(lambda: None if job.done else self.engine.submit(job))
             self._lock.notify()
         return ticket
 
@@ -183,10 +189,15 @@ class Service:
         with self._lock:
             self._closing, self._draining = True, drain_seconds > 0
             self._lock.notify()
-        self._thread.join(drain_seconds or None)
+        if drain_seconds > 0:
+            self._thread.join(drain_seconds)
         with self._lock:
             self._draining = False
             self._lock.notify()
+            step, jobs = self._step, list(self._alive.values())
+        for job in jobs:
+            job.leave()
+        self.engine.abort(step)
         self._thread.join()
 
     def __enter__(self) -> Service:
@@ -206,31 +217,22 @@ class Service:
     def _count_waiting(self) -> int:
         return sum(job.slot is None and not job.done for job in self._alive.values())
 
-    def _submit(self, job: Job) -> None:
-        """In the engine's thread. A context of its own, for an exact request, may not fit the memory."""
-        if job.done:
-            return
-        try:
-            self.engine.submit(job)
-        except RestLocalError as error:
-            job.finish("error", error)
-
     def _cancel(self, job: Job) -> None:
+        job.leave()
         with self._lock:
             self._orders.append(lambda: self.engine.cancel(job))
             self._lock.notify()
-            alone = all(other is job for other in self._alive.values() if not other.done)
-        if job.generation is not None:
-            job.generation.cancelled = True
-            if alone and not job.done:  # nobody else loses a forward pass by it
-                self.engine.abort()
+            step = self._step  # by the time of the abort another may be under way, for others
+            nobody_waits = all(other.done or other.left for other in self._alive.values())
+        if nobody_waits and not job.done:
+            self.engine.abort(step)
 
     # The thread
 
     def _run(self) -> None:
         try:
             while self._obey():
-                self.engine.step()
+                self.engine.step(self._step)
         except BaseException as error:  # nobody can catch it: the thread ends here
             log.exception("the engine stopped")
             self._failure = error
@@ -244,6 +246,7 @@ class Service:
                 while not self._orders and not self._alive and not self._closing:
                     self._lock.wait()
                 orders, self._orders = self._orders, deque()
+                self._step = next(_numbers)
                 ending = self._closing and not (self._draining and self._alive)
             for order in orders:
                 order()

@@ -1,20 +1,22 @@
 """One sequence in the memory cells: its committed tokens, and the sequence ids of its branches.
 
-Contract: every branch id stays attached to the whole committed prefix; after a step only the tail is touched
-(DESIGN.md section 4: full-range copies cost 10 ms at 7 000 cells, tails 0.1 ms). A failed removal is never ignored: the
-cells are cleared and the tokens evaluated again at the next use. Memory that cannot be cut back (recurrent state) goes
-back to a checkpoint, of which each part of a prompt leaves one.
+Contract: the first branch id is attached to the whole committed prefix; another is brought up to it when a tree has a
+leaf for it. Every `remove` and `copy` passes over all cells of the context, those of other slots too (12 us at 23 000
+cells), so a step makes one for each leaf, not for each id; a copy is of what an id missed (all of 7 000 cells
+takes 0.6 ms). A failed removal is never ignored: the cells are cleared and the tokens evaluated again at the next use.
+Memory that cannot be cut back (recurrent state) goes back to a checkpoint, of which each part of a prompt leaves one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rest_local.decoding.backend import Backend, remove_tail
-from rest_local.drafting.tree import DraftTree, Layout
+from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.llama.batch import Batch
 
 
@@ -34,6 +36,7 @@ class Rows:
 
 
 MOST_CHECKPOINTS = 6
+_runs = itertools.count()
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
@@ -43,9 +46,21 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return int(differ[0]) if len(differ) else limit
 
 
+def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
+    """Cells that slots hold with so many tokens each, those that they share counted once."""
+    ends: dict[tuple[int, int], int] = {}
+    for slot, n_tokens in held:
+        following = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
+        for run, end in zip(slot.runs, following, strict=True):
+            if run[0] < n_tokens:
+                ends[run] = max(min(end, n_tokens), ends.get(run, 0))
+    return sum(end - begin for (begin, _), end in ends.items())
+
+
 class Slot:
     """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
-    to keep states to go back to.
+    to keep states to go back to. `runs`: whose cells they are, as (position from which on, number); slots that share
+    cells have the same number there.
     """
 
     def __init__(
@@ -57,6 +72,9 @@ class Slot:
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
         self.tokens: list[int] = []
+        self.runs = [(0, next(_runs))]
+        self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
+        self._held = [0] * self.n_branches  # of the others: to how many
 
     @property
     def n_past(self) -> int:
@@ -74,19 +92,20 @@ class Slot:
     def share_prefix(self, other: Slot, n: int) -> None:
         """Begin anew with the first `n` tokens of another slot: the cells themselves are shared, nothing is evaluated.
 
-        Costs a pass over the cells for each branch; only for memory that can remove a tail.
+        Costs a pass over the cells; only for memory that can remove a tail.
         """
         self.clear()
-        for branch in range(self.n_branches):
-            self.backend.copy(other.first_id, self.first_id + branch, 0, n)
+        self.backend.copy(other.first_id, self.first_id, 0, n)
         self.tokens = other.tokens[:n]
+        self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
+        self._joined, self._held = 1, [0] * self.n_branches
 
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
         """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
         checkpoint before, or to nothing. `broken_off`: a decode did not come to its end; recurrent state is then
         written half, whatever its position says.
         """
-        del self.tokens[n_past:]
+        self._forget(n_past)
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
@@ -105,7 +124,7 @@ class Slot:
         while self._checkpoints:
             n_past, state = self._checkpoints[-1]
             if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
-                del self.tokens[n_past:]
+                self._forget(n_past)
                 return True
             self._checkpoints.pop()
         return False
@@ -113,9 +132,16 @@ class Slot:
     def clear(self) -> None:
         """Free this slot's cells."""
         self._checkpoints.clear()
-        self.tokens.clear()
+        self._forget(0)
+        self._joined = self.n_branches
         if not self._remove_all(0):
             self.backend.clear()
+
+    def _forget(self, n_past: int) -> None:
+        """The tokens from there on; what comes in their place are other cells, even where another slot keeps these."""
+        if n_past < len(self.tokens):
+            del self.tokens[n_past:]
+            self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]
 
     def add_prompt(self, rows: Rows, tokens: Sequence[int]) -> None:
         """Put the next tokens to commit into the batch, without logits."""
@@ -123,16 +149,18 @@ class Slot:
         rows.token += tokens
         rows.pos += range(self.n_past, self.n_past + n)
         rows.first_id += [self.first_id] * n
-        rows.n_ids += [self.n_branches] * n
+        rows.n_ids += [self._joined] * n
         rows.output += [0] * n
 
     def add_step(self, rows: Rows, root: int, tree: DraftTree, layout: Layout | None) -> None:
         """Put the root and its draft into the batch, with the logits of every node."""
         n_past, first_id = self.n_past, self.first_id
+        if tree.n_leaves > self._joined:
+            self._join(tree.n_leaves)
         rows.token.append(root)
         rows.pos.append(n_past)
         rows.first_id.append(first_id)
-        rows.n_ids.append(self.n_branches)
+        rows.n_ids.append(self._joined)
         rows.output.append(1)
         if layout is not None:
             token, depth = tree.token, tree.depth
@@ -151,37 +179,63 @@ class Slot:
     def accept(self, root: int, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
         """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt."""
         start = self.n_past
-        end = start + 1 + len(path)
         self.tokens.append(root)
-        self.tokens.extend(tree.token[node] for node in path)
+        self.tokens.extend([tree.token[node] for node in path])
         if layout is None:
             return True
-        if len(path) < len(tree) and not self._remove_all(end):
+        along = [0] * tree.n_leaves  # by leaf: how many accepted nodes lie on the way to it
+        for depth, node in enumerate(path, 1):
+            for leaf in range(layout.low[node], layout.low[node] + layout.count[node]):
+                along[leaf] = depth
+        below = bool(tree.children_of(path[-1] if path else ROOT))  # whether the accepted path could go on
+        if len(path) < len(tree) and not self._remove_rejected(start + 1, along, len(path), below):
             return False
-        if tree.n_leaves > 1 and path:
-            return self._attach_branches(start, end, tree, layout, path)
-        # without an accepted node, or in a chain, all branches agree up to `end`
+        if path:
+            self._follow(start + 1, along, len(path), layout.low[path[-1]])
         return True
 
-    def _attach_branches(self, start: int, end: int, tree: DraftTree, layout: Layout, path: Sequence[int]) -> bool:
-        """Give every branch the accepted tail, from where it left the accepted path on."""
-        leader = self.first_id + layout.low[path[-1]]
-        diverged = [0] * self.n_branches  # by branch: how many accepted nodes it went along with
-        for depth, node in enumerate(path, 1):
-            for branch in range(layout.low[node], layout.low[node] + layout.count[node]):
-                diverged[branch] = depth
-        for branch, along in enumerate(diverged):
-            if along == len(path):
-                continue
-            position = start + 1 + along
-            if not self.backend.remove(self.first_id + branch, position, -1):
+    def _remove_rejected(self, first: int, along: Sequence[int], accepted: int, below: bool) -> bool:
+        """Free the drafted cells, from position `first` on, of every leaf but for the accepted ones on its way.
+
+        `below`: there are some below the last accepted one.
+        """
+        alone = self._is_alone
+        if below and alone and not remove_tail(self.backend, first + accepted):  # one call for all of them
+            return False
+        for leaf, depth in enumerate(along):
+            wrong = depth < accepted or (below and not alone)
+            if wrong and not self.backend.remove(self.first_id + leaf, first + depth, -1):
                 return False
-            self.backend.copy(leader, self.first_id + branch, position, end)
         return True
+
+    def _follow(self, first: int, along: Sequence[int], accepted: int, leader: int) -> None:
+        """Note who holds the accepted tokens, from position `first` on; the first id always does."""
+        if along[0] < accepted:
+            self.backend.copy(self.first_id + leader, self.first_id, first + along[0], first + accepted)
+        for branch in range(1, self._joined):
+            self._held[branch] = first + (along[branch] if branch < len(along) else 0)
+        self._joined = next((b for b in range(1, self._joined) if self._held[b] < self.n_past), self._joined)
+
+    def _join(self, n: int) -> None:
+        """Attach the first `n` ids to all tokens."""
+        for branch in range(self._joined, n):
+            if self._held[branch] < self.n_past:
+                self.backend.copy(self.first_id, self.first_id + branch, self._held[branch], self.n_past)
+        self._joined = n
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether all cells are this slot's, so that one call removes from all ids."""
+        return self.n_branches == self.backend.n_branches * self.backend.n_slots
 
     def _remove_all(self, p0: int) -> bool:
-        if self.n_branches == self.backend.n_branches * self.backend.n_slots:
-            return remove_tail(self.backend, p0)
-        ids = range(self.first_id, self.first_id + self.n_branches)
-        removed = [self.backend.remove(seq, p0, -1) for seq in ids]  # every one, also behind one that failed
-        return all(removed)
+        """Of every id; of one that is not attached to all tokens also what an interrupted `copy` may have left."""
+        starts = [p0 if b < self._joined else min(held, p0) for b, held in enumerate(self._held)]
+        self._held = starts
+        if self._is_alone:
+            if not remove_tail(self.backend, p0):
+                return False
+            starts = starts[self._joined :]
+        ids = range(self.first_id + self.n_branches - len(starts), self.first_id + self.n_branches)
+        removed = [self.backend.remove(seq, start, -1) for seq, start in zip(ids, starts, strict=True)]
+        return all(removed)  # every one was asked, also behind one that failed

@@ -48,9 +48,6 @@ class Slots:
     def has_idle(self) -> bool:
         return bool(self._idle)
 
-    def is_idle(self, slot: Slot) -> bool:
-        return slot in self._idle
-
     def match(self, prompt: Sequence[int], keep: bool) -> Match:
         """Where a prompt would go. There has to be an idle slot."""
         if not keep:

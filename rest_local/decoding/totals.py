@@ -11,7 +11,12 @@ from rest_local.decoding.stream import Result
 
 @dataclass
 class Totals:
-    """Counted when a request ends, however it ends. Seconds; tokens evaluated of prompts leave out cached ones."""
+    """Counted when a request ends, however it ends; tokens evaluated of prompts leave out cached ones.
+
+    Seconds are those of forward passes and what goes with them, shared out by the tokens that each request had in the
+    pass: those of prompts and of answers together are the time that passed, however many were served at once. (What
+    one request waited for is in its own `timings`.)
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -31,9 +36,9 @@ class Totals:
         self.requests += 1
         self.prompt_tokens += statistics.prompt_tokens - statistics.cached_tokens
         self.cached_tokens += statistics.cached_tokens
-        self.prompt_seconds += 1e-3 * statistics.prompt_ms
+        self.prompt_seconds += 1e-3 * statistics.prompt_share_ms
         self.predicted_tokens += len(result.tokens)
-        self.predicted_seconds += 1e-3 * result.timings["predicted_ms"]
+        self.predicted_seconds += 1e-3 * statistics.answer_share_ms
         self.steps += statistics.steps
         self.drafts += statistics.drafts
         self.drafted += statistics.drafted

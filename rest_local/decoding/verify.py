@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +75,7 @@ class Relaxed:
         return token
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """`path`: accepted nodes from the root down; `tokens`: theirs and then the model's own, len(path) + 1."""
 
     path: list[int]
@@ -90,7 +90,7 @@ def verify(tree: DraftTree, choose: Callable[[int], int], ends: Callable[[int], 
     while True:
         token = choose(node)
         tokens.append(token)
-        child = next((c for c in tree.children_of(node) if tree.token[c] == token), None)
+        child = tree.child(node, token)
         if child is None or ends(token):
             return Verdict(path, tokens)
         path.append(child)

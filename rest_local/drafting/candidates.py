@@ -8,12 +8,12 @@ probabilities: evidence is a small cell number, which `rest_local.planning.accep
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from math import sqrt
 
-from rest_local.retrieval.rows import Rows
+from rest_local.retrieval.rows import Int64Array, Rows
 
 SOURCES = ("datastore", "context", "history", "prediction", "model")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
@@ -27,7 +27,10 @@ N_LENGTHS, N_ROWS, N_SHARES = len(LENGTHS) + 1, len(ROWS) + 1, len(SHARES) + 1
 CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
 _SURENESS = N_ROWS * N_SHARES  # buckets of a draft model's own probability
-MOST_CANDIDATES = 8  # per source and node: later ones have never paid for their place in a batch
+MOST_CANDIDATES = 24  # per source and node: HumanEval 1.79, 1.81 and 1.82 at 6.5 nodes with 8, 16 and 24 of them
+
+Behind = tuple[int, int]  # the two newest tokens before a place, the newest last
+NOTHING: Behind = (-1, -1)
 
 _MANY = 256  # rows and lengths beyond are in the last bucket
 
@@ -79,13 +82,12 @@ class SourceRows:
     Plain lists: walking a few dozen rows is faster in Python than in numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None) -> None:
-        """`store`: whose they are, to say later where they come from."""
-        self.source, self.store = source, store
-        self.match: list[int] = rows.match.tolist()
-        self.positions = rows.positions  # where in the source's text each row begins
+    def __init__(self, source: int, rows: Rows, store: object = None, newest: Behind = NOTHING) -> None:
+        """`store`: whose they are, to say later where they come from; `newest`: the tokens they go on behind."""
+        self.source, self.store, self.newest = source, store, newest
+        self.match = rows.matches()
         self.depth = rows.depth
-        self._falling = [-length for length in self.match]
+        self._rising = self.match[::-1]
         self._rows = rows
         self._columns: list[list[int]] = []
         self._texts: dict[int, list[int]] = {}
@@ -93,6 +95,11 @@ class SourceRows:
 
     def __len__(self) -> int:
         return len(self.match)
+
+    @property
+    def positions(self) -> Int64Array:
+        """Where in the source's text each row begins."""
+        return self._rows.positions
 
     @cached_property
     def continuations(self) -> list[list[int]]:
@@ -116,7 +123,7 @@ class SourceRows:
             return []
         if len(members) == 1:
             return self._only(members, depth)
-        column, cells = self.column(depth), self._cells
+        column, match, cells = self.column(depth), self.match, self._cells
         groups: dict[int, list[int]] = {}
         for row in members:
             token = column[row]
@@ -128,9 +135,9 @@ class SourceRows:
         found: list[Candidate] = []
         length = beyond = -1
         for token, rows in groups.items():
-            if self.match[rows[0]] != length:
-                length = self.match[rows[0]]
-                beyond = bisect_right(self._falling, -length)  # the first row with a shorter match
+            if match[rows[0]] != length:
+                length = match[rows[0]]
+                beyond = len(match) - bisect_left(self._rising, length)  # the first row with a shorter match
                 reaching = bisect_left(members, beyond) - bisect_left(ended, beyond)
             agreeing = bisect_left(rows, beyond) if len(rows) > 1 else 1
             found.append((token, cells[length + depth] + _cell_of_rows(reaching, agreeing), rows))

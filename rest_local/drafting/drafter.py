@@ -8,30 +8,32 @@ then said, also where nothing was submitted (shadow feedback, DESIGN.md section 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rest_local.drafting.candidates import MODEL, Candidate, SourceRows, model_cell
+from rest_local.drafting.candidates import MODEL, NOTHING, Behind, Candidate, SourceRows, model_cell
 from rest_local.drafting.tree import ROOT, DraftTree
 
 LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measured curve
 
 
 Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the path so far, by source
-
+Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that go on through it
+Judged = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the numbers of what corrected it
 
 _NOBODY: tuple[float, int, Members] = (0.0, -1, [])
 
 
 @dataclass
 class Proposal:
-    """What was proposed below one node: by source the candidates, and merged by token: probability, source, and the
-    rows of every source that go on through it. `asked`: what a draft model said, where it was asked.
+    """What was proposed below one node: by source the candidates, and merged by token. `judged`: what was made of their
+    probabilities; `asked`: what a draft model said, where it was asked.
     """
 
     by_source: list[tuple[SourceRows, list[Candidate]]]
-    merged: dict[int, tuple[float, int, Members]]
+    merged: Merged
+    judged: list[Judged] = field(default_factory=list)
     asked: list[Candidate] = field(default_factory=list)
 
 
@@ -51,36 +53,37 @@ class Draft:
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
         """(evidence cell, was it right) for every proposal along the tokens the model gave, submitted or not."""
         outcomes: list[tuple[int, bool]] = []
+        for proposal, token in self._along(tokens):
+            for _, candidates in proposal.by_source:
+                outcomes += [(cell, proposed == token) for proposed, cell, _ in candidates]
+            outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.asked]
+        return outcomes
+
+    def judgements(self, tokens: Sequence[int]) -> list[tuple[list[Judged], int]]:
+        """What was judged at each node along `tokens`, and the token that was right there."""
+        return [(proposal.judged, token) for proposal, token in self._along(tokens)]
+
+    def hits(self, tokens: Sequence[int]) -> list[bool]:
+        """Whether a draft model's first candidate was right, wherever it was asked along `tokens`."""
+        return [proposal.asked[0][0] == token for proposal, token in self._along(tokens) if proposal.asked]
+
+    def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
+        """The proposals at the nodes of `tokens`, as far as the tree goes along, and the token behind each."""
         node = ROOT
         for token in tokens:
             proposal = self.proposals.get(node)
             if proposal is None:
-                break
-            for _, candidates in proposal.by_source:
-                outcomes += [(cell, proposed == token) for proposed, cell, _ in candidates]
-            outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.asked]
+                return
+            yield proposal, token
             child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
             if child is None:
-                break
+                return
             node = child
-        return outcomes
-
-    def hits(self, tokens: Sequence[int]) -> list[bool]:
-        """Whether a draft model's first candidate was right, wherever it was asked along `tokens`."""
-        found: list[bool] = []
-        node = ROOT
-        for token in tokens:
-            proposal = self.proposals.get(node)
-            if proposal and proposal.asked:
-                found.append(proposal.asked[0][0] == token)
-            child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
-            if child is None:
-                break
-            node = child
-        return found
 
 
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted, given its parent was
+# Corrects the probabilities of the candidates below a node, by what they stand behind.
+Judge = Callable[[Behind, Merged], list[Judged]]
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
 # Asks a draft model what follows a path, or not: the path, its joint probability, and that of the likeliest token known
 # to follow it -> tokens with probabilities, the likeliest first.
@@ -90,7 +93,7 @@ Ask = Callable[[Sequence[int], float, float], Sequence[tuple[int, float]]]
 def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
     """Candidates of all sources below one node; a token that several propose takes the most confident estimate."""
     by_source = []
-    merged: dict[int, tuple[float, int, Members]] = {}
+    merged: Merged = {}
     for rows, numbers in members:
         candidates = rows.candidates(numbers, depth)
         if not candidates:
@@ -111,15 +114,23 @@ def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
 class Growth:
     """A tree that grows by its likeliest open candidate, a node at a time. 25 us for the first candidates, 5 us a node.
 
-    `draft`: what has grown so far. `most`: nodes it may have. `ask`: what else can be known about a node.
+    `draft`: what has grown so far. `most`: nodes it may have. `ask`: what else can be known about a node. `judge`:
+    what to make of the sources' candidates.
     """
 
     def __init__(
-        self, sources: Sequence[SourceRows], estimate: Estimate, most: int, leaves: int, ask: Ask | None = None
+        self,
+        sources: Sequence[SourceRows],
+        estimate: Estimate,
+        most: int,
+        leaves: int,
+        ask: Ask | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
-        self._estimate, self._ask = estimate, ask
+        self._estimate, self._ask, self._judge = estimate, ask, judge
+        self._newest = sources[0].newest if sources else NOTHING
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
@@ -143,12 +154,29 @@ class Growth:
 
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate)
+        if self._judge is not None and proposal.merged:
+            self._correct(self._judge, node, proposal)
         if self._ask is not None and len(self.draft.tree) < self.most:
             self._add_asked(self._ask, node, joint, depth, proposal)
         for token, (probability, source, below) in proposal.merged.items():
             if joint * probability >= LEAST_PROBABILITY:
                 self._arrivals += 1
                 heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
+
+    def _correct(self, judge: Judge, node: int, proposal: Proposal) -> None:
+        merged = proposal.merged
+        proposal.judged = judge(self._behind(node), merged)
+        for token, probability, _ in proposal.judged:
+            _, source, below = merged[token]
+            merged[token] = (probability, source, below)
+
+    def _behind(self, node: int) -> Behind:
+        """The last two tokens of the path to a node."""
+        if node == ROOT:
+            return self._newest
+        tree = self.draft.tree
+        parent = tree.parent[node]
+        return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
     def _add_asked(self, ask: Ask, node: int, joint: float, depth: int, proposal: Proposal) -> None:
         merged = proposal.merged
@@ -169,13 +197,14 @@ def draft(
     limit: int,
     leaves: int,
     ask: Ask | None = None,
+    judge: Judge | None = None,
 ) -> Draft:
     """Grow a tree of at most `limit` nodes and `leaves` leaves.
 
     `worth` is asked before each addition with the joint probability of the best open candidate; candidates come in
     falling order, so the first no ends the growth.
     """
-    growth = Growth(sources, estimate, limit, leaves, ask)
+    growth = Growth(sources, estimate, limit, leaves, ask, judge)
     while (best := growth.best) and worth(best):
         growth.grow()
     return growth.draft

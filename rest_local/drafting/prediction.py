@@ -46,7 +46,7 @@ class Prediction:
         """Whether the answer went along with the prediction when last compared, and there is more of it."""
         return self._run >= START and self._at < len(self._tokens)
 
-    def rows(self, context: Int32, depth: int) -> Rows:
+    def rows(self, context: Sequence[int], depth: int) -> Rows:
         """Up to WIDEST continuations after `context` (newest last). 10 us while it follows, 50 us while it is lost."""
         if not len(self._tokens):
             return Rows.empty(depth)
@@ -75,10 +75,12 @@ class Prediction:
         if agreed == len(said):
             self._run += agreed
         else:
-            self._parted, self._run = self._at, 0
+            if self._run + agreed >= SURE:  # a place taken on fewer tokens was a guess, and is not where it was left
+                self._parted = self._at
+            self._run = 0
         pending.clear()
 
-    def _near(self, context: Int32) -> list[tuple[int, int]]:
+    def _near(self, context: Sequence[int]) -> list[tuple[int, int]]:
         """(place, match) near the parting, longest match first and then nearest; empty where no token agrees."""
         first = max(self._parted - BEHIND, 0)
         window = self._tokens[first : self._parted + AHEAD]
@@ -96,7 +98,7 @@ class Prediction:
         best = np.lexsort((distance, -match))[:WIDEST]
         return [(first + int(at[i]), int(match[i])) for i in best if match[i] == match[best[0]]]
 
-    def _anywhere(self, context: Int32) -> list[tuple[int, int]]:
+    def _anywhere(self, context: Sequence[int]) -> list[tuple[int, int]]:
         """The same over the whole prediction, for at least SURE tokens of match."""
         if self._everywhere is None:
             self._everywhere = Segment.of([self._tokens], MAX_VOCABULARY)

@@ -7,14 +7,11 @@ costs speed only: it can never change a token (RELIABILITY: every handled fault 
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Container, Sequence
-from struct import pack
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.candidates import NOTHING, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.prediction import Prediction
 from rest_local.errors import DatastoreError
@@ -49,7 +46,7 @@ class Lookup(Protocol):
 class Searchable(Protocol):
     """Text of others: a `Datastore`, a `History`, or a `GrowingText` of recorded answers."""
 
-    def rows(self, context: NDArray[np.integer], limit: int, depth: int) -> Rows: ...
+    def rows(self, context: Sequence[int], limit: int, depth: int) -> Rows: ...
 
 
 class Sources:
@@ -83,8 +80,7 @@ class Sources:
         self._history = None if history in self._aside else history
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """The sequence is now exactly `tokens`; what it shares with the last one is kept."""
-        self._prediction = None
+        """The sequence is now exactly `tokens`; what it shares with the last one is kept, and what is expected next."""
         if not self._whole:
             self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
             self._whole = True
@@ -97,22 +93,25 @@ class Sources:
             del self._tokens[same:]
             del self._bytes[4 * same :]
             self._whole = True
-        self.extend(tokens[same:])
+        self._append(tokens[same:])
         if self.follower:
             self.follower.restart(self._tokens, same)
 
     def predict(self, tokens: Sequence[int]) -> None:
-        """What is expected to follow the sequence as it is now; until the next `restart`."""
+        """What is expected to follow the sequence as it is now, in place of what was expected before."""
         self._prediction = Prediction(tokens) if len(tokens) else None
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens that were confirmed."""
+        self._append(tokens)
+        if self._prediction:
+            self._prediction.extend(tokens)
+
+    def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
             self._whole = False
             self._tokens.extend(tokens)
-            self._bytes += pack(f"<{len(tokens)}i", *tokens)
-            if self._prediction:
-                self._prediction.extend(tokens)
+            self._bytes += array("i", tokens)
             self._whole = True
 
     def repeats(self) -> bool:
@@ -132,7 +131,7 @@ class Sources:
         `limit`: most rows of a store, None for what suits its source; `depth`: tokens of a row, at most 64; `only`: the
         sources to ask.
         """
-        context = np.array(self._tokens[-CONTEXT_TOKENS:], np.int32)
+        context = self._tokens[-CONTEXT_TOKENS:]
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
@@ -144,17 +143,20 @@ class Sources:
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        return [SourceRows(SOURCE_NUMBER[source], rows, store) for source, rows, store in found if len(rows)]
+        before, last = [*NOTHING, *self._tokens[-2:]][-2:]
+        return [
+            SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
+        ]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""
         if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
             self._whole = False
-            self._growing.extend(np.array(self._tokens[self._indexed :], np.int32))
+            self._growing.extend(self._tokens[self._indexed :])
             self._indexed = len(self._tokens)
             self._whole = True
 
-    def _ask(self, store: Searchable, context: NDArray[np.int32], limit: int, depth: int) -> Rows:
+    def _ask(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:
         try:
             rows = store.rows(context, limit, depth)
         except (DatastoreError, OSError, ValueError) as error:

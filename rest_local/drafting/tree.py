@@ -41,6 +41,13 @@ class DraftTree:
             node = self.parent[node]
         return tokens[::-1]
 
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that stands for `token`."""
+        for child in self.children_of(node):
+            if self.token[child] == token:
+                return child
+        return None
+
     def can_add(self, parent: int) -> bool:
         """A second child makes a new leaf, and leaves are bounded by the sequence ids of a slot."""
         return self.n_leaves < self.max_leaves or (parent != ROOT and not self.children[parent])
@@ -77,30 +84,31 @@ class DraftTree:
             children.count([]),
         )
 
-    def layout(self, n_ids: int) -> Layout:
-        """Order the nodes for a batch with `n_ids` >= `n_leaves` sequence ids to give out. About 1 us a node."""
+    def layout(self) -> Layout:
+        """Order the nodes for a batch. About 1 us a node, but for a chain."""
+        if self.n_leaves == 1:
+            n = len(self.token)
+            return Layout(list(range(n)), [0] * n, [1] * n)
         order: list[int] = []
         stack = self.root_children[::-1]
         children = self.children
+        low = [0] * len(children)
+        count = [0] * len(children)
+        leaf = 0
         while stack:
             node = stack.pop()
             order.append(node)
-            stack.extend(reversed(children[node]))
-        spare = n_ids - self.n_leaves  # unused ids ride along with the first branch
-        low = [0] * len(order)
-        count = [0] * len(order)
-        leaf = 0
-        for node in order:
-            if not children[node]:
-                low[node] = leaf
-                count[node] = 1 + (spare if leaf == 0 else 0)
-                leaf += count[node]
+            low[node] = leaf  # depth first: the next leaf is the first one below
+            if own := children[node]:
+                stack += own[::-1]
+            else:
+                count[node] = 1
+                leaf += 1
         parent = self.parent
-        for node in range(len(order) - 1, -1, -1):  # children have higher numbers: this is bottom up
-            if children[node]:
-                low[node] = low[children[node][0]]  # depth first: the first child has the first ids
-            if parent[node] != ROOT:
-                count[parent[node]] += count[node]
+        for node in range(len(order) - 1, 0, -1):  # children have higher numbers: this is bottom up
+            above = parent[node]
+            if above != ROOT:
+                count[above] += count[node]
         return Layout(order, low, count)
 
 

@@ -33,11 +33,15 @@ def abort_all() -> bool:
 
 
 class Breaker:
-    """One context's. A `with` block is a decode: `abort` acts only inside one, so nothing is left over for the next.
+    """One context's. A `with` block is a decode. `number`, set by the thread that decodes before it does, says what the
+    decode is for, so that an abort that comes late hits nobody else; 0: nothing that could be named.
 
-    Entering raises ServiceClosed in a thread that was stopped (`rest_local.llama.stop`)."""
+    Entering raises ServiceClosed in a thread that was stopped (`rest_local.llama.stop`).
+    """
 
     def __init__(self, context: int) -> None:
+        self.number = 0
+        self._unwanted = 0
         self._flag = (ctypes.c_char * 2)()
         self._lock = threading.Lock()
         self._running = False
@@ -45,13 +49,17 @@ class Breaker:
         with _open_lock:
             _open.add(self)
 
-    def abort(self) -> bool:
-        """From any thread. False where no decode is running."""
+    def abort(self, number: int | None = None) -> bool:
+        """From any thread: the decode that is running, if any; with `number` every decode of that
+        number, the one that is running and those to come, and no other. False where none is running that is meant.
+        """
         with self._lock:
-            if self._running:
-                library.mute()
-                self._flag[0] = b"\1"
-            return self._running
+            if number is not None:
+                self._unwanted = number
+            meant = self._running and number in (None, self.number)
+            if meant:
+                self._break_off()
+            return meant
 
     def close(self) -> None:
         """The context is about to be freed."""
@@ -63,12 +71,18 @@ class Breaker:
         with self._lock:
             self._proceed()
             self._running = True
+            if self.number and self.number == self._unwanted:
+                self._break_off()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._running = False  # without the lock: an interrupt while waiting for it would leave this set
         self._proceed()
+
+    def _break_off(self) -> None:
+        library.mute()
+        self._flag[0] = b"\1"
 
     def _proceed(self) -> None:
         if self._flag[0] != b"\0":

@@ -119,9 +119,12 @@ class Sampler:
         self._check_open()
         if not 0 <= token < self.vocabulary.size:
             raise ValueError(f"token {token} is outside the vocabulary of {self.vocabulary.size} tokens")
-        with in_time():
-            if not self.constraint.grammar_allows(token):
-                raise ValueError(f"token {token} is not allowed by the grammar here")
+        if self.constraint.has_grammar:
+            with in_time():
+                if not self.constraint.grammar_allows(token):
+                    raise ValueError(f"token {token} is not allowed by the grammar here")
+                self.constraint.advance(token)
+        else:
             self.constraint.advance(token)
         if self._shape is not None:
             llama_cpp.llama_sampler_accept(self._shape, token)

@@ -27,6 +27,7 @@ from rest_local.planning.account import Account
 from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import Situation, StepCost
 from rest_local.planning.questions import LEAST_GAIN, Questions, Trust
+from rest_local.planning.wording import Wording
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
@@ -98,8 +99,8 @@ class Plan:
 
 
 class Auto:
-    """Owns the acceptance estimates and the account, and refines the cost curve. Its forks, one for each request, share
-    all but the account. Not thread safe.
+    """Owns the acceptance estimates, what corrects them, and the account, and refines the cost curve. Its forks, one
+    for each request, share all but the account. Not thread safe.
 
     With other requests in the same forward pass, a plain step's price is their share of it, a draft's is what it adds
     to it. The sum over the requests is then the time that all of them lost or won.
@@ -111,6 +112,7 @@ class Auto:
     def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
         self.acceptance = Acceptance()
+        self.wording = Wording()
         self.driver = Driver()
         self.account = Account()
         self.has_draft_model = False
@@ -153,7 +155,11 @@ class Auto:
             self._rests -= 1
             self._unearned += 1
             return Draft(DraftTree())
-        if at.limit < 1 or not self.looks_up(at.n_ctx, sources.repeats):
+        if at.limit < 1:  # nobody may draft, beside a part of a prompt say: not that there was nothing to be found
+            self._unearned += 1
+            self._resting = self._unearned % (1 + REST_STEPS) > 0  # where it is always so, keep books as seldom
+            return Draft(DraftTree())
+        if not self.looks_up(at.n_ctx, sources.repeats):
             self._rests = REST_STEPS
             return Draft(DraftTree())
         begun = time.perf_counter()
@@ -161,11 +167,12 @@ class Auto:
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
         ask = self._questions(sources.follower, plan, at.n_ctx) if sources.follower else None
+        judge = self.wording.judge
         if at.beside:
-            growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask)
+            growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask, judge)
             result, result.growth = growth.draft, growth
         else:
-            result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves, ask)
+            result = draft(found, self.acceptance.estimate, plan.worth, at.limit, at.leaves, ask, judge)
             result.tree = result.tree.cut(plan.best)
         result.lookup_us = lookup_us
         return result
@@ -200,7 +207,9 @@ class Auto:
         if self._resting:
             return
         self.acceptance.learn(drafted.outcomes(tokens))
-        self.trust.learn(drafted.hits(tokens))
+        self.wording.learn(drafted.judgements(tokens))
+        if done.asked_ms:
+            self.trust.learn(drafted.hits(tokens))
         self.book(done)
 
     def book(self, done: StepCost) -> None:
@@ -209,8 +218,8 @@ class Auto:
         if done.leads:
             n_tokens = 1 + done.n_nodes + done.beside + done.nodes_beside
             self.curve.observe(n_tokens, done.n_ctx, done.decode_ms)
+            self._prices.grow_old()  # with the pass, not with everyone in it
         self.driver.learn_step(done.n_nodes, done.driver_ms)
-        self._prices.grow_old()
         if done.lookup_ms is not None:
             self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))
             self.driver.learn_lookup(done.lookup_ms)

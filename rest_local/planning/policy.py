@@ -8,8 +8,7 @@ module each: `off`, `auto`, `rest`, `sam`, `respec`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 NEWEST = 3  # tokens whose entropies are kept: ReSpec's trigger looks no further back
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """What a policy may know before a step."""
 
     n_ctx: int  # tokens in the cells: what attention has to pass over
@@ -31,8 +29,7 @@ class Situation:
     beside: int = 0  # roots of other requests in the same forward pass
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(NamedTuple):
     """What one step did for one request, and took. `lookup_ms`, to ask the sources and grow the tree, is None where
     nobody was asked; `driver_ms` leaves it and the decode out. `decode_ms` is that of the whole forward pass, which
     also held `beside` roots and `nodes_beside` drafted tokens of other requests; of those who share it, one `leads`:

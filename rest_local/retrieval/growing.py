@@ -11,15 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.retrieval.packing import MAX_VOCABULARY, newest_of, packed, width_of
+from rest_local.retrieval.places import CellRows, Places
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Int64Array, Rows, check_shape
 from rest_local.retrieval.segment import Segment
 
 TAIL = 2048
 """Tokens searched by brute force: comparing them with the newest token takes about a microsecond."""
 
+_FEW = 64  # tokens are added one by one: numpy's ways took 25 us behind a forward pass for the two of a step, these 3
 _MANY = 8  # times as many places of the newest token as rows are wanted are compared at once, without sieving
 
 _END = -1  # no text here (yet), or the end of a document
+_NOTHING = -2  # in no cell
 _FRONT = MAX_MATCH  # cells before the text, so that looking back from the first token needs no test
 
 
@@ -37,6 +40,8 @@ class GrowingText:
         self._length = 0
         self._segments: list[tuple[int, Segment]] = []  # (end in the text, segment); each starts where the last ends
         self._cells: Int32Array = np.full(_FRONT + 4096 + MAX_DEPTH, _END, np.int32)
+        self._cell = self._cells.data  # the same
+        self._places = Places()  # of the tokens in the tail, but for the last
 
     def __len__(self) -> int:
         return self._length
@@ -48,12 +53,18 @@ class GrowingText:
 
     def extend(self, tokens: npt.ArrayLike) -> None:
         """Adds tokens at the end. Amortised O(log n) a token; a tail that is full is sorted at once."""
+        if isinstance(tokens, list) and len(tokens) < _FEW and self._reach + len(tokens) <= len(self._cells):
+            for place, token in enumerate(tokens, _FRONT + self._length):
+                self._cell[place] = token if 0 <= token < self._vocab_size else _END
+            self._length += len(tokens)
+            self._fold()
+            return
         added = np.asarray(tokens, np.int32).reshape(-1)
         end = self._length + len(added)
-        if _FRONT + end + MAX_DEPTH > len(self._cells):
+        if self._reach + len(added) > len(self._cells):
             cells = np.full(_FRONT + 2 * end + MAX_DEPTH, _END, np.int32)
             cells[: _FRONT + self._length] = self._cells[: _FRONT + self._length]
-            self._cells = cells
+            self._cells, self._cell = cells, cells.data
         if len(added) and (added.min() < 0 or added.max() >= self._vocab_size):
             added = np.where((added >= 0) & (added < self._vocab_size), added, _END)
         self._cells[_FRONT + self._length : _FRONT + end] = added
@@ -68,6 +79,7 @@ class GrowingText:
             self._segments.pop()
         self._cells[_FRONT + length : _FRONT + self._length] = _END
         self._length = length
+        self._places = Places()
         self._fold()
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
@@ -79,10 +91,23 @@ class GrowingText:
         newest = newest_of(context, self._vocab_size)
         if not newest or not self._length:
             return Rows.empty(depth)
-        positions, match = self._tail_rows(newest, limit)
+        begin, end = _FRONT + self._folded, _FRONT + self._length - 1
+        found = self._places.best(self._cell, begin, end, newest, limit)
+        if found is not None and not self._segments:
+            return CellRows(self._cell, _FRONT, found, depth, self._vocab_size)
+        if found is None:
+            positions, match = self._tail_rows(newest, limit)
+        else:
+            positions = np.array([place - (_FRONT - 1) for _, place in found], np.int64)
+            match = np.array([match for match, _ in found], np.int32)
         if self._segments:
             positions, match = self._with_segments(positions, match, packed(newest, self._width), limit)
         return Rows(self._following(positions, depth), match, positions, limit=self._vocab_size)
+
+    @property
+    def _reach(self) -> int:
+        """Cells that have to be there."""
+        return _FRONT + self._length + MAX_DEPTH
 
     @property
     def _folded(self) -> int:
@@ -105,24 +130,23 @@ class GrowingText:
     def _tail_rows(self, newest: list[int], limit: int) -> tuple[Int64Array, Int32Array]:
         """The best matches in the tail. newest: the context, newest first, 1..MAX_MATCH tokens."""
         cells, begin = self._cells, _FRONT + self._folded
-        at = (cells[begin : _FRONT + self._length - 1] == newest[0]).nonzero()[0][::-1] + begin  # newer text first
+        at = (cells[begin : _FRONT + self._length - 1] == newest[0]).nonzero()[0]  # from `begin` on
         for back in range(1, len(newest)):
             if len(at) <= _MANY * limit:
                 break
-            closer = at[cells[at - back] == newest[back]]
+            closer = at[cells[at + (begin - back)] == newest[back]]
             if len(closer) < limit:  # the others are needed to fill up
                 break
             at = closer
         if not len(at):
             return np.empty(0, np.int64), np.empty(0, np.int32)
-        size = 4 * len(newest)
-        windows = np.ndarray(len(cells) - len(newest) + 1, f"V{size}", cells, 0, (4,))[at - (len(newest) - 1)]
-        before = np.ndarray((len(at), len(newest)), np.int32, windows, size - 4, (size, -4))
-        same = np.zeros((len(at), len(newest) + 1), np.bool_)
-        np.equal(before, newest, out=same[:, :-1])
-        match = same.argmin(axis=1)
-        best = (-match).argsort(kind="stable")[:limit]
-        return at[best] - (_FRONT - 1), match[best].astype(np.int32)
+        sought = np.array([*newest, _NOTHING], np.int32)
+        size = 4 * len(sought)
+        windows = np.ndarray(len(cells) - begin, f"V{size}", cells, 4 * (begin - len(newest)), (4,))[at]
+        before = np.ndarray((len(at), len(sought)), np.int32, windows, size - 4, (size, -4))
+        match = (before != sought).argmax(axis=1)
+        best = match.argsort(kind="stable")[: -limit - 1 : -1]  # newer text first among equals
+        return at[best] + (begin - _FRONT + 1), match[best].astype(np.int32)
 
     def _with_segments(
         self, positions: Int64Array, match: Int32Array, key: bytes, limit: int

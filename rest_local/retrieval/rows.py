@@ -78,6 +78,11 @@ class Rows:
             self._continuations = tokens
         return self._continuations
 
+    def matches(self) -> list[int]:
+        """`match` as a list."""
+        matches: list[int] = self.match.tolist()
+        return matches
+
     def column(self, depth: int) -> list[int]:
         """The token of every row at `depth`, -1 where the document ends there. About 2 us.
 

@@ -34,12 +34,18 @@ LOG = "rest_local.log"
 
 @dataclass
 class Part:
-    """What one piece adds to an answer."""
+    """What was said since the last one: what an event adds to an answer."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     origins: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # how many of the tokens in `origins` each forward pass gave
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the page reads: the field `rest_local` of an event, or nothing."""
+        return {"rest_local": {"tokens": self.origins, "steps": self.steps}} if self.origins else {}
 
     def __bool__(self) -> bool:
         return bool(self.text or self.tokens or self.logprobs or self.origins)
@@ -62,30 +68,38 @@ class Choice:
         self._texts = Detokenizer(engine.model.vocabulary.piece) if steps and tells else None
 
     @property
+    def may_end(self) -> bool:
+        """Whether the text has to be read while it comes, since it may be complete although the model would go on."""
+        return self._indentation.cuts or self._limit.cuts
+
+    @property
     def ended(self) -> bool:
         """Whether the answer is complete although the model would go on."""
         return self._indentation.ended or self._limit.passed
 
-    def feed(self, piece: Piece) -> Part:
-        """What can be sent now."""
-        told = []
-        if self._texts is not None:
-            told = origins([self._texts.feed(token) for token in piece.tokens], piece)
-        self._held.tokens += piece.tokens
-        self._held.logprobs += piece.logprobs
-        text = self._limit.feed(self._indentation.feed(piece.text))
-        return self._part(self._gathered.feed(text), self._group, told)
+    def feed(self, pieces: Sequence[Piece]) -> Part:
+        """What can be sent now; the pieces came together."""
+        part = Part()
+        for piece in pieces:
+            part.text += piece.text
+            self._held.tokens += piece.tokens
+            self._held.logprobs += piece.logprobs
+            if self._texts is not None and piece.tokens:
+                part.origins += origins([self._texts.feed(token) for token in piece.tokens], piece)
+                part.steps.append(len(piece.tokens))
+        part.text = self._gathered.feed(self._limit.feed(self._indentation.feed(part.text)))
+        return self._let_go(part, self._group)
 
     def finish(self) -> Part:
         """What was held back."""
-        text = self._gathered.feed(self._indentation.finish()) + self._gathered.finish()
-        return self._part(text, 1, [])
+        return self._let_go(Part(self._gathered.feed(self._indentation.finish()) + self._gathered.finish()), 1)
 
-    def _part(self, text: str, group: int, told: list[dict[str, Any]]) -> Part:
+    def _let_go(self, part: Part, group: int) -> Part:
+        """Adds whole groups of what is held to the part, and the part to the answer."""
         held = self._held
         tokens = len(held.tokens) - len(held.tokens) % group
         entries = len(held.logprobs) - len(held.logprobs) % group
-        part = Part(text, held.tokens[:tokens], held.logprobs[:entries], told)
+        part.tokens, part.logprobs = held.tokens[:tokens], held.logprobs[:entries]
         self._held = Part("", held.tokens[tokens:], held.logprobs[entries:])
         self.text += part.text
         self.tokens += part.tokens
@@ -153,28 +167,39 @@ class Answering:
         if self.body.stream:
             return EventStream(self._running, self._events(request))
         async with self._running.attended(request.receive):
-            async for _ in self._events(request):
-                pass
+            async for news in self._running.pieces(meanwhile=any(choice.may_end for choice in self.choices)):
+                for number, pieces in news:
+                    self._add(number, pieces)
+        self._note(request)
         return json_response(self.whole())
 
     async def _events(self, request: HttpRequest) -> AsyncIterator[bytes]:
-        for event in self.begin():
-            yield event
-        async for number, piece in self._running.pieces():
-            choice = self.choices[number]
-            part = choice.finish() if piece is None else choice.feed(piece)
-            if part:
-                for event in self.advance(number, part):
-                    yield event
-            if piece is None:
-                self.remaining -= 1
-                for event in self.complete(number):
-                    yield event
-            elif choice.ended:
-                self._running.stop(number)
-        self._note(request)
-        for event in self.end():
-            yield event
+        """Events of one moment in one part, as they are sent."""
+        if begin := self.begin():
+            yield b"".join(begin)
+        async for news in self._running.pieces():
+            events: list[bytes] = []
+            for number, pieces in news:
+                if part := self._add(number, pieces):
+                    events += self.advance(number, part)
+                if pieces is None:
+                    events += self.complete(number)
+            if not self.remaining:
+                self._note(request)
+                events += self.end()
+            if events:
+                yield b"".join(events)
+
+    def _add(self, number: int, pieces: Sequence[Piece] | None) -> Part:
+        """What pieces, or the end, add to an answer."""
+        choice = self.choices[number]
+        if pieces is None:
+            self.remaining -= 1
+            return choice.finish()
+        part = choice.feed(pieces)
+        if choice.ended:
+            self._running.stop(number)
+        return part
 
     def _note(self, request: HttpRequest) -> None:
         """Counts for the log: nothing of what was said."""

@@ -86,18 +86,19 @@ def native_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) ->
 
 
 def completion_logprobs(
-    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs], offset: int, prompt: Sequence[int] = ()
+    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs], offset: int, first: int | None = None
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion. `offset`: characters of the answer before the first entry; `prompt`: tokens
-    that are echoed before them, whose probabilities nobody computed: null, as OpenAI gives for the first.
+    """`choices[].logprobs` of a completion. `offset`: characters of the answer before the first entry; `first`: a token
+    before them that nothing comes before, the first one of a prompt: null, as OpenAI gives for it.
     """
-    pieces = [vocabulary.piece(token) for token in (*prompt, *(entry.token for entry in entries))]
+    unknown: list[None] = [] if first is None else [None]
+    ids = [*([] if first is None else [first]), *(entry.token for entry in entries)]
+    pieces = [vocabulary.piece(token) for token in ids]
     texts = [piece.decode("utf-8", "replace") for piece in pieces]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
-    unknown: list[None] = [None] * len(prompt)
     tops = [{vocabulary.piece(t).decode("utf-8", "replace"): p for t, p in entry.top} for entry in entries]
     return {
         "tokens": texts,

@@ -21,7 +21,7 @@ from rest_local.server import bodies, datastores, model_info
 from rest_local.server.access import AccessLog
 from rest_local.server.chat import chat_completions
 from rest_local.server.completions import completions
-from rest_local.server.embeddings import embeddings
+from rest_local.server.embeddings import embeddings, rerank
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.metrics import metrics
 from rest_local.server.native import completion, infill
@@ -36,6 +36,7 @@ _CALLS: tuple[tuple[Call, Endpoint], ...] = (
     (Call("POST", "/v1/chat/completions", "A chat", bodies.ChatBody, streams=True), chat_completions),
     (Call("POST", "/v1/completions", "Text is continued", bodies.CompletionBody, streams=True), completions),
     (Call("POST", "/v1/embeddings", "Texts as vectors", bodies.EmbeddingBody), embeddings),
+    (Call("POST", "/v1/rerank", "Not served: 501"), rerank),
     (Call("GET", "/v1/models", "The model's names"), model_info.models),
     (Call("GET", "/v1/models/{name}", "One of them"), model_info.model),
     (Call("POST", "/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
@@ -58,6 +59,9 @@ _OTHER_NAMES = {
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
+    "/rerank": "/v1/rerank",
+    "/reranking": "/v1/rerank",
+    "/v1/reranking": "/v1/rerank",
     "/v1/health": "/health",
 }
 

@@ -102,15 +102,13 @@ class ChatAnswer(Answering):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._id, self._created = new_id("chatcmpl"), int(time.time())
-        self._deltas: list[list[Delta]] = [[] for _ in self.choices]
 
     def begin(self) -> list[bytes]:
         return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self.choices))]
 
     def advance(self, number: int, part: Part) -> list[bytes]:
         deltas = self.parsers[number].feed(part.text)
-        self._deltas[number] += deltas
-        more: dict[str, Any] = {"rest_local": {"tokens": part.origins}} if part.origins else {}
+        more = part.told
         if not part.logprobs and not more:
             return [self._chunk(number, _openai(delta)) for delta in deltas]
         logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None
@@ -120,7 +118,6 @@ class ChatAnswer(Answering):
 
     def complete(self, number: int) -> list[bytes]:
         deltas = self.parsers[number].finish(cut=self.finish_reason(number) == "length")
-        self._deltas[number] += deltas
         more: dict[str, Any] = {}
         if not self._asked_usage and not self.remaining:
             more = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
@@ -136,6 +133,10 @@ class ChatAnswer(Answering):
         return [event(self._head("chat.completion.chunk") | {"choices": []} | counts), DONE]
 
     def whole(self) -> dict[str, Any]:
+        said = [
+            [*parser.feed(choice.text), *parser.finish(cut=self.finish_reason(number) == "length")]
+            for number, (parser, choice) in enumerate(zip(self.parsers, self.choices, strict=True))
+        ]
         choices = [
             {
                 "index": number,
@@ -143,7 +144,7 @@ class ChatAnswer(Answering):
                 "logprobs": self._logprobs(number),
                 "finish_reason": self._finish_reason(number),
             }
-            for number, deltas in enumerate(self._deltas)
+            for number, deltas in enumerate(said)
         ]
         counts = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         return self._head("chat.completion") | {"choices": choices} | counts

@@ -9,7 +9,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
+from rest_local.decoding.scoring import Scorer
 from rest_local.server.answering import Answering, Part, submitted
 from rest_local.server.answers import completion_logprobs, new_id, timings, usage
 from rest_local.server.bodies import MAX_PROMPTS, CompletionBody
@@ -19,7 +21,7 @@ from rest_local.server.parsing import parse
 from rest_local.server.prompts import infill_tokens, plain_prompts, prompt_text
 from rest_local.server.requests import request_of
 from rest_local.server.running import DONE, event
-from rest_local.server.state import state_of
+from rest_local.server.state import State, state_of
 
 
 async def completions(request: HttpRequest) -> Response:
@@ -30,10 +32,13 @@ async def completions(request: HttpRequest) -> Response:
     model = state.check_model(body.model)
     n = body.n or 1
     prompts: list[list[int]] = []
+    scores: list[list[TokenLogprobs]] = []
 
     def prepare() -> list[Request]:
         prompts.extend(_prompts(engine, body, n))
         grammar = grammar_of(body)
+        if body.echo and (top := _wanted_logprobs(body)) is not None:
+            scores.extend(_scores(state, prompt, top) for prompt in prompts)
         return [
             request_of(engine, body, prompt, logprobs=_wanted_logprobs(body), grammar=grammar, choice=choice)
             for prompt in prompts
@@ -42,7 +47,7 @@ async def completions(request: HttpRequest) -> Response:
 
     running = await submitted(service, prepare)
     answer = CompletionAnswer(state, engine, body, running, model=model, per_prompt=n)
-    answer.prompts = prompts
+    answer.prompts, answer.scores = prompts, scores
     return await answer.respond(request)
 
 
@@ -60,11 +65,24 @@ def _wanted_logprobs(body: CompletionBody) -> int | None:
     return body.logprobs
 
 
+def _scores(state: State, prompt: list[int], top: int) -> list[TokenLogprobs]:
+    """How likely the prompt's own tokens are, behind the first. In a thread of its own; between two parts of the prompt
+    the engine does what others wait for."""
+    service, _ = state.loaded()
+
+    def opened(engine: Engine) -> Scorer:
+        state.scorer = state.scorer or Scorer(engine)  # its memory is spent only where somebody asks
+        return state.scorer
+
+    return service.run(opened).score(prompt, top, lambda part: service.run(lambda engine: part()))
+
+
 class CompletionAnswer(Answering):
     """Answers as text."""
 
     body: CompletionBody
     prompts: list[list[int]]
+    scores: list[list[TokenLogprobs]]  # by prompt, where they are echoed with log-probabilities
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -83,8 +101,7 @@ class CompletionAnswer(Answering):
         if part.logprobs:
             logprobs = completion_logprobs(self.engine.model.vocabulary, part.logprobs, self._sent[number])
         self._sent[number] += len(part.text)
-        more: dict[str, Any] = {"rest_local": {"tokens": part.origins}} if part.origins else {}
-        return [self._chunk(number, part.text, logprobs, **more)]
+        return [self._chunk(number, part.text, logprobs, **part.told)]
 
     def complete(self, number: int) -> list[bytes]:
         more: dict[str, Any] = {}
@@ -131,13 +148,19 @@ class CompletionAnswer(Answering):
         self._sent[number] = len(self._echo(number))
         if _wanted_logprobs(self.body) is None:
             return None
-        return completion_logprobs(self.engine.model.vocabulary, (), 0, self._prompt(number))
+        return completion_logprobs(self.engine.model.vocabulary, self._scored(number), 0, self._prompt(number)[0])
 
     def _logprobs(self, number: int) -> dict[str, Any] | None:
         if _wanted_logprobs(self.body) is None:
             return None
-        echoed = self._prompt(number) if self.body.echo else ()
-        return completion_logprobs(self.engine.model.vocabulary, self.choices[number].logprobs, 0, echoed)
+        said = self.choices[number].logprobs
+        if not self.body.echo:
+            return completion_logprobs(self.engine.model.vocabulary, said, 0)
+        entries = [*self._scored(number), *said]
+        return completion_logprobs(self.engine.model.vocabulary, entries, 0, self._prompt(number)[0])
+
+    def _scored(self, number: int) -> list[TokenLogprobs]:
+        return self.scores[number // self.per_prompt]
 
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "object": "text_completion", "created": self._created, "model": self.model}

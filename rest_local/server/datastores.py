@@ -97,7 +97,7 @@ def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
         fresh = _opened(engine, old, also)
 
         def change(engine: Engine) -> None:  # in its thread: no lookup is under way
-            engine.datastores = fresh
+            engine.use(fresh)
             _close(old, fresh)
 
         try:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, where the model makes vectors; 501 where it does not."""
+"""POST /v1/embeddings, where the model makes vectors; 501 where it does not. POST /v1/rerank: 501."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ async def embeddings(request: HttpRequest) -> Response:
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
     return json_response({"object": "list", "model": model, "data": data, "usage": usage})
+
+
+async def rerank(request: HttpRequest) -> Response:
+    """As llama-server answers for a model that scores no documents; no such model is served here."""
+    raise ApiError(501, "documents are not reranked here; ask a server of a reranking model", code="no_reranking")
 
 
 def _vectors(state: State, body: EmbeddingBody) -> tuple[list[list[int]], list[NDArray[np.float32]]]:

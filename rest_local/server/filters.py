@@ -20,6 +20,7 @@ class Indentation:
 
     def __init__(self, least: int) -> None:
         self._least = least
+        self.cuts = least > 0
         self._blanks: str | None = None  # of a line behind the first, until it is indented enough
         self.ended = False
 
@@ -55,6 +56,7 @@ class TimeLimit:
 
     def __init__(self, milliseconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = milliseconds / 1e3 if milliseconds and milliseconds > 0 else None
+        self.cuts = self._seconds is not None
         self._clock = clock
         self._begun: float | None = None
         self.passed = False

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts that were evaluated."),
-    "prompt_seconds": ("prompt_seconds", "Time that evaluating prompts took."),
+    "prompt_seconds": (
+        "prompt_seconds",
+        "Time that evaluating prompts took; of a pass that others share, by its tokens.",
+    ),
     "tokens_predicted": ("predicted_tokens", "Tokens generated."),
-    "tokens_predicted_seconds": ("predicted_seconds", "Time that generating took."),
+    "tokens_predicted_seconds": ("predicted_seconds", "Time that generating took, likewise."),
     "n_decode": ("steps", "Calls of llama_decode that generated."),
     "spec_decode_num_drafts": ("drafts", "Drafts submitted."),
     "spec_decode_num_draft_tokens": ("drafted", "Drafted tokens submitted."),

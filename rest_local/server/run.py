@@ -23,6 +23,7 @@ from rest_local.errors import RestLocalError
 from rest_local.llama.stop import Stop
 from rest_local.server.access import JsonLines
 from rest_local.server.app import create_app
+from rest_local.server.connection import TimedProtocol
 from rest_local.server.datastores import reopen
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
@@ -98,7 +99,7 @@ class Serving:
         self._stop = Stop()  # of loading
         config = uvicorn.Config(
             create_app(self.state),
-            http="h11",  # bounds a request's head; httptools reads headers of any size
+            http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -158,12 +159,13 @@ class Serving:
         self.loaded.set()
 
     def _close(self) -> None:
-        service, engine, embedder = self.state.service, self.state.engine, self.state.embedder
+        service, engine = self.state.service, self.state.engine
         self.state.service = None
         if service is not None:
             service.close()
-        if embedder is not None:
-            embedder.close()
+        for beside in (self.state.embedder, self.state.scorer):
+            if beside is not None:
+                beside.close()
         if engine is not None:
             engine.close()
 

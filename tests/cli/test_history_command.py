@@ -13,6 +13,7 @@ import pytest
 from fake_cli_engine import FakeEngine
 
 from rest_local.decoding.earlier import acceptance_path
+from rest_local.errors import DatastoreLocked
 from rest_local.retrieval import History, VocabularyId, history_home, list_histories
 
 Call = Callable[..., Any]
@@ -80,6 +81,27 @@ def test_forget_all(call: Call, two: Path) -> None:
     assert json.loads(call("history", "forget", "--all", "--yes", "--json").out) == {"forgotten": ["big-2", "toy-1"]}
     assert list(two.iterdir()) == []
     assert call("history", "forget", "--all").out == "no answers are kept\n"
+
+
+def test_forget_all_says_what_is_gone_where_the_next_cannot_be(
+    call: Call, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rest_local.retrieval import histories
+
+    remove = histories.remove
+
+    def only_big(path: Path, wait_s: float) -> None:
+        if path.name == "toy-1":
+            raise DatastoreLocked(path, "process 1")
+        remove(path, wait_s)
+
+    monkeypatch.setattr(histories, "remove", only_big)
+    done = call("history", "forget", "--all", "--yes", "--json")
+    assert done.code == 1
+    assert json.loads(done.out) == {"forgotten": ["big-2"]}
+    assert "toy-1" in done.err
+    assert names() == ["toy-1"]
+    assert acceptance_path("toy-1").exists()
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "", "../history/toy-1", "toy", "toy-1/"])

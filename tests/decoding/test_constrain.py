@@ -159,6 +159,9 @@ class Silent:
     def restart(self, tokens: Sequence[int]) -> None:
         return
 
+    def predict(self, tokens: Sequence[int]) -> None:
+        return
+
     def extend(self, tokens: Sequence[int]) -> None:
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
 from rest_local.drafting.drafter import Draft
@@ -199,6 +201,30 @@ def test_a_request_drafts_from_what_is_open_when_it_begins(
             assert job.result.draft["by_source"]["datastore"]["accepted"] > 20
 
 
+@pytest.mark.parametrize("names", [None, ("parrot",)])
+@pytest.mark.usefixtures("keen")
+def test_requests_under_way_go_on_with_datastores_that_were_opened_anew(
+    names: tuple[str, ...] | None, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+        engine.submit(job)
+        while not job.result.tokens:
+            engine.step()
+        before = len(job.result.tokens)
+        old = list(engine.datastores)
+        engine.use([Datastore.open(store)])
+        for closed in old:
+            closed.close()
+        while engine.step():
+            pass
+        accepted = sum(source == "datastore" for source in job.result.sources[before:])
+        assert accepted > 20
+
+
 def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: TinyModel) -> None:
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=64) as engine:
@@ -238,6 +264,35 @@ def test_memory_that_cannot_be_cut_back_goes_back_to_a_checkpoint(arch: str, tin
             fresh = finish(engine, other, 20)
             assert fresh.timings["cache_n"] == 0
             assert fresh.tokens == reused.tokens
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
+    arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has begun, and half way; at every third decode, of parts of prompts and of steps."""
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
+        wanted = finish(engine, PROMPT, 30).tokens
+        engine.forget()
+        context, calls = engine._lane.context, itertools.count()
+        decode = context.decode
+
+        def broken_off() -> int:
+            call = next(calls)
+            if call % 3:
+                return decode()
+            if call % 2:
+                decode()  # all of it is in the cells, and yet the code says that it was broken off
+                return ABORTED
+            context.number_decodes(1)
+            context.abort(1)
+            code = decode()
+            context.number_decodes(0)
+            return code
+
+        monkeypatch.setattr(context, "decode", broken_off)
+        assert finish(engine, PROMPT, 30).tokens == wanted
+        assert next(calls) > 30
 
 
 def test_a_stream_that_is_left_early_leaves_a_usable_engine(tiny_model: TinyModel) -> None:

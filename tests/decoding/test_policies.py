@@ -11,7 +11,7 @@ from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logit
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.forward import evaluate_prompt, step_alone
-from rest_local.decoding.generation import Generation
+from rest_local.decoding.generation import TARGET, Generation
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
@@ -135,7 +135,7 @@ def relaxed_by_hand(prompt: Sequence[int], rule: Relaxed, n: int) -> list[tuple[
             out.append((second, "context~"))
             history.append(second)
         first = int(logits_of(history).argmax())
-        out.append((first, "model"))
+        out.append((first, TARGET))
         history.append(first)
         if first == END:
             break
@@ -157,7 +157,7 @@ def test_relaxed_tokens_are_counted_and_marked_one_by_one(rule: Relaxed) -> None
         step: list[tuple[int, str]] = []
         for token, source in out:
             step.append((token, source))
-            if source == "model":
+            if source == TARGET:
                 loose = next((i for i, (_, by) in enumerate(step) if by == "context~"), len(step))
                 assert next(strict) == [t for t, _ in step[:loose]]
                 step = []

@@ -397,12 +397,14 @@ class Life(RuleBasedStateMachine):
         self.jobs: list[tuple[list[int], int, Job]] = []
 
     @rule(
-        prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=60),
+        common=st.integers(0, 40),
+        prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=30),
         n=st.integers(0, 40),
         keep=st.booleans(),
         drafts=st.booleans(),
     )
-    def submit(self, prompt: list[int], n: int, keep: bool, drafts: bool) -> None:
+    def submit(self, common: int, prompt: list[int], n: int, keep: bool, drafts: bool) -> None:
+        prompt = [*range(20), *range(20)][:common] + prompt  # so that cells are shared
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
         job = job_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
@@ -432,6 +434,15 @@ class Life(RuleBasedStateMachine):
         check_cells(self.scheduler)
 
     @invariant()
+    def cells_at_work_are_counted(self) -> None:
+        """Each once, whoever shares it and whoever made it; and those to come."""
+        at_work = [job for job in self.scheduler.admitted if job.slot and job.generation]
+        ids = {job.slot.first_id + n for job in at_work if job.slot for n in range(job.slot.n_branches)}
+        held = sum(not ids.isdisjoint(cell.ids) for cell in self.backend.cells)
+        to_come = sum(len(job.generation.pending) + 1 for job in at_work if job.generation)
+        assert self.scheduler._in_use() == held + to_come
+
+    @invariant()
     def answers_are_right(self) -> None:
         for prompt, n, job in self.jobs:
             truth = said(prompt, n)
@@ -445,7 +456,7 @@ class Life(RuleBasedStateMachine):
             self.scheduler.step()
         self.answers_are_right()
         assert all(job.done for _, _, job in self.jobs)
-        assert all(self.scheduler.slots.is_idle(slot) for slot in self.scheduler.slots.slots)
+        assert self.scheduler.slots.idle_cells == sum(slot.n_past for slot in self.scheduler.slots.slots)
 
 
 TestLife = Life.TestCase

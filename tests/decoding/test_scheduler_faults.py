@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,9 @@ from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy
 from support.fake_jobs import FLAT, check_cells, job_of, run, said, scheduler_of
 from support.fake_sources import Keen, fortune
 
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.job import Job
+from rest_local.decoding.slot import Slot
 from rest_local.errors import GenerationError
 
 
@@ -146,6 +151,64 @@ def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
     assert other.result.tokens == said([3, 4], 20)
 
 
+BREAKS: dict[str, Callable[[Job, Generation], tuple[object, str]]] = {
+    "admit": lambda job, generation: (generation.sources, "restart"),
+    "draft": lambda job, generation: (generation.policy, "draft"),
+    "prune": lambda job, generation: (generation, "prune"),
+    "choose": lambda job, generation: (generation.chooser, "sample"),
+    "learn": lambda job, generation: (generation.policy, "learn"),
+    "checkpoint": lambda job, generation: (generation.slot, "checkpoint"),
+    "tell": lambda job, generation: (job.answer, "take"),
+    "end": lambda job, generation: (job.sampler, "close"),
+}
+
+
+@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize("place", BREAKS)
+def test_a_fault_that_nobody_expected_ends_the_request_that_it_is_in(
+    place: str, call: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the n-th call. It is told and logged, the others get their answers, the cells stay in order."""
+    backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=3)
+    scheduler = scheduler_of(backend)
+    asked = [[n] * 40 for n in range(6)]
+    jobs = [job_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    make, calls = jobs[1]._make, []
+
+    def breaking(slot: Slot) -> Generation:
+        generation = make(slot)
+        where, name = BREAKS[place](jobs[1], generation)
+        whole = getattr(where, name)
+
+        def breaks(*arguments: Any) -> Any:
+            calls.append(name)
+            if len(calls) == call:
+                raise MemoryError("none is left")
+            return whole(*arguments)
+
+        monkeypatch.setattr(where, name, breaks)
+        return generation
+
+    monkeypatch.setattr(jobs[1], "_make", breaking)
+    run(scheduler, jobs)
+    for n, (prompt, job) in enumerate(zip(asked, jobs, strict=True)):
+        if n != 1:
+            assert (job.error, job.result.tokens) == (None, said(prompt, 12))
+    broken = jobs[1]
+    assert said(asked[1], 12)[: len(broken.result.tokens)] == broken.result.tokens
+    if len(calls) < call:  # what is done once for each request
+        assert place in ("admit", "end")
+        return
+    assert isinstance(broken.error, GenerationError)
+    assert isinstance(broken.error.__cause__, MemoryError)
+    assert broken.result.finish_reason == "error"
+    assert "none is left" in caplog.text
+    monkeypatch.undo()
+    again = [job_of(backend, prompt, 12) for prompt in asked]
+    run(scheduler, again)
+    assert [job.result.tokens for job in again] == [said(prompt, 12) for prompt in asked]
+
+
 class Interrupted(Greedy):
     """Ctrl-C while its n-th token is chosen."""
 
@@ -185,7 +248,7 @@ class Stubborn(FakeBackend):
 
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
         self.removals += p0 > 0
-        return not (p0 > 0 and self.removals % 40 == 0) and super().remove(seq, p0, p1)
+        return not (p0 > 0 and self.removals % 20 == 0) and super().remove(seq, p0, p1)
 
     def logits(self, n_outputs: int) -> np.ndarray:
         self.block[:n_outputs] = super().logits(n_outputs)
@@ -196,6 +259,20 @@ class Stubborn(FakeBackend):
         return super().decode()
 
 
+def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
+    """What was evaluated before stays: an abort that was meant for another must not evaluate a long text again."""
+    backend = FakeBackend(n_ctx=1024, n_batch=64, n_slots=2)
+    scheduler = scheduler_of(backend)
+    asked = [[1] * 300, [2] * 300]
+    jobs = [job_of(backend, prompt, 20) for prompt in asked]
+    backend.failures = dict.fromkeys((3, 8, 20, 24), 2)
+    run(scheduler, jobs)
+    for prompt, job in zip(asked, jobs, strict=True):
+        assert job.result.tokens == said(prompt, 20)
+    assert not backend.failures
+    assert backend.evaluated <= 2 * (299 + 20)
+
+
 def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> None:
     backend = Stubborn(n_ctx=1024, n_slots=3)
     asked = [[1, 2], [3, 4], [5, 6]]
@@ -203,7 +280,7 @@ def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> No
     run(scheduler_of(backend), jobs)
     for prompt, job in zip(asked, jobs, strict=True):
         assert job.result.tokens == said(prompt, 60)
-    assert backend.removals > 200
+    assert backend.removals > 100
 
 
 def test_evaluating_anew_counts_as_time_of_the_answer() -> None:

@@ -6,10 +6,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
@@ -148,6 +150,73 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
                 assert service.submit(Request(prompt, max_tokens=8)).wait(60).tokens == wanted
 
 
+def test_an_abort_that_comes_late_breaks_off_nobody_elses_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between finding a request alone and breaking off its pass, another one may have come and be served."""
+    abort, others = engine.abort, []
+    with Service(engine) as service:
+
+        def late(*number: int) -> None:
+            others.append(service.submit(asked(engine, PROMPTS[1], 50)))
+            while not others[0].done:
+                abort(*number)
+
+        ticket = service.submit(asked(engine, PROMPTS[0], 900))
+        next(iter(ticket))
+        codes = _codes(engine, monkeypatch)
+        monkeypatch.setattr(engine, "abort", late)
+        ticket.cancel()
+        monkeypatch.undo()
+        assert len(others[0].wait(30).tokens) == 50
+    assert codes.count(ABORTED) <= 1  # that of the cancelled request
+
+
+def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What every decode from now on returns."""
+    context, codes = engine._lane.context, []  # type: ignore[var-annotated]
+    decode = context.decode
+
+    def noted() -> int:
+        codes.append(decode())
+        return int(codes[-1])
+
+    monkeypatch.setattr(context, "decode", noted)
+    return codes
+
+
+@pytest.mark.parametrize("end", ["cancel", "close", "close after draining"])
+def test_a_pass_that_takes_for_ever_is_broken_off_when_nobody_waits_for_it(
+    end: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, begun = engine._lane.context, threading.Event()
+    decode = context.decode
+
+    def endless() -> int:
+        while not (code := decode()):
+            begun.set()
+            assert context.remove(-1, int(context.batch.pos[0]))
+        return code
+
+    engine.forget()
+    service = Service(engine)
+    monkeypatch.setattr(context, "decode", endless)
+    ticket = service.submit(asked(engine, PROMPTS[0] * 5, 5))
+    assert begun.wait(30)
+    ending = {
+        "cancel": ticket.cancel,
+        "close": service.close,
+        "close after draining": lambda: service.close(drain_seconds=0.01),
+    }
+    thread = threading.Thread(target=ending[end], daemon=True)
+    thread.start()
+    assert ticket.wait(30).finish_reason == "cancelled"
+    thread.join(30)
+    assert not thread.is_alive()
+    monkeypatch.undo()
+    service.close()
+    with Service(engine) as again:
+        assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
+
+
 def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
     """Greedy answers in fast mode may differ at near-ties only, so the prompts' own first tokens tell them apart."""
     failures: list[str] = []
@@ -192,7 +261,7 @@ def test_a_fault_nobody_expected_ends_every_request_with_an_error(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service(engine)
-    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
     ticket = service.submit(asked(engine, "a"))
     with pytest.raises(ServiceClosed):
         ticket.wait(30)
@@ -276,15 +345,47 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
         monkeypatch.setattr(Lane, "open", refuse)
         other = service.submit(asked(engine, "a", 60))
-        exact = service.submit(asked(engine, "b", 5, exact=True))
         with pytest.raises(ModelError, match="no context"):
-            exact.wait(30)
+            service.submit(asked(engine, "b", 5, exact=True))
         assert len(other.wait(30).tokens) == 60
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
+def test_others_are_served_while_the_context_for_exact_requests_is_opened(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For as long as it takes; what the new context cannot do is told."""
+    opens, may_open, lane_open = threading.Event(), threading.Event(), Lane.open
+
+    def slowly(*arguments: Any) -> Lane:
+        opens.set()
+        assert may_open.wait(60)
+        lane = lane_open(*arguments)
+        lane.warning = "not exact here"
+        return lane
+
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
+        monkeypatch.setattr(Lane, "open", slowly)
+        exact: list[Ticket] = []
+        asks = [
+            threading.Thread(target=lambda: exact.append(service.submit(asked(engine, "b", 5, exact=True))))
+            for _ in range(2)
+        ]
+        for thread in asks:
+            thread.start()
+        assert opens.wait(30)
+        for _ in range(2):
+            assert len(service.submit(asked(engine, "a", 40)).wait(30).tokens) == 40
+        may_open.set()
+        for thread in asks:
+            thread.join()
+        assert [len(ticket.wait(30).tokens) for ticket in exact] == [5, 5]
+        assert engine.warnings.count("not exact here") == 1
+        assert caplog.text.count("not exact here") == 1
+
+
 def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Service) -> None:
-    def wake() -> None:
+    def wake(ended: bool) -> None:
         raise RuntimeError("the loop is closed")
 
     deaf = service.submit(asked(engine, "a", 30), wake)

@@ -63,6 +63,15 @@ def test_several_tokens_in_one_step_may_part_in_the_middle() -> None:
     assert drafted(prediction, said)[0] == OLD[14:30]
 
 
+def test_a_single_token_far_ahead_does_not_move_the_place_where_it_was_left() -> None:
+    prediction = Prediction(OLD)
+    said: list[int] = []
+    for token in [*OLD[:20], 999, OLD[170], 998, OLD[25]]:
+        said = tell(prediction, said, [token])
+        drafts = drafted(prediction, said)
+    assert drafts[0] == OLD[26:42]
+
+
 def test_at_the_end_nothing_more_is_drafted() -> None:
     prediction = Prediction(OLD)
     said = tell(prediction, [], OLD)
@@ -106,7 +115,7 @@ def test_rows_are_pieces_of_the_prediction(old: list[int], steps: list[list[int]
             assert row == wanted + [-1] * (4 - len(wanted))
 
 
-def test_the_sources_ask_it_until_the_next_request() -> None:
+def test_the_sources_ask_it_until_another_is_given() -> None:
     sources = Sources([], 1000)
     sources.restart([1, 2, 3])
     sources.predict([50, 51, 52])
@@ -114,6 +123,10 @@ def test_the_sources_ask_it_until_the_next_request() -> None:
     assert [row.continuations[0][:3] for row in sources.rows()] == [[50, 51, 52]]
     sources.extend([50])
     assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
-    sources.restart([1, 2, 3])
+    sources.restart([3, 50])  # less of the text before
+    assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
+    sources.extend([51])
+    assert [row.continuations[0][0] for row in sources.rows()] == [52]
+    sources.predict([])
     assert not sources.repeats()
     assert sources.rows() == []

@@ -26,9 +26,9 @@ def leaves_below(tree: DraftTree, node: int) -> int:
     return sum(leaves_below(tree, c) for c in tree.children[node]) or 1
 
 
-@given(trees(), st.integers(0, 8))
-def test_layout_gives_each_node_the_ids_of_its_leaves(tree: DraftTree, spare: int) -> None:
-    layout = tree.layout(tree.n_leaves + spare)
+@given(trees())
+def test_layout_gives_each_node_the_ids_of_its_leaves(tree: DraftTree) -> None:
+    layout = tree.layout()
     assert sorted(layout.order) == list(range(len(tree)))
     place = {node: k for k, node in enumerate(layout.order)}
     for node in range(len(tree)):
@@ -37,11 +37,11 @@ def test_layout_gives_each_node_the_ids_of_its_leaves(tree: DraftTree, spare: in
         if below:
             assert own == set().union(*below)
             assert len(own) == sum(map(len, below)), "siblings share no id"
-        assert len(own) - leaves_below(tree, node) == (spare if layout.low[node] == 0 else 0)
+        assert len(own) == leaves_below(tree, node)
         parent = tree.parent[node]
         assert parent == ROOT or place[parent] < place[node]
         assert tree.depth[node] == (1 if parent == ROOT else tree.depth[parent] + 1)
-    assert sum(layout.count[c] for c in tree.root_children) == tree.n_leaves + spare
+    assert sum(layout.count[c] for c in tree.root_children) == tree.n_leaves
 
 
 @given(trees(), st.integers(0, 40))
@@ -59,7 +59,7 @@ def test_every_prefix_is_a_tree(tree: DraftTree, n: int) -> None:
 @given(trees())
 def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
     backend = FakeBackend()
-    layout, batch = tree.layout(8), backend.batch
+    layout, batch = tree.layout(), backend.batch
     slot = Slot(backend)
     slot.tokens = [1] * 100
     slot.fill_step(7, tree, layout)

@@ -66,6 +66,26 @@ def test_a_running_decode_returns_2_and_the_next_one_works(slow: Model) -> None:
         assert context.end(0) == 32
 
 
+def test_a_named_abort_breaks_off_the_decodes_of_its_number_only(slow: Model) -> None:
+    """Those that begin behind it as well: it may come between two decodes of what it is meant for."""
+    with _context(slow) as context:
+        context.number_decodes(7)
+        assert not context.abort(7)
+        _fill(context, 0, 16)
+        assert context.decode() == 2
+        assert context.decode() == 2
+        assert context.remove(0, 0)
+        context.number_decodes(8)
+        assert context.decode() == 0
+        _fill(context, 16, N)
+        assert _decode_aborted_by(context, lambda: not context.abort(7) and context.abort(8)) == 2
+        assert context.remove(0, 16)
+        context.number_decodes(0)
+        assert not context.abort(0)
+        _fill(context, 16, 16)
+        assert context.decode() == 0
+
+
 def test_all_contexts_of_the_process_are_broken_off_at_once(slow: Model) -> None:
     with _context(slow) as idle, _context(slow) as context:
         _fill(context, 0, N)

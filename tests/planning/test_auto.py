@@ -172,6 +172,33 @@ def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
     assert sizes[-1] >= 11
 
 
+def test_a_step_in_which_nobody_may_draft_is_no_reason_to_rest() -> None:
+    """Beside a part of a prompt: the next step looks up, and has earned what both would."""
+    policies = Auto(CPU), Auto(CPU)
+    for policy, limits in zip(policies, ([16, 16], [0, 16]), strict=True):
+        policy.begin(512)
+        sources = Sources([], 1000)
+        sources.restart([1, 2, 3] * 10)
+        for limit in limits:
+            drafted = policy.draft(sources, Situation(512, limit, 8))
+            assert (drafted.lookup_us is not None) == (limit > 0)
+    always, at_last = (policy.account.risk for policy in policies)
+    assert always == at_last
+
+
+def test_where_nobody_may_ever_draft_books_are_kept_now_and_then() -> None:
+    policy = Auto(CPU)
+    policy.begin(512)
+    sources = Sources([], 1000)
+    booked = 0
+    for _ in range(80):
+        before = policy.driver.step
+        drafted = policy.draft(sources, Situation(512, 0, 8))
+        policy.learn(drafted, [1], StepCost(512, 0, 0, float(CPU.at(512)[0]), 1.0))
+        booked += policy.driver.step != before
+    assert booked == 10
+
+
 def test_after_a_no_it_rests_and_a_rested_step_still_earns() -> None:
     """Where lookups are rationed most steps neither ask nor keep books, and lookups come as often as they would."""
 

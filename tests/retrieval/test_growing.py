@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
 
-from rest_local.retrieval import GrowingText
+from rest_local.retrieval import GrowingText, places
 
 TOKENS = st.sampled_from([0, 1, 2, 700])
 
@@ -49,11 +51,50 @@ def test_rows_are_those_of_the_whole_text(steps, context, limit, depth, tail, ow
             growing.truncate(len(text))
         else:
             text += step
-            growing.extend(step)
+            growing.extend(step if own_end else np.array(step, np.int32))
     assert growing.tokens.tolist() == text
     if own_end:
         context = text
     assert_right(growing.rows(np.array(context, np.int32), limit, depth), expected_rows(text, context, depth), limit)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(TOKENS, max_size=90), st.integers(0, 30)), min_size=1, max_size=6),
+    st.integers(1, 30),
+    st.sampled_from([30, 1000]),
+    st.booleans(),
+)
+def test_few_places_give_the_rows_that_many_give(steps, limit, tail, every_time):
+    """With numpy and without, however the text grew and was cut between two questions."""
+    growing, text = GrowingText(1000, tail), []
+    for tokens, drop in steps:
+        text = [*text[: max(len(text) - drop, 0)], *tokens]
+        growing.truncate(len(text) - len(tokens))
+        growing.extend(tokens)
+        if every_time:
+            growing.rows(text, limit)
+    found = growing.rows(text, limit, 5)
+    with patch.object(places, "MOST_PLACES", -1):
+        other = growing.rows(text, limit, 5)
+    assert found.matches() == other.matches() == found.match.tolist()
+    assert found.positions.tolist() == other.positions.tolist()
+    assert found.continuations.tolist() == other.continuations.tolist()
+    assert [found.row(n) for n in range(len(found))] == [other.row(n) for n in range(len(other))]
+    assert [found.column(depth) for depth in range(5)] == [other.column(depth) for depth in range(5)]
+
+
+@pytest.mark.parametrize("text", [[7] * 200, [1, 2] * 100, list(range(50)) * 8, [*range(50), 0, *range(20, 50)] * 5])
+def test_repeated_text_gives_the_same_rows_without_numpy(text):
+    growing = GrowingText()
+    growing.extend(text)
+    for context in (text, text[:-9], text[-3:], [9, *text[-20:]]):
+        with patch.multiple(places, MOST_PLACES=1000, MOST_LONGER=1000):
+            found = growing.rows(context, 24)
+        with patch.object(places, "MOST_PLACES", -1):
+            other = growing.rows(context, 24)
+        assert found.matches() == other.matches()
+        assert found.positions.tolist() == other.positions.tolist()
 
 
 def test_matches_and_continuations_cross_folded_segments():

@@ -5,9 +5,10 @@ The vocabulary and the template are the demo model's own, so prompts, ids and lo
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,9 @@ class FakeEngine:
         self.context_shift = False
         self.datastores: list[Any] = []
 
+    def use(self, datastores: list[Any]) -> None:
+        self.datastores = datastores
+
     def close(self) -> None:
         self.model.close()
 
@@ -40,13 +44,14 @@ class FakeEngine:
 class FakeTicket:
     """A test gives it pieces and ends it."""
 
-    def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[], None] | None) -> None:
+    def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[bool], None] | None) -> None:
         self.id, self.request = number, request
         self.result = Result()
         self.done, self.error = False, None
         self.cancelled = threading.Event()
-        self._vocabulary, self._wake = vocabulary, wake or (lambda: None)
+        self._vocabulary, self._wake = vocabulary, wake or (lambda ended: None)
         self._pieces: deque[Piece] = deque()
+        self._held = False
 
     def give(self, text: str, source: str = "target", origin: Any = None, **more: Any) -> None:
         tokens = tuple(self._vocabulary.tokenize(text).tolist())
@@ -54,7 +59,7 @@ class FakeTicket:
         self.result.text += text
         self.result.tokens += tokens
         self._pieces.append(Piece(text, tokens, (source,) * len(tokens), **more))
-        self._wake()
+        self._wake(self.done)
 
     def end(self, reason: str = "stop", *, word: str = "", error: RestLocalError | None = None) -> None:
         if self.done:
@@ -64,11 +69,19 @@ class FakeTicket:
         self.result.finish_reason, self.result.stopping_word, self.error = reason, word, error
         self.result.draft = {"by_source": {"prediction": {"drafted": 4, "accepted": 3}}}
         self.done = True
-        self._wake()
+        self._wake(self.done)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is given in the block comes at its end, as from an engine that is quicker than its reader."""
+        self._held = True
+        yield
+        self._held = False
+        self._wake(self.done)
 
     def poll(self) -> list[Piece]:
         pieces = []
-        while self._pieces:
+        while self._pieces and not self._held:
             pieces.append(self._pieces.popleft())
         return pieces
 
@@ -87,7 +100,7 @@ class FakeService:
         self.closed = False
         self._news = threading.Condition()
 
-    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> FakeTicket:
+    def submit(self, request: Request, wake: Callable[[bool], None] | None = None) -> FakeTicket:
         with self._news:
             if sum(not ticket.done for ticket in self.tickets) >= self.room:
                 raise QueueFull(self.room)

@@ -163,6 +163,8 @@ def test_an_answer_that_is_complete_stops_the_engine(scripted: Scripted, limit: 
     ticket = live.service.ticket()
     for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
         ticket.give(part)
+        while ticket._pieces:  # each is taken by itself: what comes together is one piece
+            assert thread.is_alive()
     assert ticket.cancelled.wait(30)
     thread.join(30)
     assert done[0].status_code == 200
@@ -201,7 +203,7 @@ def test_stopping_lets_a_running_answer_end(scripted: Scripted) -> None:
         ticket.give(" last")
         ticket.end("stop")
         text = answer.read().decode()
-    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks(text)][1:3] == ["first", " last"]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks(text)) == "first last"
     assert text.endswith("data: [DONE]\n\n")
 
 
@@ -318,7 +320,8 @@ def test_the_page_is_told_where_each_token_came_from(scripted: Scripted) -> None
     assert all(token.keys() == keys for token in tokens)
     assert {(token["file"], token["line"], token["match"]) for token in drafted} == {("a.py", 3, 4)}
     assert "".join(token["text"] for token in tokens) == "one two" + " three" * 20
-    assert found[2]["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
+    logprobs = [each for chunk in found if (each := chunk["choices"][0]["logprobs"])]
+    assert [entry["logprob"] for each in logprobs for entry in each["content"]] == [-0.5]
     assert found[-1]["rest_local"]["draft"]
 
 

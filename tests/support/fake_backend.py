@@ -1,6 +1,7 @@
 """A backend with scripted logits and llama.cpp's cells: what a token sees is decided by its first sequence id.
 
-It asserts what llama.cpp does not: that every token sees exactly one cell at each earlier position.
+It asserts what llama.cpp refuses (ids of one token that end at different positions), and what it does not: that every
+token sees exactly one cell at each earlier position.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ class FakeBackend:
         return 0
 
     def _place(self, numbers: range) -> None:
+        last = {seq: cell.pos for cell in sorted(self.cells, key=lambda cell: cell.pos) for seq in cell.ids}
         for i in numbers:
             ids = set(self.batch.ids[i, : self.batch.n_ids[i]].tolist())
             assert all(0 <= s < self.n_branches * self.n_slots for s in ids)
+            assert len({last.get(seq, -1) for seq in ids}) == 1, "ids of one token that end at different positions"
             self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), ids))
 
     def _row(self, i: int, n: int) -> np.ndarray:

@@ -102,7 +102,9 @@ def run(scheduler: Scheduler, jobs: Sequence[Job]) -> None:
 
 
 def check_cells(scheduler: Scheduler) -> None:
-    """Every branch of a slot holds exactly the slot's tokens, each once; nobody else holds anything."""
+    """The first id of a slot holds exactly the slot's tokens, each once, the others a beginning of them; nobody else
+    holds anything.
+    """
     backend = scheduler.backend
     assert isinstance(backend, FakeBackend)
     expected: dict[int, list[tuple[int, int]]] = {}
@@ -113,7 +115,9 @@ def check_cells(scheduler: Scheduler) -> None:
     for cell in backend.cells:
         for seq in cell.ids:
             held[seq].append((cell.pos, cell.token))
-    assert {seq: sorted(cells) for seq, cells in held.items()} == expected
+    for seq, cells in held.items():
+        first = seq % backend.n_branches == 0
+        assert sorted(cells) == expected[seq][: None if first else len(cells)]
 
 
 def prompts_of(n: int, longest: int = 40) -> list[list[int]]:

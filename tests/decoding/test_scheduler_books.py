@@ -1,0 +1,122 @@
+"""What the scheduler keeps count of, over the fake backend: time, cells, who has to wait, what is expected next."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from support.fake_backend import N_VOCAB, Draws, FakeBackend
+from support.fake_jobs import FLAT, check_cells, job_of, prompts_of, run, said, scheduler_of
+from support.fake_sources import Keen, fortune
+
+from rest_local.decoding.slots import Match
+from rest_local.decoding.totals import Totals
+from rest_local.drafting.sources import Sources
+
+
+class Hourly(FakeBackend):
+    """Every decode takes an hour, and one in ten fails."""
+
+    def decode(self) -> int:
+        if self.calls % 10 == 9:
+            self.failures[self.calls + 1] = 2
+        return super().decode()
+
+
+def test_what_all_requests_are_charged_is_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each that shares a pass, and what failed on the way as well."""
+    backend = Hourly(n_ctx=2048, n_batch=32, n_slots=6)
+    clock = SimpleNamespace(perf_counter=lambda: 3600.0 * backend.calls)
+    monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
+    scheduler = scheduler_of(backend)
+    asked = prompts_of(12, 150)
+    jobs = [job_of(backend, prompt, 30, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, jobs)
+    totals = Totals()
+    for job in jobs:
+        totals.add(job.answer.statistics, job.result)
+    evaluated = sum(len(prompt) - 1 for prompt in asked)
+    assert totals.prompt_tokens == evaluated + len(asked) == sum(job.answer.statistics.prompt_tokens for job in jobs)
+    assert totals.prompt_seconds > 3600 * evaluated / 32
+    assert totals.predicted_seconds > 3600
+    assert totals.prompt_seconds + totals.predicted_seconds == pytest.approx(3600 * backend.calls)
+
+
+def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None:
+    backend = FakeBackend(n_ctx=512, n_slots=4)
+    scheduler = scheduler_of(backend)
+    system = [1, 2, 3, 4] * 25
+    owner = job_of(backend, [*system, 5], 30, ignore_end=True)
+    sharers = [job_of(backend, [*system, n], 60) for n in (6, 7)]
+    scheduler.submit(owner)
+    while owner.prefilling or owner.generation is None:
+        scheduler.step()
+    for job in sharers:
+        scheduler.submit(job)
+    scheduler.step()
+    together = scheduler._in_use()
+    assert len(system) + 3 <= together < len(system) + 20  # what is shared once, not once for each
+    scheduler.cancel(owner)
+    scheduler.slots.evict()
+    assert scheduler._in_use() > len(system)
+    assert scheduler._in_use() == len(backend.cells) + len(sharers)
+    check_cells(scheduler)
+
+
+def test_a_kept_beginning_takes_cells_as_well() -> None:
+    """Half of the cells are at work; the prompt that waits has most of the others already, and needs a few more."""
+    backend = FakeBackend(n_ctx=200, n_slots=2)
+    scheduler = scheduler_of(backend)
+    run(scheduler, [job_of(backend, [1] * 95, 1)])
+    first, second = job_of(backend, [2] * 90, 10, Draws(1)), job_of(backend, [*([1] * 95), *([3] * 30)], 5)
+    scheduler.submit(first)
+    scheduler.step()
+    scheduler.submit(second)
+    while not first.done:
+        scheduler.step()
+        assert second.generation is None or first.done  # it would only be sent back
+    run(scheduler, [])
+    assert second.answer.statistics.cached_tokens >= 95
+    assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
+
+
+def test_who_waits_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend(n_ctx=160, n_slots=3)
+    scheduler = scheduler_of(backend)
+    compared = []
+    match = scheduler.slots.match
+
+    def counted(prompt: list[int], keep: bool) -> Match:
+        compared.append(len(prompt))
+        return match(prompt, keep)
+
+    monkeypatch.setattr(scheduler.slots, "match", counted)
+    first, second = job_of(backend, [1] * 60, 60, Draws(1)), job_of(backend, [2] * 110, 5)
+    for job in (first, second):
+        scheduler.submit(job)
+    while not first.done:
+        scheduler.step()
+        assert second.slot is None or first.done
+    assert len(first.result.tokens) > 20
+    assert len(compared) <= 3
+    run(scheduler, [])
+    assert second.result.tokens == said([2] * 110, 5)
+
+
+def test_a_context_shift_goes_on_following_the_prediction() -> None:
+    prompt = [7, 8, 9, *([1, 2] * 10)]
+    told = []
+    for expected in ([], None):
+        backend = FakeBackend(n_ctx=64)
+        job = job_of(
+            backend, prompt, 200, Draws(2), Sources([], N_VOCAB), Keen(FLAT),
+            context_shift=True, keep_tokens=3, prediction=told[0].result.tokens if expected is None else expected,
+        )  # fmt: skip
+        run(scheduler_of(backend), [job])
+        assert job.result.truncated
+        told.append(job)
+    without, with_it = told
+    assert with_it.result.tokens == without.result.tokens
+    n_said = len(with_it.result.tokens)
+    assert n_said == 200
+    assert with_it.answer.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said

@@ -1,0 +1,51 @@
+"""A judge of candidates sees the two tokens before each node, and the tree is grown by what it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rest_local.drafting.candidates import SourceRows
+from rest_local.drafting.drafter import Behind, Judged, Merged, draft
+from rest_local.drafting.sources import Sources
+from rest_local.retrieval.rows import Rows
+
+
+def source(texts: list[list[int]], newest: Behind) -> SourceRows:
+    tokens = np.array(texts, np.int32)
+    return SourceRows(1, Rows(tokens, np.full(len(texts), 5, np.int32), np.arange(len(texts))), newest=newest)
+
+
+class Fixed:
+    """Says what it was told of each token; notes what it was asked."""
+
+    def __init__(self, said: dict[int, float]) -> None:
+        self.said = said
+        self.asked: dict[Behind, list[int]] = {}
+
+    def __call__(self, behind: Behind, candidates: Merged) -> list[Judged]:
+        self.asked[behind] = list(candidates)
+        return [(token, self.said[token], (0,)) for token in candidates]
+
+
+def test_a_tree_grows_by_corrected_probabilities_behind_the_tokens_of_its_path() -> None:
+    judge = Fixed({1: 0.2, 2: 0.9, 3: 0.8, 4: 0.7})
+    rows = source([[1, 2, 3], [2, 4, 1]], (11, 12))
+    grown = draft([rows], lambda _: 0.5, lambda p: p > 0.3, 9, 9, judge=judge)
+    assert grown.tree.token == [2, 4]
+    assert grown.tree.probability == pytest.approx([0.9, 0.9 * 0.7])
+    assert judge.asked == {(11, 12): [1, 2], (12, 2): [4], (2, 4): [1]}
+
+
+def test_judgements_go_as_far_as_the_model_went_along() -> None:
+    rows = source([[1, 2, 3], [2, 4, 1]], (11, 12))
+    grown = draft([rows], lambda _: 0.5, lambda p: p > 0.3, 9, 9, judge=Fixed({1: 0.2, 2: 0.9, 3: 0.8, 4: 0.7}))
+    assert grown.judgements([2, 7]) == [([(1, 0.2, (0,)), (2, 0.9, (0,))], 2), ([(4, 0.7, (0,))], 7)]
+    assert grown.judgements([1]) == [([(1, 0.2, (0,)), (2, 0.9, (0,))], 1)]
+
+
+@pytest.mark.parametrize(("text", "newest"), [([5, 6, 5], (6, 5)), ([5, 5], (5, 5))])
+def test_sources_say_what_their_rows_stand_behind(text: list[int], newest: Behind) -> None:
+    sources = Sources([], 10)
+    sources.restart(text)
+    assert [rows.newest for rows in sources.rows()] == [newest]

@@ -1,0 +1,112 @@
+"""What is learned about words is what a plain logistic regression learns, and it concerns those words."""
+
+from __future__ import annotations
+
+from math import exp, floor, log, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.drafting.drafter import Merged
+from rest_local.planning.wording import DAMPING, LEAST, RATE, SLOTS, Wording
+
+BEHIND = (7, 8)
+
+
+def candidates(estimates: dict[int, float]) -> Merged:
+    return {token: (estimate, 0, []) for token, estimate in estimates.items()}
+
+
+def probabilities(wording: Wording, behind: tuple[int, int], estimates: dict[int, float]) -> dict[int, float]:
+    return {token: probability for token, probability, _ in wording.judge(behind, candidates(estimates))}
+
+
+class Naive:
+    """The same regression, its weights by name."""
+
+    def __init__(self) -> None:
+        self.weights: dict[object, list[float]] = {}
+
+    def names(self, behind: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
+        before, last = behind
+        half = floor(2 * max(-8.0, min(8.0, log(estimates[token] / (1 - estimates[token])))) + 0.5)
+        crowd = ("crowd", half, min(int(4 * sum(estimates.values())), 8))
+        return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), crowd]
+
+    def probability(self, behind: tuple[int, int], token: int, estimates: dict[int, float]) -> float:
+        names = self.names(behind, token, estimates)
+        odds = log(estimates[token] / (1 - estimates[token]))
+        odds += sum(self.weights.setdefault(name, [0.0, DAMPING])[0] for name in names)
+        return 1 / (1 + exp(-odds))
+
+    def learn(self, behind: tuple[int, int], estimates: dict[int, float], right: int) -> None:
+        judged = {token: self.probability(behind, token, estimates) for token in estimates}
+        for token, probability in judged.items():
+            error = (token == right) - probability
+            if error * error < LEAST:
+                continue
+            for name in self.names(behind, token, estimates):
+                weight = self.weights[name]
+                weight[1] += error * error
+                weight[0] += RATE * error / sqrt(weight[1])
+
+
+TOKENS = st.integers(1, 4)  # so few that no two weights share a slot
+NODES = st.lists(
+    st.tuples(
+        st.tuples(TOKENS, TOKENS),
+        st.dictionaries(TOKENS, st.floats(0.001, 0.999), min_size=1),
+        st.integers(1, 5),
+    ),
+    max_size=12,
+)
+
+
+@given(NODES)
+def test_a_naive_regression_says_the_same(nodes: list[tuple[tuple[int, int], dict[int, float], int]]) -> None:
+    wording, naive = Wording(), Naive()
+    for behind, estimates, right in nodes:
+        judged = wording.judge(behind, candidates(estimates))
+        for token, probability, _ in judged:
+            assert 0.0 < probability < 1.0
+            assert probability == pytest.approx(naive.probability(behind, token, estimates))
+        wording.learn([(judged, right)])
+        naive.learn(behind, estimates, right)
+
+
+def test_nothing_learned_corrects_nothing() -> None:
+    estimates = {1: 0.9, 2: 0.05, 150_000: 0.6}
+    assert probabilities(Wording(), BEHIND, estimates) == pytest.approx(estimates)
+
+
+def test_a_token_that_is_never_right_falls_and_others_of_its_evidence_stay() -> None:
+    wording = Wording()
+    for _ in range(60):
+        wording.learn([(wording.judge(BEHIND, candidates({1: 0.5})), 9)])
+        wording.learn([(wording.judge((3, 4), candidates({2: 0.5})), 2)])
+    behind = probabilities(wording, BEHIND, {1: 0.5})[1]
+    elsewhere = probabilities(wording, (5, 6), {1: 0.5})[1]
+    other = probabilities(wording, (5, 6), {11: 0.5})[11]
+    assert behind < 0.05
+    assert behind < elsewhere < other
+    assert other == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_is_learned_is_forgotten_when_it_turns_out_otherwise() -> None:
+    wording = Wording()
+    for right in (*[9] * 40, *[1] * 80):
+        wording.learn([(wording.judge(BEHIND, candidates({1: 0.3})), right)])
+    assert probabilities(wording, BEHIND, {1: 0.3})[1] > 0.8
+
+
+@given(
+    st.tuples(st.integers(-1, 1 << 20), st.integers(-1, 1 << 20)), st.integers(0, 1 << 20), st.floats(1e-6, 0.999999)
+)
+def test_every_token_has_its_slots(behind: tuple[int, int], token: int, estimate: float) -> None:
+    wording = Wording()
+    ((_, _, used),) = judged = wording.judge(behind, candidates({token: estimate}))
+    assert all(0 <= slot < SLOTS for slot in used[:4])
+    assert used[4] >= SLOTS
+    wording.learn([(judged, token)])
+    assert probabilities(wording, behind, {token: estimate})[token] > estimate * (1 - 1e-9)

@@ -1,0 +1,105 @@
+"""Clients that keep a connection waiting: a byte now and then is not a request."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from collections.abc import Callable, Iterable
+
+import pytest
+from live import Live
+
+from rest_local.server import connection as module
+
+Scripted = Callable[..., Live]
+WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n"
+
+
+def trickled(live: Live, first: bytes, more: Iterable[bytes]) -> bytes:
+    """What the server said until it closed; it is sent `first`, then a byte now and then until it says something."""
+    said = b""
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+        connection.sendall(first)
+        try:
+            for part in more:
+                if select.select([connection], [], [], 0.05)[0]:
+                    break
+                connection.sendall(part)
+            while part := connection.recv(1 << 16):
+                said += part
+        except ConnectionError:  # a byte crossed the server's close
+            pass
+    return said
+
+
+def test_a_head_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.3)
+    live = scripted()
+    said = trickled(live, b"GET /health HTTP/1.1\r\nx: ", (b"x" for _ in range(600)))
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head.lower()
+    assert json.loads(body)["error"]["message"]
+    assert live.get("/health").status_code == 200
+
+
+def test_a_connection_that_says_nothing_is_closed_without_a_word(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.3)
+    assert trickled(scripted(), b"", ()) == b""
+
+
+def test_a_second_head_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = scripted()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+        connection.sendall(WHOLE)
+        said = b""
+        while not said.endswith(b"}"):
+            said += connection.recv(1 << 16)
+        assert said.startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(module, "HEAD_SECONDS", 0.3)
+        connection.sendall(b"GET /hea")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("path", [b"/tokenize", b"/nothing"])
+def test_a_body_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch, path: bytes) -> None:
+    """One that a route waits for, and one behind an answer that has been given."""
+    monkeypatch.setattr(module, "BODY_SECONDS", 0.3)
+    live = scripted()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+        connection.sendall(POST.replace(b"/tokenize", path))
+        try:
+            while not select.select([connection], [], [], 0.05)[0] or connection.recv(1 << 16):
+                connection.sendall(b" ")
+        except ConnectionError:
+            pass
+    assert live.post("/tokenize", {"content": "next"}).status_code == 200
+
+
+def test_a_request_in_small_parts_is_answered(scripted: Scripted) -> None:
+    body = json.dumps({"content": "x"}).encode()
+    request = POST.replace(b"400", str(len(body)).encode()) + body
+    said = b""
+    with socket.create_connection(("127.0.0.1", scripted().port), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(len(request)):
+            connection.sendall(request[at : at + 1])
+        said = connection.recv(1 << 16)
+    assert said.startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answer_may_take_longer_than_a_request(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(module, "BODY_SECONDS", 0.1)
+    live = scripted()
+    live.service.answer = None
+    with live.client() as client, client.stream("POST", "/completion", json={"prompt": "x", "stream": True}) as answer:
+        ticket = live.service.ticket()
+        assert not ticket.cancelled.wait(0.5)
+        ticket.give("late")
+        ticket.end()
+        assert "late" in answer.read().decode()

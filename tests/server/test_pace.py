@@ -1,0 +1,369 @@
+"""What came between two events goes out as one: whole, in order, held until the end at most; and it wakes nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_service import FakeEngine, FakeTicket, origin
+from hypothesis import given
+from hypothesis import strategies as st
+from live import Live
+
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.stream import Piece
+from rest_local.errors import DecodeFailed
+from rest_local.server import running as module
+from rest_local.server.answering import Answering
+from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
+from rest_local.server.chat import ChatAnswer, _openai
+from rest_local.server.completions import CompletionAnswer
+from rest_local.server.errors import ApiError
+from rest_local.server.native import NativeAnswer
+from rest_local.server.running import Pulse, Running
+from rest_local.server.settings import Settings
+from rest_local.server.state import State
+from rest_local.server.tools import AnswerFormat
+
+NEVER = 3600.0  # seconds: longer than any test waits
+TEXTS = st.text('<think>/tool_call"{name:x} \n', max_size=6)
+REASONS = "<think></think>\n<tool_call>\n"
+TOOLS = [{"type": "function", "function": {"name": "x", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.close()
+
+
+def piece(number: int, text: str, n_tokens: int) -> Piece:
+    """A step's: what it holds tells it from any other."""
+    tokens = tuple(range(300 + 5 * number, 300 + 5 * number + n_tokens))
+    return Piece(
+        text,
+        tokens,
+        tuple("datastore" if token % 2 else "target" for token in tokens),
+        tuple(TokenLogprobs(token, -float(token), ((token, -1.0),)) for token in tokens),
+        tuple(origin(line=token) if token % 2 else None for token in tokens),
+    )
+
+
+PIECES = st.lists(st.tuples(TEXTS, st.integers(0, 4)), min_size=1, max_size=12).map(
+    lambda steps: [piece(number, *step) for number, step in enumerate(steps)]
+)
+CUTS = st.lists(st.booleans(), min_size=12, max_size=12)
+
+
+def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
+    """The pieces that come between two events; a cut is an event."""
+    made: list[list[Piece]] = [[]]
+    for each, ends in zip(pieces, cuts, strict=False):
+        made[-1].append(each)
+        if ends:
+            made.append([])
+    return [group for group in made if group]
+
+
+def answering(engine: FakeEngine, kind: str, host: str) -> Answering:
+    """An answer of each kind of route that can say where tokens came from, on this address."""
+    state, running = (
+        State(Settings(host=host, keys=(b"k",)), "demo"),
+        SimpleNamespace(tickets=[None], stop=lambda number: None),
+    )
+    more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
+    made: dict[str, Callable[[], Answering]] = {
+        "chat": lambda: ChatAnswer(
+            state, engine, ChatBody(messages=[{"role": "user"}], logprobs=True, **more), running, model="m"
+        ),
+        "text": lambda: CompletionAnswer(state, engine, CompletionBody(logprobs=1, **more), running, model="m"),
+        "native": lambda: NativeAnswer(state, engine, NativeBody(prompt="", n_probs=1, **more), running, model="m"),
+        "infill": lambda: NativeAnswer(
+            state, engine, InfillBody(n_indent=2, n_probs=1, **more), running, model="m", n_indent=2
+        ),
+    }
+    answer: Any = made[kind]()
+    answer.prompt, answer.prompts = [], [[]]
+    answer.parsers = [AnswerFormat.of(REASONS).parser(TOOLS, "", new_id=lambda: "id")]
+    return answer  # type: ignore[no-any-return]
+
+
+def sent(answer: Answering, groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+    """All that the events of a stream say, put together. The last of them, with usage and times, are left out."""
+    events = []
+    for each in (*groups, None):
+        if part := answer._add(0, each):
+            events += answer.advance(0, part)
+    said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": [], "steps": []}
+    for data in events:
+        value = json.loads(data.removeprefix(b"data: "))
+        said["origins"] += value.get("rest_local", {}).get("tokens", [])
+        said["steps"] += value.get("rest_local", {}).get("steps", [])
+        said["tokens"] += value.get("tokens", [])
+        said["logprobs"] += value.get("completion_probabilities", [])
+        choice = value.get("choices", [value])[0]
+        said["text"] += choice.get("text") or choice.get("content") or ""
+        said["deltas"] += _named(choice.get("delta", {}))
+        logprobs = choice.get("logprobs") or {}
+        said["logprobs"] += logprobs.get("content") or logprobs.get("token_logprobs") or []
+    rest = answer.parsers[0].finish() if isinstance(answer, ChatAnswer) else []
+    said["deltas"] += [named for delta in rest for named in _named(_openai(delta))]
+    return said | {"deltas": [(name, text) for name, text in _together(said["deltas"]) if text]}
+
+
+def _named(delta: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = delta.get("tool_calls", [])
+    found = [(name, delta[name]) for name in ("content", "reasoning_content") if name in delta]
+    return found + [(f"call {each['index']}", json.dumps(each["function"].get("name") or "")) for each in calls]
+
+
+def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Neighbours of one kind as one."""
+    whole: list[tuple[str, str]] = []
+    for name, text in deltas:
+        if whole and whole[-1][0] == name and not name.startswith("call"):
+            whole[-1] = (name, whole[-1][1] + text)
+        elif not name.startswith("call") or text != '""':
+            whole.append((name, text))
+    return whole
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("kind", ["chat", "text", "native", "infill"])
+@given(pieces=PIECES, cuts=CUTS)
+def test_a_stream_says_the_same_however_it_is_paced(
+    engine: FakeEngine, kind: str, host: str, pieces: list[Piece], cuts: list[bool]
+) -> None:
+    one_by_one = sent(answering(engine, kind, host), [[each] for each in pieces])
+    assert sent(answering(engine, kind, host), groups(pieces, cuts)) == one_by_one
+    if kind in ("text", "native"):
+        assert one_by_one["text"] == "".join(each.text for each in pieces)
+        assert len(one_by_one["logprobs"]) == sum(len(each.tokens) for each in pieces)
+    if host == "127.0.0.1":
+        assert [each["token"] for each in one_by_one["origins"]] == [token for each in pieces for token in each.tokens]
+        assert one_by_one["steps"] == [len(each.tokens) for each in pieces if each.tokens]
+
+
+def _text(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+class Talk:
+    """Tickets of one request and what their consumer was handed, in a loop of its own."""
+
+    def __init__(self, engine: FakeEngine, number: int = 1) -> None:
+        self.pulse = Pulse()
+        request: Any = SimpleNamespace(prompt=[])
+        self.tickets = [FakeTicket(i, request, engine.model.vocabulary, self.pulse) for i in range(number)]
+        self.running = Running(self.tickets, self.pulse)  # type: ignore[arg-type]
+        self.handed: list[list[tuple[int, str | None]]] = []
+        self.came = asyncio.Event()
+
+    async def consume(self, meanwhile: bool = True) -> None:
+        async for news in self.running.pieces(meanwhile=meanwhile):
+            self.handed.append([(number, None if came is None else _text(came)) for number, came in news])
+            self.came.set()
+
+    async def next(self) -> None:
+        """Until something more was handed over."""
+        await asyncio.wait_for(self.came.wait(), 30)
+        self.came.clear()
+
+
+def talking(engine: FakeEngine, script: Callable[[Talk], Awaitable[None]], number: int = 1, **how: Any) -> Talk:
+    """The script beside the consumer, until that has everything."""
+
+    async def main() -> Talk:
+        talk = Talk(engine, number)
+        consumer = asyncio.create_task(talk.consume(**how))
+        await asyncio.sleep(0)  # it looks, and waits
+        await script(talk)
+        await asyncio.wait_for(consumer, 30)
+        return talk
+
+    return asyncio.run(main())
+
+
+def test_the_first_goes_at_once_and_the_rest_when_the_answer_ends(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PACE", NEVER)
+
+    async def script(talk: Talk) -> None:
+        talk.tickets[0].give("first")
+        await talk.next()
+        for word in ("a", "b", "c"):
+            talk.tickets[0].give(word)
+            await asyncio.sleep(0)
+        assert talk.handed == [[(0, "first")]], "held until the time has passed"
+        talk.tickets[0].end()
+
+    assert talking(engine, script).handed == [[(0, "first")], [(0, "abc"), (0, None)]]
+
+
+def test_what_is_held_goes_when_the_time_has_passed(engine: FakeEngine) -> None:
+    async def script(talk: Talk) -> None:
+        for word in ("one", "two", "three"):
+            talk.tickets[0].give(word)
+            await talk.next()
+        talk.tickets[0].give("four")
+        talk.tickets[0].give("five")
+        await talk.next()
+        talk.tickets[0].end()
+
+    assert talking(engine, script).handed == [
+        [(0, "one")],
+        [(0, "two")],
+        [(0, "three")],
+        [(0, "fourfive")],
+        [(0, None)],
+    ]
+
+
+def test_tokens_wake_nobody_while_an_event_is_held(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PACE", NEVER)
+    calls: list[Any] = []
+
+    async def script(talk: Talk) -> None:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: calls.append(given) or wake(*given))
+        talk.tickets[0].give("first")
+        assert len(calls) == 1
+        talk.tickets[0].give("second")
+        assert len(calls) == 1, "it was woken already"
+        await talk.next()
+        for _ in range(100):
+            talk.tickets[0].give("x")
+        assert len(calls) == 1
+        talk.tickets[0].end()
+        assert len(calls) == 2
+
+    assert talking(engine, script).handed[-1] == [(0, 100 * "x"), (0, None)]
+
+
+def test_an_answer_at_once_wakes_nobody_before_its_end(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    async def script(talk: Talk) -> None:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: calls.append(given) or wake(*given))
+        for _ in range(100):
+            talk.tickets[0].give("x")
+        assert not calls
+        talk.tickets[0].end()
+
+    assert talking(engine, script, meanwhile=False).handed == [[(0, 100 * "x"), (0, None)]]
+    assert len(calls) == 1
+
+
+def test_a_consumer_that_was_busy_gets_all_at_once(engine: FakeEngine) -> None:
+    free = asyncio.Event()
+
+    async def main() -> list[str]:
+        talk, texts = Talk(engine), []
+
+        async def consume() -> None:
+            async for news in talk.running.pieces():
+                texts.append("".join(_text(came or ()) for _, came in news))
+                talk.came.set()
+                await free.wait()  # a client that does not read
+
+        consumer = asyncio.create_task(consume())
+        talk.tickets[0].give("first")
+        await talk.next()
+        for _ in range(1000):
+            talk.tickets[0].give("x")
+            await asyncio.sleep(0)
+        assert texts == ["first"]
+        free.set()
+        await talk.next()
+        talk.tickets[0].end()
+        await asyncio.wait_for(consumer, 30)
+        return texts
+
+    assert asyncio.run(main()) == ["first", 1000 * "x", ""]
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_an_error_comes_behind_what_was_said(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    monkeypatch.setattr(module, "PACE", NEVER)
+    handed: list[Any] = []
+
+    async def script(talk: Talk) -> None:
+        handed.append(talk.handed)
+        talk.tickets[0].give("half")
+        talk.tickets[1].give("other")
+        talk.tickets[0].end("error", error=DecodeFailed(-3, 4))
+
+    with pytest.raises(ApiError, match="llama_decode"):
+        talking(engine, script, 2, meanwhile=meanwhile)
+    assert (0, "half") in handed[0][0]
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_nothing_is_lost_between_the_threads(engine: FakeEngine, meanwhile: bool, counts: list[int]) -> None:
+    """The engine's thread as fast as it can, against a consumer that arms, looks and pauses."""
+
+    async def script(talk: Talk) -> None:
+        def speak(number: int, count: int) -> None:
+            for each in range(count):
+                talk.tickets[number].give(f"{each} ")
+            talk.tickets[number].end()
+
+        threads = [threading.Thread(target=speak, args=each) for each in enumerate(counts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+
+    handed = [
+        news for together in talking(engine, script, len(counts), meanwhile=meanwhile).handed for news in together
+    ]
+    for number, count in enumerate(counts):
+        mine = [text for owner, text in handed if owner == number]
+        assert "".join(text or "" for text in mine) == "".join(f"{each} " for each in range(count))
+        assert mine.index(None) == len(mine) - 1
+
+
+def test_a_client_that_leaves_while_an_event_is_held_ends_its_request(
+    scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PACE", NEVER)
+    live = scripted()
+    live.service.answer = None
+    with live.client() as client:
+        with client.stream("POST", "/completion", json={"prompt": "x", "stream": True}) as answer:
+            ticket = live.service.ticket()
+            ticket.give("first")
+            assert next(answer.iter_text())
+            ticket.give("held")
+        assert ticket.cancelled.wait(30)
+    live.service.answer = ("next",)
+    assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
+
+
+def test_a_limit_on_lines_ends_an_answer_that_is_not_streamed(scripted: Callable[..., Live]) -> None:
+    """Only then is the text of such an answer read while it comes."""
+    live = scripted()
+    live.service.answer = None
+    answers: list[Any] = []
+    body = {"input_prefix": "", "input_suffix": "", "n_indent": 4}
+    thread = threading.Thread(target=lambda: answers.append(live.post("/infill", body).json()))
+    thread.start()
+    ticket = live.service.ticket()
+    ticket.give("x = 1\n")
+    ticket.give("y")
+    assert ticket.cancelled.wait(30)
+    thread.join(30)
+    assert answers[0]["content"] == "x = 1\n"

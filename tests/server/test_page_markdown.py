@@ -1,0 +1,174 @@
+"""Light Markdown on the page: a look for every character, and every token where it was."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+from browsing import Open, ask
+from fake_service import origin
+from live import Live
+from test_page import FAULTS
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+TEXT = """# Queue **of** `items`
+
+It has **two methods**, `put` and ``a`b``; 2 ** 3 ** 4 stays, and `un closed
+- first **item
+  * second**
+10. tenth
+```python
+# no heading **here** `nor` code
+- x
+````
+```
+~~~
+```
+~~~
+#no heading
+"""
+WORST = ["**", "`", "``", "```", "\n", "a", " ", "# ", "- ", "~~~", "\\", "<b>", "&amp;", "1. "]
+
+LOOKS = """([texts, whole]) => {
+  const answer = new Answer({ path: "/v1/chat/completions", body: {} });
+  const token = text => ({ text, source: "context", probability: 0.5 });
+  if (whole) answer.write(texts.join(""));
+  else answer.addSteps(texts.map(token));
+  const looks = [];
+  for (const line of answer.text.querySelectorAll(".line")) {
+    for (const each of line.children) {
+      if (each === answer.end) continue;
+      const style = each.className.replace("context", "").trim();
+      for (const character of each.textContent) looks.push([character, line.className, style]);
+    }
+  }
+  return looks;
+}"""
+
+
+def looks(page: Any, texts: list[str], whole: bool = False) -> list[tuple[str, str, str]]:
+    """Of every character: itself, the class of its line, its own style."""
+    return [(each[0], each[1].removeprefix("line").strip(), each[2]) for each in page.evaluate(LOOKS, [texts, whole])]
+
+
+def styled(found: list[tuple[str, str, str]], style: str) -> list[str]:
+    """Runs of characters that have a style."""
+    runs, last = [], False
+    for character, _, own in found:
+        now = style in own.split()
+        if now and last:
+            runs[-1] += character
+        elif now:
+            runs.append(character)
+        last = now
+    return runs
+
+
+def test_what_is_marked_up_has_its_look(quiet: Live, opened: Open) -> None:
+    found = looks(opened(quiet), [TEXT], whole=True)
+    assert "".join(each[0] for each in found) == TEXT
+    kinds = [kind for character, kind, _ in found if character == "\n"]
+    assert kinds[:6] == ["head h1", "blank", "", "item", "item", "item"]
+    assert kinds[6:] == [
+        "fence open", "code", "code", "fence close", "fence open", "code", "fence close", "fence open", "code",
+    ]  # fmt: skip
+    assert styled(found, "bold") == ["of", "two methods"]
+    assert styled(found, "inline") == ["items", "put", "a`b"]
+    assert "# " in styled(found, "syntax")
+    assert "10. " in styled(found, "syntax")
+
+
+def test_the_look_does_not_depend_on_where_the_text_is_cut(quiet: Live, opened: Open) -> None:
+    page, rng = opened(quiet), random.Random(3)
+    for number in range(40):
+        text = TEXT if number < 10 else "".join(rng.choices(WORST, k=40))
+        cuts = sorted(rng.sample(range(1, len(text)), min(len(text) - 1, 25)))
+        parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert looks(page, parts) == looks(page, [text], whole=True), parts
+
+
+def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
+    """Also where its text lies in two lines or in two styles, and while the line that it is in changes its look."""
+    page = opened(quiet)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    for text in ("# A", " title\n", "see **bo", "ld** `code`", "\n```\n", "x = 1", "\n```\n", "end"):
+        ticket.give(text, "datastore", origin=origin(file="a.py", line=3))
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    answer = page.locator("#chat article .text")
+    expect(answer).to_have_text("# A title\nsee **bold** `code`\n```\nx = 1\n```\nend")
+    assert answer.locator("mark").count() == answer.locator(".line > mark.datastore").count() > 8
+    answer.locator("mark.bold").first.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("a.py:3")
+    assert answer.locator("[tabindex='0']").count() == 1
+    page.locator("#chat .log").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
+    expect(page.locator("mark", has_text="end")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_look_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
+    page = opened(quiet, color_scheme=scheme, width=375)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    for source in ("target", "context", "datastore", "history", "prediction", "model"):
+        ticket.give(TEXT, source, origin=None if source == "target" else origin(source=source))
+        ticket.give("~~~\n")
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    assert page.evaluate(FAULTS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+def test_plain_text_is_one_press_away_and_remembered(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    ticket.give("# Title\n- one\n```\nx\n```\n")
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    size = "each => getComputedStyle(each).fontSize"
+    display = "each => getComputedStyle(each).display"
+    head, item = page.locator(".line.head"), page.locator(".line.item")
+    assert head.evaluate(size) != item.evaluate(size)
+    assert head.evaluate(display) == "block"
+    switch = page.get_by_role("button", name="Plain text")
+    switch.click()
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    assert head.evaluate(size) == item.evaluate(size)
+    assert head.evaluate(display) == "inline"
+    assert page.locator("#chat article .text").inner_text().strip() == "# Title\n- one\n```\nx\n```"
+    page.reload()
+    expect(switch).to_have_attribute("aria-pressed", "true")
+    switch.click()
+    page.reload()
+    expect(switch).to_have_attribute("aria-pressed", "false")
+
+
+def test_code_that_is_completed_is_no_markdown(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    page.locator("#tab-complete").click()
+    page.locator("#text").fill("x = 1\n")
+    page.keyboard.press("Control+Enter")
+    ticket = quiet.service.ticket()
+    ticket.give("# comment\n")
+    ticket.end()
+    expect(page.locator("#status")).to_have_text("Done")
+    assert page.locator(".line").count() == 0
+    expect(page.locator("#complete article .text")).to_contain_text("# comment")
+
+
+def test_steps_that_came_together_are_told_apart(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    ask(page, "hello")
+    ticket = quiet.service.ticket()
+    with ticket.together():
+        for text in (" a", " b c d", " e f"):
+            ticket.give(text, "context", origin=origin(source="context"))
+    ticket.end()
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^3 steps, .*[^0-9]4 at most"))
