@@ -117,6 +117,25 @@ def test_exact_drafts_change_nothing(arch: str, sampling: Sampling, tiny_model: 
             assert 60 < drafted.draft["accepted"] < drafted.draft["drafted"] - 60
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(
+    temperature: float, tiny_model: TinyModel
+) -> None:
+    """RELIABILITY 25, with a real model: right and wrong drafts at every step, the prompts of any length."""
+    rng = np.random.default_rng(9)
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=True) as engine:
+        accepted = 0
+        for seed in range(100):
+            prompt = rng.integers(40, 200, int(rng.integers(1, 60))).tolist()
+            sampling = Sampling(temperature=temperature, seed=seed)
+            plain = finish(engine, prompt, 20, policy="off", sampling=sampling)
+            drafts = HalfRight([*prompt, *plain.tokens], engine.model.n_vocab, seed)
+            drafted = finish(engine, prompt, 20, policy=drafts, sampling=sampling)
+            assert drafted.tokens == plain.tokens
+            accepted += drafted.draft["accepted"]
+        assert accepted > 300
+
+
 @pytest.mark.usefixtures("whole_self_test")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model: TinyModel) -> None:

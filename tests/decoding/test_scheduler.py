@@ -52,6 +52,24 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     assert (drafted > 0) == drafts
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [None, 0.8])
+def test_a_hundred_prompts_say_the_same_with_drafts(shape: str, temperature: float | None) -> None:
+    """RELIABILITY 25: greedy and seeded, in five shapes of trees, four at a time."""
+    backend = FakeBackend(n_ctx=1024, n_slots=4)
+    asked = prompts_of(100)
+
+    def chooser(seed: int) -> Draws | None:
+        return None if temperature is None else Draws(seed, temperature)
+
+    jobs = [job_of(backend, prompt, 16, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)]
+    run(scheduler_of(backend), jobs)
+    assert [job.result.tokens for job in jobs] == [said(p, 16, chooser(seed)) for seed, p in enumerate(asked)]
+    statistics = [job.answer.statistics for job in jobs]
+    assert sum(each.drafted for each in statistics) > 1000
+    assert (sum(each.accepted for each in statistics) > 100) == (shape != "wrong")
+
+
 def test_the_budget_is_shared_by_all() -> None:
     """Of eight whose sources are as good, each has drafts submitted and accepted while all of them run: nodes go to
     who is likeliest, not to who came first."""
