@@ -22,6 +22,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result, Stream
+    from rest_local.decoding.request import Request
+    from rest_local.decoding.service import Service
     from rest_local.errors import RestLocalError
     from rest_local.llama.model import Model
     from rest_local.llama.options import Adapter, ModelOptions
@@ -36,9 +38,11 @@ __all__ = [
     "Model",
     "ModelOptions",
     "Piece",
+    "Request",
     "RestLocalError",
     "Result",
     "Sampling",
+    "Service",
     "Stream",
     "__version__",
     "build_datastore",
@@ -51,9 +55,11 @@ _HOME = {
     "Model": "rest_local.llama.model",
     "ModelOptions": "rest_local.llama.options",
     "Piece": "rest_local.decoding.engine",
+    "Request": "rest_local.decoding.request",
     "RestLocalError": "rest_local.errors",
     "Result": "rest_local.decoding.engine",
     "Sampling": "rest_local.llama.sampling",
+    "Service": "rest_local.decoding.service",
     "Stream": "rest_local.decoding.engine",
     "build_datastore": "rest_local.retrieval.indexing",
 }

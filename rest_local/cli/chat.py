@@ -79,13 +79,14 @@ class Conversation:
         """Stream the answer to `text`. A refused message (too long) leaves the conversation as it was."""
         stream = None
         try:
-            prompt = self.engine.chat_prompt([*self.messages, {"role": "user", "content": text}])
+            messages = [*self.messages, {"role": "user", "content": text}]
+            prompt = self.engine.chat_prompt(messages)
             stream = self.engine.generate(
                 prompt,
                 max_tokens=self.max_tokens,
                 sampling=self.sampling,
                 stop=self.stop,
-                keep_tokens=self._kept_tokens(prompt, text),
+                keep_tokens=self._kept_tokens(prompt, messages),
             )
             for piece in stream:
                 if not self.as_json:
@@ -98,10 +99,13 @@ class Conversation:
             stream.cancel()
         self._keep(text, stream.result)
 
-    def _kept_tokens(self, prompt: str, text: str) -> int:
+    def _kept_tokens(self, prompt: str, messages: list[dict[str, str]]) -> int:
         """What a context shift keeps: the tokens of the prompt up to the first message of the user."""
-        first = next((m["content"] for m in self.messages if m["role"] == "user"), text)
-        return len(self.engine.tokenize(prompt.partition(first)[0])) if self.system else 0
+        from rest_local.llama.conversation import fixed_beginning
+
+        if not self.system:
+            return 0
+        return len(self.engine.tokenize(fixed_beginning(messages, prompt, self.engine.chat_prompt)))
 
     def _keep(self, text: str, result: Result) -> None:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
@@ -179,6 +183,8 @@ def converse(conversation: Conversation, interactive: bool) -> None:
 @click.option(
     "-n",
     "--tokens",
+    "--n-predict",
+    "--predict",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "-n",
     "--tokens",
+    "--n-predict",
+    "--predict",
     type=click.IntRange(min=0),
     default=256,
     show_default=True,

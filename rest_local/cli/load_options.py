@@ -56,6 +56,12 @@ _OPTIONS = (
         metavar="KEY=TYPE:VALUE",
         help="Another value for a key of the file; TYPE int, float, bool or str; may be repeated.",
     ),
+    _devices(
+        "-dev",
+        "--device",
+        metavar="NAME,...",
+        help="GPUs to use, by the names that `rest-local doctor` gives; none: only the CPU. Default: all.",
+    ),
     _devices("-sm", "--split-mode", type=click.Choice(SPLIT_MODES), help="How to use several GPUs. Default: layer."),
     _devices("-ts", "--tensor-split", metavar="N0,N1,...", help="Share of each GPU, for example 3,1."),
     _devices("-mg", "--main-gpu", type=click.IntRange(min=0), metavar="N", help="The GPU for all, or for the rest."),
@@ -121,8 +127,24 @@ _ROPE = {
     "rope_scaling": "scaling", "rope_freq_base": "freq_base", "rope_freq_scale": "freq_scale",
     **{name: name for name in _YARN},
 }  # fmt: skip
-_PARSED = ("lora", "lora_scaled", "override_kv", "override_tensor", "tensor_split", "rope_scale")
+_PARSED = ("device", "lora", "lora_scaled", "override_kv", "override_tensor", "tensor_split", "rope_scale")
 NAMES = (*_SAME, *_RENAMED, *_ROPE, *_PARSED)
+
+
+class LayerCount(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
+    """Layers on the GPU, as llama.cpp takes them: a number, `all`, or `auto` for the default."""
+
+    name = "layers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if isinstance(value, int) or value == "auto":
+            return value if isinstance(value, int) else None
+        if value == "all":
+            return -1
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number of layers; give one, or all, or auto", param, ctx)
 
 
 def model_options(values: Mapping[str, Any]) -> ModelOptions:
@@ -135,6 +157,7 @@ def model_options(values: Mapping[str, Any]) -> ModelOptions:
         rope["freq_scale"] = _stretched(given["rope_scale"], "rope_freq_scale" in given)
     return ModelOptions(
         **plain,
+        devices=tuple(name.strip() for name in given["device"].split(",")) if given.get("device") else (),
         rope=Rope(**rope),
         lora=(*map(Adapter, given.get("lora", ())), *map(Adapter.parse, given.get("lora_scaled", ()))),
         override_kv=tuple(map(Override.parse, given.get("override_kv", ()))),

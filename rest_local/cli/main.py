@@ -43,7 +43,8 @@ def _read_environment(command: click.Command) -> None:
     that means something else in another command, takes no part (`allow_from_autoenv`)."""
     for option in command.params:
         if isinstance(option, click.Option) and option.allow_from_autoenv:
-            option.envvar = f"{ENVIRONMENT}_{max(option.opts, key=len).lstrip('-').replace('-', '_').upper()}"
+            name = next((name for name in option.opts if name.startswith("--")), option.opts[0])  # others are aliases
+            option.envvar = f"{ENVIRONMENT}_{name.lstrip('-').replace('-', '_').upper()}"
     for child in getattr(command, "commands", {}).values():
         _read_environment(child)
 

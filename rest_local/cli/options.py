@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli.load_options import load_options
+from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section
 from rest_local.errors import DatastoreCorrupt, DatastoreError, InputInvalid, OptionError
 from rest_local.llama.grammar_guard import check
@@ -160,13 +160,23 @@ _ENGINE_OPTIONS = (
         help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
     ),
     _engine(
-        "-c", "--ctx", type=click.IntRange(min=1), metavar="N", help="Context in tokens. Default: 4096, or the model's."
+        "-c",
+        "--ctx",
+        "--ctx-size",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Context in tokens; 0: what the model was trained for. Default: that or 4096, whichever is less.",
     ),
     _engine(
         "-t", "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
     ),
     _engine(
-        "-ngl", "--gpu-layers", type=int, metavar="N", help="Layers on the GPU. Default: all, where there is a GPU."
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        type=LayerCount(),
+        metavar="N|all|auto",
+        help="Layers on the GPU. Default: auto, all where there is a GPU.",
     ),
     _engine(
         "--policy",
@@ -182,7 +192,11 @@ _ENGINE_OPTIONS = (
         help="GGUF of a smaller model of the same family: what it would say is drafted as well, where that pays.",
     ),
     _engine(
-        "-ngld", "--draft-gpu-layers", type=int, metavar="N", help="Its layers on the GPU. Default: all, as with -ngl."
+        "-ngld",
+        "--draft-gpu-layers",
+        type=LayerCount(),
+        metavar="N|all|auto",
+        help="Its layers on the GPU. Default: auto, as with -ngl.",
     ),
     _engine(
         "--verify",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PORT = 8012  # rest_local.server.settings.DEFAULT_PORT, whose import would cost --help
 SLOTS = 4
+MOST_SLOTS = 32  # llama.cpp's sequence ids (rest_local.llama.batch.MOST_IDS), 8 a slot (ContextSettings.n_branches)
 MAX_BODY = 8 << 20
 
 
@@ -36,7 +37,12 @@ MAX_BODY = 8 << 20
     help="Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
 )
 @click.option(
-    "--slots", type=click.IntRange(1, 64), default=SLOTS, show_default=True, metavar="N", help="Answers at a time."
+    "--slots",
+    type=click.IntRange(1, MOST_SLOTS),
+    default=SLOTS,
+    show_default=True,
+    metavar="N",
+    help="Answers at a time.",
 )
 @click.option(
     "--cells",

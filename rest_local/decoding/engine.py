@@ -33,6 +33,7 @@ from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
+from rest_local.decoding.shift import shifted
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.totals import Totals
@@ -43,7 +44,7 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions
+from rest_local.llama.options import ModelOptions, Rope
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
@@ -118,7 +119,7 @@ class Engine:
         self.context_shift = context_shift
         self.policy, self.verify = policy, verify
         self.datastores = list(datastores)
-        self.warnings = [lane.warning] if lane.warning else []
+        self.warnings = [warning for warning in (lane.warning, _beyond_training(lane)) if warning]
         self._lane = lane
         self._exact_lane: Lane | None = lane if lane.exact else None
         self._opening = threading.Lock()  # of that lane, by whoever asks first
@@ -151,16 +152,17 @@ class Engine:
     ) -> Engine:
         """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
 
-        `n_ctx`: tokens of context, None for 4 096 or what the model was trained for, if that is less. `exact`: chains
-        only, in settings in which drafting provably gives the same bits. `history`: draft from what this model
-        answered before, in any process, and keep what it answers now and what was accepted; off unless asked for (the
-        command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`, which
-        lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and so
-        changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of memory
-        for all of them together, None for a whole context each.
-        `context_shift`: an answer that fills the context goes on without the oldest text. `options`: how the model is
-        loaded and computed, LoRA adapters included; what it leaves open is measured and chosen. `draft_model`: a
-        smaller model of the same vocabulary, which adds what it would say to the drafts of `auto` where that pays.
+        `n_ctx`: tokens of context, 0 for what the model was trained for, None for that or 4 096, whichever is less.
+        `exact`: chains only, in settings in which drafting provably gives the same bits. `history`: draft from what
+        this model answered before, in any process, and keep what it answers now and what was accepted; off unless asked
+        for (the command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`,
+        which lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and
+        so changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of
+        memory for all of them together, None for a whole context each.
+        `context_shift`: an answer that fills the context, and a prompt that is longer, go on without the oldest text.
+        `options`: how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and
+        chosen. `draft_model`: a smaller model of the same vocabulary, which adds what it would say to the drafts of
+        `auto` where that pays.
         Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError,
         OptionError.
         """
@@ -176,7 +178,8 @@ class Engine:
             for name in datastores:
                 path = datastore_path(name)
                 stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
-            size = n_ctx or min(DEFAULT_CONTEXT, opened.n_ctx_train or DEFAULT_CONTEXT)
+            trained = opened.n_ctx_train or DEFAULT_CONTEXT
+            size = n_ctx or (trained if n_ctx == 0 else min(DEFAULT_CONTEXT, trained))
             settings = settings_for(opened.options, size, threads or 0, slots, cells)
             if draft_model is not None:
                 drafter = DraftModel.open(
@@ -313,10 +316,12 @@ class Engine:
         """
         if not len(request.prompt):
             raise PromptEmpty
-        if len(request.prompt) >= self.n_ctx:
-            raise PromptTooLong(len(request.prompt), self.n_ctx)
+        shift, n_prompt = request.context_shift or self.context_shift, len(request.prompt)
+        if n_prompt >= self.n_ctx and not shift:
+            raise PromptTooLong(n_prompt, self.n_ctx)
         if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
+        request = replace(request, prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx))
         chosen = policy or request.policy or self.policy
         if isinstance(chosen, str) and chosen not in POLICIES:
             raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
@@ -348,10 +353,11 @@ class Engine:
 
         statistics = Statistics()
         answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
+        answer.result.truncated = len(request.prompt) < n_prompt
         request = replace(
             request,
             prediction=self.predictions.take(request.prediction),
-            context_shift=request.context_shift or self.context_shift,
+            context_shift=shift,
         )
         return Job(request, sampler, answer, make, finished)
 
@@ -494,6 +500,17 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _beyond_training(lane: Lane) -> str:
+    """A warning where the context is longer than what the model was trained for, and nothing stretches it."""
+    model, n_ctx = lane.model, lane.context.n_ctx
+    if not 0 < model.n_ctx_train < n_ctx or model.is_recurrent or model.options.rope != Rope():
+        return ""
+    way_out = "lower --ctx, or give --rope-scaling or its like"
+    return (
+        f"a context of {n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse behind; {way_out}"
+    )
 
 
 def _relaxed(verify: str, exact: bool, sampling: Sampling | None = None) -> Relaxed | None:

@@ -20,6 +20,7 @@ from rest_local.decoding.backend import Backend, Capability
 from rest_local.decoding.faults import of_request
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, RequestFailed, Running
 from rest_local.decoding.job import Job
+from rest_local.decoding.shift import shifted
 from rest_local.decoding.slot import Slot, common_prefix, count_cells
 from rest_local.decoding.slots import LEAST_SHARED, Match, Slots
 from rest_local.errors import DecodeFailed, RestLocalError
@@ -32,7 +33,6 @@ STALL_MS = 100.0  # what a part of a prompt may add to a step of those who gener
 LEAST_PART = 16  # tokens of it
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 CHARGED_PASSES = 16
-SHIFT_KEEPS = 0.5  # of the text behind the kept tokens, when the context is full
 
 
 @dataclass
@@ -307,10 +307,7 @@ class Scheduler:
             generation = job.generation
             if generation is None or generation.room > 0 or generation.pending:
                 continue
-            text = job.text
-            keep = min(job.request.keep_tokens, self.backend.n_ctx // 2)
-            rest = max(1, int(SHIFT_KEEPS * (self.backend.n_ctx - keep)))
-            text = [*text[:keep], *text[len(text) - rest :]]
+            text = shifted(job.text, job.request.keep_tokens, self.backend.n_ctx)
             with self._own_fault(job):
                 generation.resume(generation.slot, text)
                 generation.sources.restart(text)

@@ -16,7 +16,7 @@ from types import TracebackType
 import llama_cpp
 from llama_cpp import llama_cpp as bindings
 
-from rest_local.llama import library
+from rest_local.llama import library, stop
 
 _is_set = ctypes.cast(library.c_library.strlen, bindings.ggml_abort_callback)
 
@@ -35,6 +35,8 @@ def abort_all() -> bool:
 class Breaker:
     """One context's. A `with` block is a decode. `number`, set by the thread that decodes before it does, says what the
     decode is for, so that an abort that comes late hits nobody else; 0: nothing that could be named.
+
+    Entering raises ServiceClosed in a thread that was stopped (`rest_local.llama.stop`).
     """
 
     def __init__(self, context: int) -> None:
@@ -65,6 +67,7 @@ class Breaker:
             _open.discard(self)
 
     def __enter__(self) -> None:
+        stop.enter(self)
         with self._lock:
             self._proceed()
             self._running = True

@@ -77,7 +77,11 @@ class ContextSettings:
             )
         if not 0 < self.n_slots * self.n_branches <= MOST_IDS or self.n_slots < 1:
             most = MOST_IDS // max(self.n_branches, 1)
-            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}")
+            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}; give fewer --slots")
+        if 0 < self.n_cells < self.n_ctx:
+            raise OptionError(
+                f"{self.n_cells} cells hold no context of {self.n_ctx} tokens; raise --cells or lower --ctx"
+            )
         if min(self.threads, self.threads_batch) < 0:
             fewest = min(self.threads, self.threads_batch)
             raise OptionError(f"{fewest} threads: give a positive number, or 0 for all cores")
@@ -121,7 +125,7 @@ class Context:
         self._memory = llama_cpp.llama_get_memory(self._pointer)
         # llama.cpp rounds the cells up; who asked for 64 tokens of context gets 64
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
-        self.n_cells = max(settings.n_ctx, settings.n_cells)
+        self.n_cells = settings.n_cells or settings.n_ctx
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
         self.n_ubatch = int(llama_cpp.llama_n_ubatch(self._pointer))
         self.n_branches = settings.n_branches
@@ -235,7 +239,7 @@ _logits_at = ctypes.cast(llama_cpp.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_s
 def _parameters(settings: ContextSettings) -> Any:
     """llama_context_params."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = max(settings.n_ctx, settings.n_cells)
+    params.n_ctx = settings.n_cells or settings.n_ctx
     params.n_batch = min(settings.n_batch, settings.n_ctx)
     params.n_ubatch = min(settings.n_ubatch or params.n_batch, params.n_batch)
     params.n_seq_max = settings.n_slots * settings.n_branches

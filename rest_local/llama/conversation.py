@@ -22,6 +22,7 @@ from rest_local.llama.template import render
 Message = dict[str, Any]
 Call = Mapping[str, Any]
 
+_NOBODYS = "\ue000"  # a character for private use: no message begins with it
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
 
 
@@ -44,6 +45,21 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
         "For each function call, return a JSON object with function name and arguments within <tool_call></tool_call> "
         'tags:\n<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'
     )
+
+
+def fixed_beginning(
+    messages: Sequence[Mapping[str, Any]], prompt: str, render: Callable[[Sequence[Mapping[str, Any]]], str]
+) -> str:
+    """What of a conversation's prompt stands before its first message that is not a system message: tools and system
+    prompt, wherever the template puts them. `render`: as the prompt was made. It is asked once more, with another text
+    in that message, so that a system prompt which holds the same words misleads nobody.
+    """
+    first = next((i for i, m in enumerate(messages) if _ROLES.get(m["role"], m["role"]) != "system"), None)
+    if first is None:
+        return prompt
+    other = render([*messages[:first], {**messages[first], "content": _NOBODYS}, *messages[first + 1 :]])
+    same = next((i for i, pair in enumerate(zip(prompt, other, strict=False)) if pair[0] != pair[1]), len(prompt))
+    return prompt[:same]
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,16 @@ def devices() -> list[Device]:
     return found
 
 
+def gpus() -> dict[str, int]:
+    """What layers can be put on: the name of each device but the CPU's own, and its address."""
+    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    found = [get(i) for i in range(count)]
+    return {name(device).decode("utf-8", "replace"): device for device in found if kind(device) != _CPU_DEVICE}
+
+
 def buffer_types() -> dict[str, int]:
     """Where tensors can be placed: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
     count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
@@ -218,6 +228,7 @@ def use_numa(strategy: str) -> None:
         raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another one")
 
 
+_CPU_DEVICE = 0  # enum ggml_backend_dev_type
 _NUMA = {
     "distribute": bindings.GGML_NUMA_STRATEGY_DISTRIBUTE,
     "isolate": bindings.GGML_NUMA_STRATEGY_ISOLATE,

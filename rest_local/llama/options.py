@@ -139,8 +139,9 @@ class ModelOptions:
 
     Weights: `mmap`, `mlock`, `check_tensors` (reads and checks every tensor), `repack` (weights rearranged for the
     CPU), `override_kv`, `lora` (all applied at once).
-    Devices: `split_mode` over several GPUs, `tensor_split` (their shares), `main_gpu`, `override_tensor`, `cpu_moe`
-    (experts of all layers stay in main memory), `n_cpu_moe` (those of the first N layers), `numa` (once per process).
+    Devices: `devices` (names of the GPUs to use, `("none",)` for none of them), `split_mode` over several GPUs,
+    `tensor_split` (their shares), `main_gpu`, `override_tensor`, `cpu_moe` (experts of all layers stay in main memory),
+    `n_cpu_moe` (those of the first N layers), `numa` (once per process).
     Context: `n_batch` (tokens submitted at once) and `n_ubatch` (computed at once, 0 = the same), `threads_batch` (for
     more than one token, 0 = as for one), `kv_offload`, `rope`. `flash_attention` and `cache_type_k`, `cache_type_v`:
     `auto` and None leave the choice to measuring, anything else fixes it.
@@ -152,6 +153,7 @@ class ModelOptions:
     repack: bool = True
     override_kv: tuple[Override, ...] = ()
     lora: tuple[Adapter, ...] = ()
+    devices: tuple[str, ...] = ()
     split_mode: str = "layer"
     tensor_split: tuple[float, ...] = ()
     main_gpu: int = 0
@@ -178,6 +180,8 @@ class ModelOptions:
         ):
             if value is not None:
                 _one_of(name, value, choices)
+        if "none" in self.devices and len(self.devices) > 1:
+            raise OptionError(f"devices {','.join(self.devices)}: give names, or none alone")
         for name in ("main_gpu", "n_cpu_moe", "n_ubatch", "threads_batch"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give 0 or more")

@@ -52,6 +52,8 @@ class LoadParameters:
         if not on_cpu:
             struct.split_mode = SPLIT_MODES.index(options.split_mode)
             struct.main_gpu = options.main_gpu
+            if options.devices:
+                struct.devices = ctypes.addressof(made._keep(_devices(options.devices)))
             if options.tensor_split:
                 struct.tensor_split = made._keep(_shares(options.tensor_split))
         return made
@@ -108,6 +110,18 @@ def _placed(placements: list[tuple[str, str]], on_cpu: bool) -> Any:
             raise OptionError(f"tensor override {pattern}={buffer}: this llama.cpp has {', '.join(types)}")
         entry.pattern, entry.buffer_type = pattern.encode(), types[CPU if on_cpu else buffer]
     return array
+
+
+def _devices(names: tuple[str, ...]) -> Any:
+    """An array that ends with a null. Raises OptionError for a device that this llama.cpp does not have."""
+    known = library.gpus()
+    wanted = () if names == ("none",) else names
+    for name in wanted:
+        if name not in known:
+            raise OptionError(
+                f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; none is the CPU alone"
+            )
+    return (ctypes.c_void_p * (len(wanted) + 1))(*(known[name] for name in wanted), None)
 
 
 def _shares(shares: tuple[float, ...]) -> Any:

@@ -17,7 +17,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL
-from rest_local.retrieval.home import holds_files
+from rest_local.retrieval.home import holds_files, remove_locked
 from rest_local.retrieval.rows import Int32Array
 
 WAIT_S = 2.0
@@ -51,11 +51,13 @@ def add(
         return commit(path, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
 
 
-def forget(path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files | None = None) -> int:
+def forget(
+    path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files | None = None, whole: bool = False
+) -> int:
     """Removes the documents of these names; returns how many there were.
 
-    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable; OptionError
-    where nothing would be left, since a datastore is never empty.
+    A datastore is never empty. Where nothing would be left it is removed with `whole`, else OptionError. Raises
+    DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable.
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)  # a lock cannot be taken on what is not there
@@ -64,6 +66,9 @@ def forget(path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files 
         count = sum(name in names for name in held)
         if count == 0:
             return 0
+        if count == len(held) and whole:
+            remove_locked(path)
+            return count
         if count == len(held):
             raise OptionError(f"datastore {path}: nothing would be left; `rest-local index remove` removes it whole")
         keep, kept = _divided(store, names, 0)

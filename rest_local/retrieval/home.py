@@ -53,8 +53,14 @@ def remove(path: Path, wait_s: float = 0.0) -> None:
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)
+    with locked(path, wait_s):
+        remove_locked(path)
+
+
+def remove_locked(path: Path) -> None:
+    """`remove`, for who holds the lock."""
     files = Files()
-    with locked(path, wait_s), unwritable(path):
+    with unwritable(path):
         strangers = [name for name in os.listdir(path) if name not in (LOCK, MANIFEST) and not owns(name)]
         if strangers:
             raise DatastoreUnwritable(path, f"it also holds {strangers[0]!r}, which no build wrote; move that away")

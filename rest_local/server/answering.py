@@ -149,7 +149,7 @@ class Answering:
         """Events when all are."""
         raise NotImplementedError
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The answer of a request that is not streamed."""
         raise NotImplementedError
 

@@ -77,9 +77,13 @@ def create_app(state: State) -> Starlette:
     settings = state.settings
     between = []
     if settings.allowed_origins:
-        headers = ["authorization", "content-type", "x-api-key"]
-        between = [Middleware(CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["GET", "POST"])]
-        between[0].kwargs["allow_headers"] = headers
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=sorted({call.method for call, _ in _CALLS}),
+            allow_headers=["authorization", "content-type", "x-api-key"],
+        )
+        between = [cors]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(AccessLog), Middleware(Gate, settings), *between, Middleware(Guard, settings)],

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 16
-MAX_STOPS = 256  # each is looked for at every step, in the thread that serves everybody
+MAX_STOPS = 16_384  # what looking for them costs hardly depends on how many there are (`StopFinder`)
 MAX_PROMPTS = 256
 
 Milliseconds = Annotated[float, Field(le=1e9)]
@@ -213,7 +213,7 @@ class EmbeddingBody(Body):
 class NativeBody(Generation):
     """POST /completion."""
 
-    prompt: str | Many[TokenId | str] = ""
+    prompt: str | Many[TokenId | str | Many[TokenId | str]] = ""
     n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
     n_indent: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     response_fields: Annotated[Many[str], Field(max_length=256)] | None = None

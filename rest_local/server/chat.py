@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,14 +11,15 @@ from starlette.responses import Response
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
+from rest_local.llama.conversation import fixed_beginning
 from rest_local.server.answering import Answering, Part, submitted
 from rest_local.server.answers import chat_logprobs, new_id, timings, usage
-from rest_local.server.bodies import ChatBody, NamedTool
+from rest_local.server.bodies import ChatBody, Message, NamedTool
 from rest_local.server.errors import ApiError
 from rest_local.server.grammars import chat_grammar
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import chat_text, offered, template_of
-from rest_local.server.requests import request_of
+from rest_local.server.requests import request_of, shifts_context
 from rest_local.server.running import DONE, event
 from rest_local.server.state import state_of
 from rest_local.server.tools import AnswerFormat, AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
@@ -51,13 +53,28 @@ class _Chat:
         engine, body = self._engine, self._body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        begins = body.add_generation_prompt is not False
-        self._prompt = chat_text(engine, body.messages, self._tools, body.chat_template_kwargs, begins)
+        self._prompt = self._render(body.messages)
         prompt = engine.tokenize(self._prompt)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
         grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
-        return [request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i) for i in range(self.n)]
+        kept = self._kept() if shifts_context(engine, body) and body.n_keep is None else 0
+        return [
+            request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
+            for i in range(self.n)
+        ]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        begins = self._body.add_generation_prompt is not False
+        return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
+
+    def _kept(self) -> int:
+        """Tokens of the tools and the system prompt, which a context shift keeps."""
+        messages = [message.model_dump(exclude_none=True) for message in self._body.messages]
+        text = fixed_beginning(
+            messages, self._prompt, lambda said: self._render(list(map(Message.model_validate, said)))
+        )
+        return len(self._engine.tokenize(text))
 
     def parser(self) -> AnswerParser:
         """Tells the text of one answer from its reasoning and its calls."""
@@ -100,7 +117,7 @@ class ChatAnswer(Answering):
         return [self._chunk(number, first, logprobs=logprobs, **more), *rest]
 
     def complete(self, number: int) -> list[bytes]:
-        deltas = self.parsers[number].finish()
+        deltas = self.parsers[number].finish(cut=self.finish_reason(number) == "length")
         more: dict[str, Any] = {}
         if not self._asked_usage and not self.remaining:
             more = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
@@ -117,8 +134,8 @@ class ChatAnswer(Answering):
 
     def whole(self) -> dict[str, Any]:
         said = [
-            [*parser.feed(choice.text), *parser.finish()]
-            for parser, choice in zip(self.parsers, self.choices, strict=True)
+            [*parser.feed(choice.text), *parser.finish(cut=self.finish_reason(number) == "length")]
+            for number, (parser, choice) in enumerate(zip(self.parsers, self.choices, strict=True))
         ]
         choices = [
             {

@@ -25,7 +25,7 @@ from rest_local.retrieval.home import datastore_path, list_datastores
 from rest_local.retrieval.secret import secret_content, secret_name
 from rest_local.retrieval.tokenizing import tokenize_documents
 from rest_local.server.bodies import DocumentBody, SearchBody
-from rest_local.server.errors import ApiError
+from rest_local.server.errors import ApiError, for_others, from_error
 from rest_local.server.parsing import parse
 from rest_local.server.running import json_response
 from rest_local.server.state import state_of
@@ -45,12 +45,18 @@ NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 async def list_all(request: HttpRequest) -> Response:
     """Those that are open, and those that could be."""
     _, engine = state_of(request).loaded()
-    return json_response({"object": "list", "data": await anyio.to_thread.run_sync(_list, engine)})
+    is_local = state_of(request).settings.is_local
+    return json_response({"object": "list", "data": await anyio.to_thread.run_sync(_list, engine, is_local)})
 
 
 async def search(request: HttpRequest) -> Response:
-    """Where the end of a text occurs, and how it goes on there."""
+    """Where the end of a text occurs, and how it goes on there: for other machines no more than draft statistics, of
+    which it is the sum."""
     body = await parse(request, SearchBody)
+    if not state_of(request).settings.shows_steps:
+        raise ApiError(
+            403, "what datastores hold is not shown to other machines; see --share-statistics", code="withheld"
+        )
     _, engine = state_of(request).loaded()
     path = _known(engine, request.path_params["name"])
     found = await anyio.to_thread.run_sync(_search, engine, path, body.text, body.limit or PLACES)
@@ -66,12 +72,12 @@ async def add_document(request: HttpRequest) -> Response:
 
 
 async def forget_document(request: HttpRequest) -> Response:
-    """Removes a document from the files."""
+    """Removes a document from the files, and with the last one the datastore."""
     service, engine = state_of(request).loaded()
     path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
 
     def work() -> int:
-        count = forget(path, {document})
+        count = forget(path, {document}, whole=True)
         if count:
             reopen(service, engine)
         return count
@@ -145,7 +151,7 @@ def _place(engine: Engine, name: str) -> Path:
     return datastore_path(name)
 
 
-def _list(engine: Engine) -> list[dict[str, Any]]:
+def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
     opened = _open_paths(engine)
     paths = {name: datastore_path(name) for name in list_datastores()} | opened
     rows = []
@@ -155,7 +161,8 @@ def _list(engine: Engine) -> list[dict[str, Any]]:
             with Datastore.open(path) as store:
                 info = store.info()
         except DatastoreError as error:
-            row["error"] = str(error)
+            answer = from_error(error)
+            row["error"] = (answer if is_local else for_others(error, answer)).message
         else:
             row |= {key: info[key] for key in ("created", "vocabulary", "tokens", "documents", "segments", "bytes")}
             row["fits_model"] = info["vocabulary"]["hash"] == engine.model.vocabulary.hash

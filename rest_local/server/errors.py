@@ -5,6 +5,7 @@ Every answer that is not a success has OpenAI's shape: {"error": {"message", "ty
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ from rest_local.errors import (
     ServiceClosed,
     TemplateFailed,
 )
+
+log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _TYPES = {
@@ -75,12 +78,27 @@ def loading() -> ApiError:
     return ApiError(503, "Loading model", code="loading", headers={"retry-after": RETRY_SECONDS})
 
 
+_WITHOUT_PATHS = {
+    404: "no such datastore; GET /datastores lists them",
+    409: "the datastore is being written, or is of another format or vocabulary; the server's log says more",
+    500: "the datastore cannot be read or written; the server's log says more",
+}
+
+
+def for_others(error: RestLocalError, answer: ApiError) -> ApiError:
+    """The answer as other machines may read it: where a datastore lies is for the log."""
+    if not isinstance(error, DatastoreError) or isinstance(error, CorpusEmpty):
+        return answer
+    log.warning("%s", error)
+    return ApiError(answer.status, _WITHOUT_PATHS[answer.status], code=answer.code)
+
+
 def from_error(error: RestLocalError) -> ApiError:
     """The program's own errors as an answer."""
     text = str(error)
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-        return ApiError(400, text, code="context_length_exceeded", param="messages", extra=like_llama)
+        return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
     if isinstance(error, (QueueFull, ServiceClosed)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
@@ -103,7 +121,12 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_own_error(request: Request, error: Exception) -> Response:
     """Handler of RestLocalError."""
     assert isinstance(error, RestLocalError)
-    return from_error(error).response()
+    answer = from_error(error)
+    if isinstance(error, PromptTooLong):
+        path = request.url.path
+        answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
+    is_local = request.app.state.server.settings.is_local
+    return (answer if is_local else for_others(error, answer)).response()
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

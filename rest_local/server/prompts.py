@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_local.errors import OptionError
 from rest_local.llama.conversation import ChatTemplate
-from rest_local.server.bodies import Message, Prompt, Tool
+from rest_local.server.bodies import MAX_PROMPTS, Message, Prompt, Tool
 from rest_local.server.errors import ApiError
 from rest_local.server.requests import text_of
 from rest_local.server.tools import format_of
@@ -74,6 +74,18 @@ def plain_prompts(engine: Engine, prompt: Prompt, most: int) -> list[list[int]]:
     if not 1 <= len(prompt) <= most:
         raise ApiError(400, f"give 1 to {most} prompts at once, not {len(prompt)}", code="invalid_value")
     return [engine.tokenize(each) if isinstance(each, str) else checked_ids(engine, each) for each in prompt]
+
+
+def native_prompts(engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]]) -> list[list[int]]:
+    """llama-server's: one prompt as for `mixed_prompt`, or several: texts without ids among them, and lists.
+
+    Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id."""
+    several = not isinstance(prompt, str) and bool(prompt) and not any(isinstance(part, int) for part in prompt)
+    if not several:
+        return [mixed_prompt(engine, prompt)]  # type: ignore[arg-type]
+    if len(prompt) > MAX_PROMPTS:
+        raise ApiError(400, f"give 1 to {MAX_PROMPTS} prompts at once, not {len(prompt)}", param="prompt")
+    return [mixed_prompt(engine, each) for each in prompt]  # type: ignore[arg-type]
 
 
 def mixed_prompt(engine: Engine, prompt: str | Sequence[int | str]) -> list[int]:

@@ -27,20 +27,24 @@ def request_of(
     logprobs: int | None = None,
     grammar: str | None = None,
     choice: int = 0,
+    kept: int = 0,
 ) -> Request:
-    """The engine's request. `choice`: of several for one prompt; each draws with a seed of its own.
+    """The engine's request. `choice`: of several for one prompt; each draws with a seed of its own. `kept`: tokens of
+    the prompt that a context shift keeps where the body does not say.
 
     Raises OptionError for a value out of range.
     """
     extension = body.rest_local or Extension()
-    room = max(engine.n_ctx - len(prompt), 0)
+    shifts = shifts_context(engine, body)
+    room = _WIDE if shifts else max(engine.n_ctx - len(prompt), 0)
+    most = _WIDE if shifts else engine.n_ctx
     wanted = _max_tokens(body)
     return Request(
         prompt=prompt,
-        max_tokens=room if wanted is None else min(wanted, engine.n_ctx),
+        max_tokens=room if wanted is None else min(wanted, most),
         sampling=_sampling(body, engine.model.vocabulary, grammar, choice),
         stop=_stops(body),
-        min_tokens=min(max(body.min_tokens or 0, 0), engine.n_ctx),
+        min_tokens=min(max(body.min_tokens or 0, 0), most),
         ignore_end=bool(body.ignore_eos),
         prediction=_predicted(engine, body.prediction),
         logprobs=logprobs,
@@ -51,9 +55,14 @@ def request_of(
         datastores=_datastores(body),
         keep_prefix=body.cache_prompt is not False,
         context_shift=bool(extension.context_shift),
-        keep_tokens=_kept(body.n_keep, len(prompt)),
+        keep_tokens=kept if body.n_keep is None else _kept(body.n_keep, len(prompt)),
         prompt_seconds=_seconds(extension.t_max_prompt_ms),
     )
+
+
+def shifts_context(engine: Engine, body: Generation) -> bool:
+    """Whether the answer goes on where the context is full."""
+    return engine.context_shift or bool(body.rest_local and body.rest_local.context_shift)
 
 
 def _max_tokens(body: Generation) -> int | None:
@@ -149,9 +158,9 @@ def _datastores(body: Generation) -> tuple[str, ...] | None:
     return (body.datastore,) if isinstance(body.datastore, str) else tuple(body.datastore)
 
 
-def _kept(n_keep: int | None, n_prompt: int) -> int:
+def _kept(n_keep: int, n_prompt: int) -> int:
     """-1 is the whole prompt."""
-    return n_prompt if (n_keep or 0) < 0 else min(n_keep or 0, n_prompt)
+    return n_prompt if n_keep < 0 else min(n_keep, n_prompt)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -1,6 +1,7 @@
 """A server's life: bind, load the model while /health says 503, answer, drain, close.
 
 SIGTERM and Ctrl-C stop listening and let running answers end, `drain_seconds` at most; SIGTERM again ends at once.
+While the model loads they end that before its next forward pass.
 SIGHUP opens the newest commits of the datastores. One process, one event loop; the engine has its own thread.
 """
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from rest_local.errors import RestLocalError
+from rest_local.llama.stop import Stop
 from rest_local.server.access import JsonLines
 from rest_local.server.app import create_app
 from rest_local.server.connection import TimedProtocol
@@ -94,6 +96,7 @@ class Serving:
         self._load, self._start, self._queue = load, start or _start, queue
         self.loaded = threading.Event()  # or failed
         self._error: BaseException | None = None
+        self._stop = Stop()  # of loading
         config = uvicorn.Config(
             create_app(self.state),
             http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
@@ -118,12 +121,14 @@ class Serving:
         try:
             self.http.run(sockets=[listening])
         finally:
+            unwanted = self._error is None  # what loading ends with from here on is our doing
+            self._stop.set()
             loader.join()
             self._close()
-        if self._error is not None:
-            raise self._error
         if self.http.interrupted:
             raise KeyboardInterrupt
+        if self._error is not None and not unwanted:
+            raise self._error
 
     def stop(self) -> None:
         """As SIGTERM does, from any thread."""
@@ -144,7 +149,8 @@ class Serving:
 
     def _open(self) -> None:
         try:
-            self.state.engine = self._load()
+            with self._stop.here():
+                self.state.engine = self._load()
             self.state.service = self._start(self.state.engine, self._queue)
             log.info("model loaded", extra={"fields": {"event": "loaded", "model": self.state.model_id}})
         except BaseException as error:  # goes to whoever called `run`

@@ -23,7 +23,8 @@ class Settings:
     host, port        where it listens
     aliases           names it answers to beside the model's own; `*` answers to any
     keys              one of these opens every route but /health; none: no key is asked for
-    allowed_hosts     names beside the loopback's and the bound address that a Host header may give
+    allowed_hosts     names beside the loopback's and the bound address that a Host header may give; one that is not
+                      this machine's own tells that others reach it, through a proxy or from a container
     allowed_origins   web pages of other origins that may call, such as `http://localhost:3000`
     metrics           whether there is a /metrics
     max_body          bytes of a request's body
@@ -43,18 +44,25 @@ class Settings:
     statistics: bool = False
 
     def __post_init__(self) -> None:
-        if not self.is_local and not self.keys:
-            raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
+        if not self.keys:
+            self._check_nobody_else()
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise OptionError(f"origin {origin!r}: give a scheme and a host, for example http://localhost:3000")
         if any(not alias or len(alias) > 256 or not alias.isprintable() for alias in self.aliases):
             raise OptionError("alias: give a name of 1 to 256 printable characters")
 
+    def _check_nobody_else(self) -> None:
+        if not is_loopback(self.host):
+            raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
+        for name in self.allowed_hosts:
+            if not is_loopback(name):
+                raise OptionError(f"allowed host {name}: others reach it by that name; give --api-key-file as well")
+
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
-        return is_loopback(self.host)
+        """Whether only this machine can reach it, as far as its settings tell."""
+        return all(map(is_loopback, (self.host, *self.allowed_hosts)))
 
     @property
     def shows_steps(self) -> bool:
@@ -64,8 +72,9 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a bind address is this machine's own only."""
-    if host.lower() == "localhost":
+    """Whether an address or a name is this machine's own only."""
+    host = host.lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):  # RFC 6761
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

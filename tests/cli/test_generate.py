@@ -141,7 +141,7 @@ def test_every_option_is_read_from_the_environment(
         ["--top-k", "many"],
         ["--policy", "sometimes"],
         ["-n", "-1"],
-        ["--ctx", "0"],
+        ["--ctx", "-1"],
         ["--stop", ""],
         ["--top-p", "2"],
         ["--temp", "nan"],

@@ -35,7 +35,7 @@ def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> No
         "3,1", "-mg", "1", "-cmoe", "-ncmoe", "2", "-ot", "exps=CPU", "--numa", "isolate", "-tb", "3", "-fa", "on",
         "-ctk", "q8_0", "-ctv", "q4_0", "-b", "256", "-ub", "64", "-nkvo", "--rope-scaling", "yarn", "--rope-scale",
         "4", "--rope-freq-base", "1e6", "--yarn-orig-ctx", "512", "--yarn-ext-factor", "1", "--yarn-attn-factor", "0.5",
-        "--yarn-beta-slow", "2", "--yarn-beta-fast", "16",
+        "--yarn-beta-slow", "2", "--yarn-beta-fast", "16", "-dev", "CUDA0, CUDA1",
     )  # fmt: skip
     assert (done.code, done.err) == (0, "")
     assert engine.choice.options == ModelOptions(
@@ -44,7 +44,7 @@ def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> No
         lora=(Adapter(Path("a.gguf")), Adapter(Path("b c.gguf")), Adapter(Path("d.gguf"), 0.5)),
         override_tensor=(Placement("exps", "CPU"),), n_batch=256, n_ubatch=64, threads_batch=3, flash_attention="on",
         cache_type_k="q8_0", cache_type_v="q4_0", kv_offload=False,
-        rope=Rope("yarn", 1e6, 0.25, 512, 1.0, 0.5, 2.0, 16.0),
+        rope=Rope("yarn", 1e6, 0.25, 512, 1.0, 0.5, 2.0, 16.0), devices=("CUDA0", "CUDA1"),
     )  # fmt: skip
 
 
@@ -85,6 +85,9 @@ def test_the_environment_sets_them_too(fake_engine: Install, call: Call, monkeyp
         (("--rope-scale", "2", "--rope-freq-scale", "0.5"), "give one"),
         (("--rope-freq-base", "-1"), "freq base"),
         (("-b", "0"), "0"),
+        (("-dev", "none,CUDA0"), "none alone"),
+        (("-ngl", "many"), "all, or auto"),
+        (("--ctx-size", "-1"), "-1"),
         (("-tb", "x"), "x"),
         (("-mg", "-1"), "-1"),
         (("--numa", "x"), "x"),
@@ -112,6 +115,41 @@ def test_a_buffer_that_this_llama_cpp_does_not_have_is_one_line(call: Call, tiny
     done = call("generate", "x", "-n", "1", "-m", str(tiny_model("llama")), "--override-tensor", "x=TPU")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "TPU" in done.err
+
+
+def test_a_device_that_this_llama_cpp_does_not_have_is_one_line(call: Call, tiny_model: TinyModel) -> None:
+    done = call("generate", "x", "-n", "1", "-m", str(tiny_model("llama")), "--device", "TPU7")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "device TPU7" in done.err
+    assert call("generate", "x", "-n", "1", "-m", str(tiny_model("llama")), "--device", "none").code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        (("--ctx-size", "512"), "ctx", 512),
+        (("-c", "0"), "ctx", 0),
+        (("--n-gpu-layers", "7"), "gpu_layers", 7),
+        (("-ngl", "all"), "gpu_layers", -1),
+        (("-ngl", "auto"), "gpu_layers", None),
+        (("-ngld", "all"), "draft_gpu_layers", -1),
+    ],
+)
+def test_the_usual_names_of_llama_cpp_are_known(
+    fake_engine: Install, call: Call, given: tuple[str, ...], field: str, value: Any
+) -> None:
+    engine = fake_engine()
+    for command in (("generate", "x"), ("chat",)):
+        assert call(*command, *given).code == 0
+        assert getattr(engine.choice, field) == value
+
+
+@pytest.mark.parametrize("name", ["-n", "--n-predict", "--predict"])
+def test_so_are_those_of_the_length_of_an_answer(fake_engine: Install, call: Call, name: str) -> None:
+    engine = fake_engine()
+    for command, stdin in ((("generate", "x"), b""), (("chat",), b"x\n")):
+        assert call(*command, name, "3", stdin=stdin).code == 0
+        assert engine.arguments[-1]["max_tokens"] == 3
 
 
 def test_commands_that_load_a_model_take_them_in_sections() -> None:

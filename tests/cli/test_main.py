@@ -98,8 +98,8 @@ def test_every_option_has_the_variable_that_its_name_says() -> None:
     def check(command: click.Command) -> None:
         for option in command.params:
             if isinstance(option, click.Option) and option.allow_from_autoenv:
-                longest = max(option.opts, key=len)
-                assert option.envvar == "REST_LOCAL_" + longest[2:].replace("-", "_").upper()
+                first = next(name for name in option.opts if name.startswith("--"))  # the others are aliases
+                assert option.envvar == "REST_LOCAL_" + first[2:].replace("-", "_").upper()
         for child in getattr(command, "commands", {}).values():
             check(child)
 

@@ -16,15 +16,19 @@ from typing import IO
 import httpx
 import pytest
 
+from rest_local.cli.serve import MOST_SLOTS
+from rest_local.llama.batch import MOST_IDS
+from rest_local.llama.context import ContextSettings
+
 BODY_CAP = 1 << 20
 
 
 class Process:
     """A server process; `line` reads what it writes to stderr."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--no-history", *arguments]
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         assert self.process.stderr is not None
         self.errors: IO[str] = self.process.stderr
@@ -44,8 +48,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(*arguments: str) -> Iterator[Process]:
-    made = Process(*arguments)
+def process(*arguments: str, **environment: str) -> Iterator[Process]:
+    made = Process(*arguments, **environment)
     try:
         yield made
     finally:
@@ -82,9 +86,24 @@ def test_ctrl_c_exits_130() -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_loading_is_not_waited_for(number: int, code: int, tmp_path: Path) -> None:
+    """With an empty cache it measures for seconds, and keeps what it measured: nothing of that is there."""
+    with process(REST_LOCAL_CACHE=str(tmp_path)) as server:
+        address = server.errors.readline().split()[1]
+        assert httpx.get(f"{address}/health").status_code == 503, "it serves, and so has its signal handlers"
+        server.process.send_signal(number)
+        found, errors = server.end()
+    assert (found, errors) == (code, "")
+    assert not list(tmp_path.rglob("tuning/*"))
+
+
 def test_a_second_sigterm_ends_at_once() -> None:
-    with process() as server, httpx.Client(base_url=server.url(), timeout=60) as client:
-        with client.stream("POST", "/v1/chat/completions", json=chat(2000)) as answer:
+    """With one the answer would go on to its end."""
+    with process("--context-shift") as server, httpx.Client(base_url=server.url(), timeout=60) as client:
+        seen: list[str] = []
+        endless = chat(8000) | {"rest_local": {"policy": "off"}}
+        with client.stream("POST", "/v1/chat/completions", json=endless) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
@@ -95,7 +114,8 @@ def test_a_second_sigterm_ends_at_once() -> None:
                     break  # it has seen the first
             server.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(httpx.HTTPError):
-                list(lines)
+                seen += lines
+        assert "data: [DONE]" not in seen
         assert server.end()[0] in (0, -signal.SIGTERM)
 
 
@@ -103,18 +123,26 @@ def test_a_second_sigterm_ends_at_once() -> None:
 def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
     store, text = str(tmp_path / "store"), tmp_path / "text.py"
     build = [sys.executable, "-m", "rest_local", "index", "build", str(text), "-o", store]
-    text.write_text("one = 1\n")
+    text.write_text("zebra\n")
     subprocess.run(build, check=True, capture_output=True)
+    ask = {"prompt": "quixotic = 17\nquixotic", "n_predict": 4, "ignore_eos": True}
+
+    def drafted() -> int:
+        """Tokens that the open commit gave."""
+        told = {"rest_local": {"policy": "rest", "origins": True}}
+        by_source = httpx.post(f"{url}/completion", json=ask | told).json()["rest_local"]["draft"]["by_source"]
+        return by_source.get("datastore", {"drafted": 0})["drafted"]
+
     with process("-d", store) as server:
         url = server.url()
+        assert drafted() == 0
         text.write_text("quixotic = 17\n" * 3)
         subprocess.run(build, check=True, capture_output=True)
         server.process.send_signal(signal.SIGHUP)
         for line in server.errors:
             if json.loads(line).get("event") == "reload":
                 break
-        (row,) = [row for row in httpx.get(f"{url}/datastores").json()["data"] if row["name"] == "store"]
-        assert row["open"] is True
+        assert drafted() > 0
         server.process.terminate()
         assert server.end()[0] == 0
 
@@ -128,6 +156,9 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
         (("--allow-origin", "*"), 2, "give a scheme and a host"),
         (("-m", "nothing.gguf"), 1, "no such file"),
         (("--port", "99999"), 2, "99999"),
+        (("--slots", "33", "-m", "nothing.gguf"), 2, "--slots"),
+        (("--cells", "500", "--ctx", "1000"), 2, "500 cells hold no context of 1000 tokens"),
+        (("--allow-host", "llm.example.org"), 2, "llm.example.org: others reach it by that name; give --api-key-file"),
         (("--host", "no.such.host.invalid", "--api-key-file", "KEYS"), 1, "no.such.host.invalid"),
     ],
 )
@@ -192,3 +223,7 @@ def test_large_bodies_take_no_memory() -> None:
             assert answer.status_code in (400, 413)
         assert resident(server.process.pid) - before < 64 * BODY_CAP
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_as_many_slots_are_offered_as_llama_cpp_has_ids_for() -> None:
+    assert MOST_IDS // ContextSettings().n_branches == MOST_SLOTS

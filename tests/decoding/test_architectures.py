@@ -13,6 +13,7 @@ import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.bench.tiny import ARCHITECTURES, SLIDING_WINDOW
+from rest_local.decoding import tuning
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result
@@ -60,7 +61,16 @@ def finish(engine: Engine, prompt: Sequence[int], n: int, **options: object) -> 
     return stream.result
 
 
-ROUTED = 0.3  # where a near-tie of the router sends a token to another expert, logits move much further
+FACTOR = 4
+"""What the self-test reports is the largest of some hundred rows: others may go further, none of these tests' twice as
+far. And two logits that change by as much each, towards each other, meet from twice as far away."""
+
+
+@pytest.fixture
+def whole_self_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All rows of it, however busy the machine is: a user's first start measures what two seconds afford."""
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "SELF_TEST_S", 600.0)
 
 
 def half_right(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> HalfRight:
@@ -68,7 +78,9 @@ def half_right(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> 
 
 
 def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Result, drafted: Result) -> None:
-    """Where drafted output first differs, the two tokens' logits behind the same text are nearly equal."""
+    """Where drafted output first differs, the two tokens' logits behind the same text are nearly equal: as near as the
+    engine's own self-test reports, by its largest gap at a flip or, where it saw none, the largest change of a logit.
+    """
     pairs = enumerate(zip(plain.tokens, drafted.tokens, strict=True))
     differ = next((i for i, (a, b) in pairs if a != b), None)
     if differ is None:
@@ -79,8 +91,8 @@ def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Resu
         assert context.decode() == 0
         row = context.logits(1)[0]
         gap = abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]]))
-        near = 0.05 if "gpt-oss" not in engine.model.description else ROUTED
-        assert gap < near * float(row.max() - row.min())
+        found = engine.self_test
+        assert gap <= FACTOR * max(found["largest_gap"], found["largest_change"] * float(np.linalg.norm(row)))
 
 
 def test_every_tiny_architecture_is_tried() -> None:
@@ -105,6 +117,26 @@ def test_exact_drafts_change_nothing(arch: str, sampling: Sampling, tiny_model: 
             assert 60 < drafted.draft["accepted"] < drafted.draft["drafted"] - 60
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(
+    temperature: float, tiny_model: TinyModel
+) -> None:
+    """RELIABILITY 25, with a real model: right and wrong drafts at every step, the prompts of any length."""
+    rng = np.random.default_rng(9)
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=True) as engine:
+        accepted = 0
+        for seed in range(100):
+            prompt = rng.integers(40, 200, int(rng.integers(1, 60))).tolist()
+            sampling = Sampling(temperature=temperature, seed=seed)
+            plain = finish(engine, prompt, 20, policy="off", sampling=sampling)
+            drafts = HalfRight([*prompt, *plain.tokens], engine.model.n_vocab, seed)
+            drafted = finish(engine, prompt, 20, policy=drafts, sampling=sampling)
+            assert drafted.tokens == plain.tokens
+            accepted += drafted.draft["accepted"]
+        assert accepted > 300
+
+
+@pytest.mark.usefixtures("whole_self_test")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model: TinyModel) -> None:
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512) as engine:
@@ -156,6 +188,7 @@ def test_recurrent_state_that_cannot_be_rolled_back_says_so(tiny_model: TinyMode
         assert any("recurrent state cannot be rolled back" in warning for warning in engine.warnings)
 
 
+@pytest.mark.usefixtures("whole_self_test")
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_several_at_once_say_what_they_say_alone(arch: str, tiny_model: TinyModel) -> None:
     """Slots share the cells of one cache; what leaves plain output does so at a near-tie."""

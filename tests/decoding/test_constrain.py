@@ -177,6 +177,59 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
+class Watched(FakeBackend):
+    """Looks at every tree that is submitted."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def decode(self) -> int:
+        self._look()
+        return super().decode()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_the_grammar_forbids_is_never_submitted(vocabulary: Vocabulary, seed: int) -> None:
+    """The policy drafts what it likes: the generation drops it before the batch is made."""
+    likely = vocabulary.tokenize('{"}:,abcd0123').tolist()
+
+    def compute(history: Sequence[int]) -> np.ndarray:
+        return _row(history, vocabulary.size, likely, vocabulary.ends.tolist())
+
+    submitted, forbidden = [0], [0]
+    proposed = 0
+
+    class Counting(Guessing):
+        def draft(self, sources: Lookup, at: Situation) -> Draft:
+            nonlocal proposed
+            drafted = super().draft(sources, at)
+            proposed += len(drafted.tree)
+            return drafted
+
+    with Sampler(vocabulary, Sampling(seed=seed, grammar=SCHEMA_LIKE, temperature=1.0)) as sampler:
+
+        def look() -> None:
+            kept = prune(task.tree, sampler.constraint)
+            submitted[0] += len(task.tree)
+            forbidden[0] += len(task.tree) - len(kept)
+
+        policy = Counting(seed, compute, None)
+        backend = Watched(lambda: None)
+        backend.n_vocab = vocabulary.size
+        backend.compute = lambda history, n: compute(history)
+        task = Generation(backend, Slot(backend), policy, Silent(), sampler, TREE, vocabulary.is_end)  # type: ignore[arg-type]
+        task.constraint = sampler.constraint
+        evaluate_prompt(task, [5, 6, 7])
+        backend._look = look
+        policy.tokens = [5, 6, 7]
+        out: list[int] = []
+        while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
+            out += [token for token, _ in step_alone(task, 30 - len(out))]
+    assert forbidden[0] == 0
+    assert 0 < submitted[0] < proposed
+
+
 @pytest.mark.parametrize("min_tokens", [0, 7])
 @pytest.mark.parametrize("name", OPTIONS)
 @settings(max_examples=12)

@@ -19,6 +19,7 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreNotFound, ModelError, OptionError, PromptTooLong
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions, Rope
 from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.policy import StepCost
@@ -48,7 +49,7 @@ def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Auto, "learn", learn)
 
 
-def finish(engine: Engine, prompt: str, n: int = 120, **options: object) -> Result:
+def finish(engine: Engine, prompt: str | list[int], n: int = 120, **options: object) -> Result:
     stream = engine.generate(prompt, max_tokens=n, **options)  # type: ignore[arg-type]
     text = "".join(piece.text for piece in stream)
     assert text == stream.result.text
@@ -195,8 +196,7 @@ def test_a_request_drafts_from_what_is_open_when_it_begins(
             engine.datastores[0].close()
             engine.datastores = [Datastore.open(store)]
             engine.submit(job)
-            while engine.step():
-                pass
+            assert not all(engine.step() for _ in range(1000)), "it ends"
             assert job.result.draft["by_source"]["datastore"]["accepted"] > 20
 
 
@@ -234,6 +234,20 @@ def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: T
         result = finish(engine, "a = 1", 150, keep_tokens=2)
         assert len(result.tokens) == 150
         assert result.truncated
+
+
+def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: TinyModel) -> None:
+    """It is sent again whole, and longer than the context: cut where it was cut before; the cells hold most."""
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=64, context_shift=True) as engine:
+        prompt = engine.tokenize("a = 1\nb = 2\n")
+        said = finish(engine, prompt, 90, keep_tokens=5)
+        assert said.truncated
+        whole = [*prompt, *said.tokens, *engine.tokenize("c")]
+        again = finish(engine, whole, 4, keep_tokens=5)
+        assert len(whole) > 64
+        assert again.truncated
+        assert again.timings["prompt_n"] < 8 < 25 < again.timings["cache_n"]
+        assert len(again.tokens) == 4
 
 
 @pytest.mark.parametrize("arch", ["mamba", "lfm2"])
@@ -422,3 +436,47 @@ def test_a_datastore_is_found_by_its_name(tiny_model: TinyModel) -> None:
         assert len(finish(engine, PROMPT, 5).tokens) == 5
     with pytest.raises(DatastoreNotFound, match="no-such"):
         Engine.load(model, n_ctx=256, datastores=["no-such"])
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "rope", "warns"), [(3000, {}, True), (2048, {}, False), (3000, {"freq_scale": 0.5}, False)]
+)
+def test_a_context_beyond_training_is_a_warning(
+    tiny_model: TinyModel, n_ctx: int, rope: dict[str, float], warns: bool
+) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx=n_ctx, options=ModelOptions(rope=Rope(**rope))) as engine:
+        assert engine.model.n_ctx_train == 2048
+        assert any("3000" in warning and "2048" in warning for warning in engine.warnings) == warns
+
+
+def test_a_context_of_zero_is_the_models_own(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx=0) as engine:
+        assert engine.n_ctx == engine.model.n_ctx_train
+        assert not engine.warnings
+
+
+def test_cells_for_less_than_a_context_are_refused(tiny_model: TinyModel) -> None:
+    with pytest.raises(OptionError, match="100 cells hold no context of 256 tokens"):
+        Engine.load(tiny_model("llama"), n_ctx=256, cells=100)
+
+
+@pytest.mark.usefixtures("keen")
+def test_exact_log_probabilities_are_the_same_with_drafts(
+    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    """To the bit: each token's are those of its own row, however many came in one step."""
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        told = {}
+        for policy in ("off", "auto"):
+            engine.forget()
+            request = Request(engine.tokenize(PROMPT), max_tokens=100, policy=policy, logprobs=4)
+            job = engine.prepare(request)
+            engine.submit(job)
+            assert not all(engine.step() for _ in range(1000)), "it ends"
+            told[policy] = job.result
+    assert told["auto"].draft["accepted"] > 40
+    assert len(told["off"].logprobs) == len(told["off"].tokens) == 100
+    assert told["auto"].logprobs == told["off"].logprobs

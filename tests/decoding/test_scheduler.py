@@ -9,11 +9,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, plain
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, plain
 from support.fake_jobs import FLAT, Owned, check_cells, job_of, prompts_of, run, said, scheduler_of
 from support.fake_sources import SHAPES, Keen, fortune
 
 from rest_local.decoding.job import Job
+from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.planning.auto import Auto
@@ -49,6 +50,74 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
         assert all(job.answer.statistics.cached_tokens == 0 for job in jobs)
     drafted = sum(job.answer.statistics.drafted for job in jobs)
     assert (drafted > 0) == drafts
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [None, 0.8])
+def test_a_hundred_prompts_say_the_same_with_drafts(shape: str, temperature: float | None) -> None:
+    """RELIABILITY 25: greedy and seeded, in five shapes of trees, four at a time."""
+    backend = FakeBackend(n_ctx=1024, n_slots=4)
+    asked = prompts_of(100)
+
+    def chooser(seed: int) -> Draws | None:
+        return None if temperature is None else Draws(seed, temperature)
+
+    jobs = [job_of(backend, prompt, 16, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)]
+    run(scheduler_of(backend), jobs)
+    assert [job.result.tokens for job in jobs] == [said(p, 16, chooser(seed)) for seed, p in enumerate(asked)]
+    statistics = [job.answer.statistics for job in jobs]
+    assert sum(each.drafted for each in statistics) > 1000
+    assert (sum(each.accepted for each in statistics) > 100) == (shape != "wrong")
+
+
+def test_the_budget_is_shared_by_all() -> None:
+    """Of eight whose sources are as good, each has drafts submitted and accepted while all of them run: nodes go to
+    who is likeliest, not to who came first."""
+    backend = FakeBackend(n_ctx=2048, n_slots=8)
+    scheduler = scheduler_of(backend)
+    jobs = [
+        job_of(backend, prompt, 400, Draws(n), fortune("deep"), Keen(FLAT)) for n, prompt in enumerate(prompts_of(8, 5))
+    ]
+    for job in jobs:
+        scheduler.submit(job)
+    drafted: list[int] = []
+    while not any(job.done for job in jobs):
+        drafted = [job.answer.statistics.drafted for job in jobs]
+        scheduler.step()
+    assert min(drafted) > 5
+    assert all(job.answer.statistics.accepted for job in jobs)
+
+
+def test_the_least_recently_used_idle_slot_goes_first() -> None:
+    """Three conversations and a fourth that does not fit beside them: who spoke last longest ago makes room."""
+    backend = FakeBackend(n_ctx=256, n_slots=4)
+    scheduler = scheduler_of(backend)
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(0, END, 60).tolist() for _ in range(3)]
+    for text in (*texts, texts[0]):  # the first speaks again, so the second is the oldest
+        run(scheduler, [job_of(backend, text, 1)])
+    run(scheduler, [job_of(backend, rng.integers(0, END, 100).tolist(), 1)])
+    kept = [any(slot.common_prefix(text) >= 50 for slot in scheduler.slots.slots) for text in texts]
+    assert kept == [True, False, True]
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_log_probabilities_are_those_of_each_tokens_own_row(drafts: bool) -> None:
+    """Whether it was drafted or not: the row behind the text before it."""
+    backend = FakeBackend(n_ctx=512, n_slots=2)
+    prompts = prompts_of(2, 9)
+    jobs = [
+        job_of(backend, prompt, 60, sources=fortune("tree"), policy=Keen(FLAT) if drafts else Off(), logprobs=3)
+        for prompt in prompts
+    ]
+    run(scheduler_of(backend), jobs)
+    for prompt, job in zip(prompts, jobs, strict=True):
+        assert (job.answer.statistics.accepted > 5) == drafts
+        history, expected = list(prompt), []
+        for token in job.result.tokens:
+            expected.append(logprobs_of(logits_of(history), token, 3))
+            history.append(token)
+        assert job.result.logprobs == expected
 
 
 def test_eight_share_their_forward_passes() -> None:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from rest_local.bench.synthetic import Shape, synthetic
+from rest_local.errors import ServiceClosed
 from rest_local.llama import breaker, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
+from rest_local.llama.stop import Stop
 
 TinyModel = Callable[..., Path]
 N = 2048
@@ -114,3 +116,28 @@ def test_what_is_broken_off_is_not_logged_and_what_comes_after_is(
         caplog.clear()
         _context(slow).close()
         assert caplog.records
+
+
+def test_a_thread_that_is_stopped_decodes_no_more(slow: Model) -> None:
+    """Its decode is broken off, the next refused; another thread's go on, and so does this one behind the block."""
+    stop, codes = Stop(), []
+    with _context(slow) as context:
+
+        def work() -> None:
+            with stop.here():
+                _fill(context, 0, N)
+                codes.append(context.decode())
+                with pytest.raises(ServiceClosed):
+                    context.decode()
+            _fill(context, 0, 2)
+            codes.append(context.decode())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not context._breaker._running:
+            assert thread.is_alive()
+        stop.set()
+        thread.join()
+        assert codes == [2, 0]
+        _fill(context, 2, 2)
+        assert context.decode() == 0

@@ -31,6 +31,7 @@ class FakeEngine:
     def __init__(self, n_ctx: int = 512) -> None:
         self.model = Model.open(demo_model(), vocab_only=True)
         self.n_ctx = n_ctx
+        self.context_shift = False
         self.datastores: list[Any] = []
 
     def use(self, datastores: list[Any]) -> None:

@@ -56,3 +56,15 @@ def served(serving: Serving) -> Iterator[Live]:
             yield live
         finally:
             live.stop()
+
+
+ASKED_MOST = 20_000  # times; a server that is never idle is found after a minute
+
+
+def becomes_idle(live: Live) -> None:
+    """Waits until no slot serves anybody."""
+    with live.client() as client:
+        for _ in range(ASKED_MOST):
+            if not any(slot["is_processing"] for slot in client.get("/slots").json()):
+                return
+    raise AssertionError("a slot is still served though nobody asks")

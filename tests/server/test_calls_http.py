@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,23 @@ def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
     forced, free = (ticket.request.sampling.grammar for ticket in live.service.tickets)
     assert "root" in forced
     assert free is None
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_half_a_call_behind_a_limit_is_not_text(scripted: Scripted, reason: str) -> None:
+    live = scripted()
+    live.service.answer = None
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(live.post(PATH, BODY).json()["choices"][0]))
+    thread.start()
+    ticket = live.service.ticket()
+    ticket.give(CALL + '\n<tool_call>\n{"name": "ad')
+    ticket.end(reason)
+    thread.join(30)
+    (choice,) = done
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["message"]["content"] == (None if reason == "length" else '\n<tool_call>\n{"name": "ad')
+    assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/reranking", "/v1/reranking"])

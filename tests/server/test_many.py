@@ -7,13 +7,9 @@ import socket
 import threading
 from typing import Any
 
-from live import Live
+from live import Live, becomes_idle
 
 ROUNDS = 4
-
-
-def idle(live: Live) -> bool:
-    return not any(slot["is_processing"] for slot in live.get("/slots").json())
 
 
 def test_eight_clients_are_all_served(demo: Live) -> None:
@@ -43,8 +39,7 @@ def test_eight_clients_are_all_served(demo: Live) -> None:
     assert len(finished) == 8 * ROUNDS
     last_first = max(next(i for i, (number, _) in enumerate(finished) if number == who) for who in range(8))
     assert last_first < 8 * (ROUNDS - 1), "everybody's first answer comes before the last round is over"
-    while not idle(demo):
-        pass
+    becomes_idle(demo)
 
 
 def test_fifty_that_leave_at_once_leave_nothing_behind(demo: Live) -> None:
@@ -58,8 +53,7 @@ def test_fifty_that_leave_at_once_leave_nothing_behind(demo: Live) -> None:
         connection.sendall(head.encode() + b"\r\n\r\n" + data)
     for connection in connections:
         connection.close()
-    while not idle(demo):
-        pass
+    becomes_idle(demo)
     assert demo.post("/completion", {"prompt": "x", "n_predict": 2}).status_code == 200
     service = demo.serving.state.service
     assert service is not None

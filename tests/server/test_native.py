@@ -142,3 +142,38 @@ def test_the_page_loads_nothing_from_elsewhere(demo: Live) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not any(word in page.text for word in ("http://", "https://", "src=", "@import"))
+
+
+def test_several_prompts_are_answered_each(demo: Live) -> None:
+    """As llama-server has it: texts are prompts; texts among ids, and lists of them, are one."""
+    alone = [demo.post("/completion", PROMPT | {"prompt": text}).json() for text in ("def add(", "import os\n")]
+    ids = demo.post("/tokenize", {"content": "import os"}).json()["tokens"]
+    both = demo.post("/completion", PROMPT | {"prompt": ["def add(", [*ids, "\n"]]}).json()
+    assert [each["prompt"] for each in both] == ["def add(", "import os\n"]
+    assert [each["index"] for each in both] == [0, 1]
+    assert [len(each["content"]) > 0 for each in both] == [True, True]
+    assert demo.post("/completion", PROMPT | {"prompt": ["def add("]}).json()["prompt"] == alone[0]["prompt"]
+    parts = events(demo.post("/completion", PROMPT | {"prompt": ["def add(", "import os\n"], "stream": True}).text)
+    last = [part for part in parts if part["stop"]]
+    assert sorted((part["index"], part["prompt"]) for part in last) == [(0, "def add("), (1, "import os\n")]
+    for number in (0, 1):
+        assert sum(len(part["tokens"]) for part in parts if part["index"] == number) == 12
+    assert demo.post("/completion", PROMPT | {"prompt": ["x"] * 257}).status_code == 400
+
+
+def test_generation_settings_are_those_that_were_in_force(demo: Live) -> None:
+    found = demo.post("/completion", {"prompt": "x", "n_predict": 1}).json()["generation_settings"]
+    assert (found["temperature"], found["top_k"], found["top_p"], found["min_p"]) == (0.8, 40, 0.95, 0.05)
+    assert (found["n_predict"], found["seed"], found["stop"]) == (1, -1, [])
+    body = {"prompt": "x", "n_predict": 2, "samplers": ["top_k"], "top_k": 5, "top_p": 0.5, "temperature": 0.3}
+    more = {"seed": 7, "stop": ["a", "b"], "repeat_penalty": 1.5}
+    found = demo.post("/completion", body | more).json()["generation_settings"]
+    assert (found["top_k"], found["top_p"], found["temperature"], found["repeat_penalty"]) == (5, 1.0, 1.0, 1.0)
+    assert (found["n_predict"], found["seed"], found["stop"]) == (2, 7, ["a", "b"])
+
+
+def test_stop_strings_may_be_many(demo: Live) -> None:
+    full = demo.post("/completion", PROMPT).json()["content"]
+    many = [f"never said {number}" for number in range(5000)]
+    cut = demo.post("/completion", PROMPT | {"stop": [*many, full[4:8]]}).json()
+    assert cut["stopping_word"] == full[4:8]

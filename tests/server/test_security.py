@@ -59,8 +59,8 @@ def post(host: str, *headers: str, path: str = "/completion") -> bytes:
     ],
 )
 def test_the_host_is_on_the_list(scripted: Scripted, host: str, status: int) -> None:
-    live = scripted(allowed_hosts=("extra.example",))
-    assert asked(live, post(host), BODY) == status
+    live = scripted(allowed_hosts=("extra.example",), keys=(b"k",))
+    assert asked(live, post(host, "Authorization: Bearer k"), BODY) == status
 
 
 def test_forwarded_headers_mean_nothing(scripted: Scripted) -> None:
@@ -97,6 +97,9 @@ def test_cors_names_the_origin_and_never_all(scripted: Scripted) -> None:
     live = scripted(allowed_origins=("http://friend.example",), keys=(b"k",))
     ask = {"origin": "http://friend.example", "access-control-request-method": "POST"}
     with live.client() as client:
+        for method in ("GET", "DELETE"):
+            asks = ask | {"access-control-request-method": method}
+            assert client.options("/datastores/x/documents/y", headers=asks).status_code == 200
         allowed = client.options("/v1/chat/completions", headers=ask)
         refused = client.options("/v1/chat/completions", headers=ask | {"origin": "http://evil.example"})
     assert allowed.status_code == 200, "a preflight carries no key"
@@ -181,9 +184,21 @@ def test_an_address_that_others_reach_needs_a_key(host: str) -> None:
     assert Settings(host=host, keys=(b"k",), statistics=True).shows_steps
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost"])
+@pytest.mark.parametrize("name", ["llm.example.org", "host.docker.internal", "192.168.1.5", "localhost.example.org"])
+def test_a_name_that_others_call_it_by_needs_a_key_as_well(name: str) -> None:
+    """Behind a proxy it listens on the loopback, and all the world reaches it."""
+    with pytest.raises(OptionError, match=f"{name}.*--api-key-file"):
+        Settings(allowed_hosts=("localhost", name))
+    reached = Settings(allowed_hosts=(name,), keys=(b"k",))
+    assert not reached.is_local
+    assert not reached.shows_steps
+    assert Settings(allowed_hosts=(name,), keys=(b"k",), statistics=True).shows_steps
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost", "llm.localhost"])
 def test_the_loopback_needs_none(host: str) -> None:
     assert Settings(host=host).shows_steps
+    assert Settings(allowed_hosts=(host,)).shows_steps
 
 
 @pytest.mark.parametrize("wrong", [{"allowed_origins": ("*",)}, {"aliases": ("",)}, {"aliases": ("a\nb",)}])

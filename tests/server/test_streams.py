@@ -118,6 +118,24 @@ def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> No
     assert "llama_decode returned -3" in done[0].json()["error"]["message"]
 
 
+LONG = "word " * 3000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT_PATH, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("/completion", {"prompt": LONG}, "prompt"),
+        ("/v1/completions", {"prompt": LONG}, "prompt"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_named_as_the_client_sent_it(
+    demo: Live, path: str, body: dict[str, Any], param: str
+) -> None:
+    error = demo.post(path, body | {"max_tokens": 1}).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+
+
 def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
@@ -130,6 +148,44 @@ def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
     assert chunks(text)[1]["choices"][0]["delta"] == {"content": "half"}
     assert "llama_decode" in chunks(text)[-1]["error"]["message"]
     assert "[DONE]" not in text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("limit", [{"n_indent": 4}, {"t_max_predict_ms": 0.001}])
+def test_an_answer_that_is_complete_stops_the_engine(scripted: Scripted, limit: dict[str, Any], stream: bool) -> None:
+    """The model would go on behind the block, or the line, that was asked for."""
+    live = scripted()
+    live.service.answer = None
+    done: list[httpx.Response] = []
+    body = {"prompt": "if x:\n", "stream": stream, **limit}
+    thread = threading.Thread(target=lambda: done.append(live.post("/completion", body)))
+    thread.start()
+    ticket = live.service.ticket()
+    for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
+        ticket.give(part)
+        while ticket._pieces and not ticket.cancelled.is_set():  # what comes together is one piece
+            assert thread.is_alive() or ticket.cancelled.is_set()
+    assert ticket.cancelled.wait(30)
+    thread.join(30)
+    assert done[0].status_code == 200
+    assert "v = 4" not in done[0].text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_runs_on_behind_a_choice_that_fails(scripted: Scripted, stream: bool) -> None:
+    live = scripted()
+    live.service.answer = None
+    done: list[httpx.Response] = []
+    body = CHAT | {"n": 3, "stream": stream}
+    thread = threading.Thread(target=lambda: done.append(live.post(CHAT_PATH, body)))
+    thread.start()
+    first, second, third = (live.service.ticket(number) for number in range(3))
+    second.end("error", error=DecodeFailed(-3, 4))
+    assert first.cancelled.wait(30)
+    assert third.cancelled.wait(30)
+    thread.join(30)
+    assert "llama_decode returned -3" in done[0].text
+    assert done[0].status_code == (200 if stream else 500)
 
 
 def test_stopping_lets_a_running_answer_end(scripted: Scripted) -> None:
@@ -209,6 +265,37 @@ def test_accepted_predictions_are_told_to_who_sent_one(scripted: Scripted) -> No
     assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("Hello")
     without = live.post(CHAT_PATH, CHAT | {"stream": False}).json()["usage"]
     assert "completion_tokens_details" not in without
+
+
+SYSTEM = {"role": "system", "content": "You say hi. " * 8}
+
+
+@pytest.mark.parametrize("engines", [True, False])
+def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scripted, engines: bool) -> None:
+    """Whether the request asks for it or the server always does it. What the user says ("hi") is in it as well."""
+    live = scripted()
+    live.serving.state.engine.context_shift = engines
+    more: dict[str, Any] = {} if engines else {"rest_local": {"context_shift": True}}
+    body = {"messages": [SYSTEM, *CHAT["messages"]], **more}
+    live.post(CHAT_PATH, body)
+    live.post(CHAT_PATH, body | {"max_tokens": 5000})
+    live.post(CHAT_PATH, body | {"n_keep": 3})
+    free, limited, kept = (ticket.request for ticket in live.service.tickets)
+    tokenize = live.serving.state.engine.tokenize
+    head = "<|im_start|>system\n" + SYSTEM["content"] + "<|im_end|>\n<|im_start|>user\n"
+    assert list(free.prompt[: free.keep_tokens]) == tokenize(head)
+    assert free.max_tokens > 10**9
+    assert limited.max_tokens == 5000
+    assert kept.keep_tokens == 3
+
+
+def test_without_a_shift_the_context_is_the_limit(scripted: Scripted) -> None:
+    live = scripted()
+    live.post(CHAT_PATH, CHAT | {"messages": [SYSTEM, *CHAT["messages"]]})
+    live.post(CHAT_PATH, CHAT | {"max_tokens": 5000})
+    free, limited = (ticket.request for ticket in live.service.tickets)
+    assert (free.max_tokens, free.keep_tokens) == (512 - len(free.prompt), 0)
+    assert limited.max_tokens == 512
 
 
 def told(live: Live, **headers: str) -> list[Any]:

@@ -80,10 +80,13 @@ def job_of(
 
     def make(slot: Slot) -> Generation:
         chosen = (policy or Off()).fork()
-        return Generation(backend, slot, chosen, sources or Silent(), sampler, TREE, ends, statistics=statistics)
+        generation = Generation(backend, slot, chosen, sources or Silent(), sampler, TREE, ends, statistics=statistics)
+        generation.logprobs = request.logprobs
+        return generation
 
     answer = Answer(statistics, Detokenizer(lambda token: bytes([97 + token])), n, (), ends)
-    return Job(Request(list(prompt), max_tokens=n, **options), sampler, answer, make, lambda result: None)
+    request = Request(list(prompt), max_tokens=n, **options)
+    return Job(request, sampler, answer, make, lambda result: None)
 
 
 def run(scheduler: Scheduler, jobs: Sequence[Job]) -> None:

@@ -6,8 +6,9 @@
     for piece in stream: deltas = parser.feed(piece.text)
     deltas = parser.finish()
 
-Contract: nothing a model says is lost. What is not a call in the model's format is text, to the character; a call that
-breaks off after its arguments began stays broken off. The deltas, joined, do not depend on where the text was cut.
+Contract: nothing a model says is lost, but for a call cut off by a limit before its arguments began. What is not a call
+in the model's format is text, to the character; a call that breaks off after its arguments began stays broken off. The
+deltas, joined, do not depend on where the text was cut.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rest_local.llama.grammar import Rules
 from rest_local.llama.json_schema import Schema
 from rest_local.server.reasoning import Tags, after_thoughts, tags_of, thoughts
 from rest_local.server.tools.deepseek import CALL, DEEPSEEK
-from rest_local.server.tools.deltas import Delta, joined
+from rest_local.server.tools.deltas import Content, Delta, joined
 from rest_local.server.tools.format import Tool, ToolFormat, tools_of
 from rest_local.server.tools.gemma import GEMMA
 from rest_local.server.tools.harmony import HARMONY, final
@@ -150,10 +151,13 @@ class AnswerParser:
         self._source.append(text)
         return self._advance()
 
-    def finish(self) -> list[Delta]:
-        """What was held back: there is no more."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """What was held back: there is no more. `cut`: the model would have gone on. Behind a call, what was held back
+        is then the beginning of another, and is left out: as text it would stand beside the calls."""
+        called = self._source.calls > 0
         self._source.final = True
-        return self._advance()
+        deltas = self._advance()
+        return [delta for delta in deltas if not isinstance(delta, Content)] if cut and called else deltas
 
     def _advance(self) -> list[Delta]:
         next(self._reading, None)

@@ -67,8 +67,8 @@ def _header(source: Source) -> Wait[str | None]:
                 break
             header.append((yield from source.matching(re.compile(r"<?[^<]*"), _LONGEST_HEADER)))
     source.rewind()
-    if begun:  # its first mark would end the text at once
-        source.content((yield from source.space()) + (yield from source.starts(*_BEGINS)))
+    # its first mark would end the text at once, and be looked at again for ever; so would half of one ("<|start|>assi")
+    source.content((yield from source.space()) + (yield from source.starts(*_BEGINS)))
     return None
 
 

@@ -34,6 +34,7 @@ CONTINUE = "continuedev/continue core/llm/llms/LlamaCpp.ts 0c38ecf, OpenAI.ts 00
 CLINE = "cline/cline src/core/api/providers/openai.ts df61315"
 ROO = "RooCodeInc/Roo-Code src/api/providers/openai.ts 003d9d4"
 OPEN_WEBUI = "open-webui/open-webui backend/open_webui/routers/openai.py 671f577"
+AIDER = "aider-chat 0.86.2, recorded from a run against this server: fields, roles and lengths; the words are our own"
 NO_KEY = (("authorization", "Bearer"),)  # as the server reads it; the client sends a space behind
 
 VIM_INFILL = Recorded(
@@ -344,3 +345,33 @@ WEBUI_CHAT = Recorded(
         "user": {"name": "me", "id": "1", "email": "me@localhost", "role": "admin"},
     },
 )
+
+
+def _aider(form: str, lengths: tuple[int, ...], stream: bool) -> Recorded:
+    """Rules, examples as if they had been said before, the file, and the task; roles take turns."""
+    said = [("word " * length)[:length] for length in lengths]
+    said[-3] = "The file:\n\nm.py\n```\ndef add(a, b):\n    return a - b\n```\n".ljust(lengths[-3])
+    said[-1] = "fix the sign\n\n".ljust(lengths[-1], "x")
+    roles = ["system", *(("user", "assistant")[number % 2] for number in range(len(said) - 1))]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    body = {"messages": messages, "model": "demo", "temperature": 0} | ({"stream": True} if stream else {})
+    return Recorded(
+        f"aider, {form}",
+        AIDER,
+        "/v1/chat/completions",
+        body,
+        (
+            ("authorization", "Bearer any"),
+            ("user-agent", "OpenAI/Python 2.20.0"),
+            ("x-stainless-read-timeout", "600.0"),
+        ),
+    )
+
+
+_DIFF = (5272, 44, 704, 35, 491, 100, 3, 264, 49, 3071)
+_WHOLE = (1191, 37, 201, 100, 3, 264, 49, 865)
+AIDER_EDITS = {
+    (form, stream): _aider(form, lengths, stream)
+    for form, lengths in (("diff", _DIFF), ("whole", _WHOLE))
+    for stream in (True, False)
+}

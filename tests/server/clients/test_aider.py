@@ -1,12 +1,15 @@
-"""aider edits a file: the program itself, with a model that says what a scripted edit needs.
+"""aider edits a file: the program itself, with a model that says what a scripted edit needs; and its requests, as
+recorded from that, always.
 
-It needs a hundred packages, some in versions that do not go with ours, so it has an environment of its own:
+The program needs a hundred packages, some in versions that do not go with ours, so it has an environment of its own:
 `python -m venv DIR; DIR/bin/pip install aider-chat; REST_LOCAL_AIDER=DIR/bin/aider make test`. Skipped without one.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from live import Live
+from recorded import AIDER_EDITS
 
 Scripted = Callable[..., Live]
 EDIT = """The sign is wrong.
@@ -72,3 +76,40 @@ def test_aider_edits_a_file(
     request = live.service.ticket().request
     assert request.sampling.temperature == 0.0
     assert len(request.prompt) > 500, "its own prompt, the rules of the format and the file"
+
+
+def edited(text: str, said: str) -> str:
+    """What aider makes of an answer: a file whole, or one text of it replaced."""
+    if found := re.search(r"<<<<<<< SEARCH\n(.*?)=======\n(.*?)>>>>>>> REPLACE", said, re.DOTALL):
+        assert found[1] in text
+        return text.replace(found[1], found[2])
+    found = re.fullmatch(r"m\.py\n```\n(.*)```\n", said, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize(("form", "stream"), AIDER_EDITS)
+def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str, stream: bool) -> None:
+    """What litellm reads of the answer is what the model said, to the character."""
+    live = scripted(n_ctx=8192)
+    said = EDIT if form == "diff" else WHOLE
+    live.service.answer = tuple(said[i : i + 7] for i in range(0, len(said), 7))
+    recorded = AIDER_EDITS[form, stream]
+    answer = live.post(recorded.path, recorded.body, headers=dict(recorded.headers))
+    assert answer.status_code == 200
+    if stream:
+        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+        content = "".join(choice["delta"].get("content") or "" for choice in choices)
+        assert answer.text.endswith("data: [DONE]\n\n")
+    else:
+        choices = answer.json()["choices"]
+        content = choices[0]["message"]["content"]
+        assert answer.json()["usage"]["completion_tokens"] > 0
+    assert choices[-1]["finish_reason"] == "stop"
+    assert content == said
+    assert edited("def add(a, b):\n    return a - b\n", content) == "def add(a, b):\n    return a + b\n"
+    request = live.service.ticket().request
+    assert request.sampling.temperature == 0.0
+    assert request.max_tokens == 8192 - len(request.prompt)

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, becomes_idle
 from recorded import VIM_INFILL
 
 VIM = VIM_INFILL.body
@@ -68,6 +68,5 @@ def test_every_key_stroke_cancels_the_one_before(demo: Live) -> None:
     assert previous is not None
     with previous:
         assert previous.recv(12) == b"HTTP/1.1 200"
-    while any(slot["is_processing"] for slot in demo.get("/slots").json()):
-        pass
+    becomes_idle(demo)
     assert "content" in demo.post("/infill", VIM).json()

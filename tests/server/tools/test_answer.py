@@ -103,6 +103,27 @@ def test_text_in_front_of_a_call_stays_text(name: str) -> None:
     assert calls_of(deltas) == CALLS
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) -> None:
+    """Wherever it is cut. Before the first call is made, and where the model ended by itself, everything is told."""
+    whole = written(name, CALLS)
+    for end in range(1, len(whole)):
+        parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, "")
+        deltas = [*parser.feed(whole[:end]), *parser.finish(cut=True)]
+        if parser.calls:
+            assert content_of(deltas) == "", whole[:end]
+        else:
+            told = content_of(parse(SIGNS[name], [whole[:end]]))
+            assert content_of(deltas) == told
+
+
+def test_what_ended_by_itself_is_told_in_full() -> None:
+    text = "Look.\n" + written("hermes", CALLS[:1]) + "\nand <tool"
+    assert content_of(parse(SIGNS["hermes"], [text])).endswith("and <tool")
+    parser = AnswerFormat.of(SIGNS["hermes"]).parser(TOOLS, "")
+    assert content_of([*parser.feed(text), *parser.finish(cut=True)]).endswith("and")
+
+
 VALUES = st.recursive(
     st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), st.integers(-999, 999), st.booleans()),
     lambda inner: st.one_of(
@@ -138,7 +159,17 @@ def test_a_qwen_text_parameter_comes_back_to_the_character(text: str, seed: int)
 
 MARKS = [
     *("<tool_call>", "</tool_call>", "<function=", "<parameter=", "</parameter>", "</function>", ">", "<|python_tag|>"),
-    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>"),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "<|call|>",
+        "<|start|>",
+    ),
     *("analysis", "final", "commentary", " to=functions.", "<|constrain|>json", "<think>", "</think>", "[THINK]"),
     *("<|tool_call>call:", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>"),
     *("<｜tool▁calls▁begin｜>", CALL, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json", "function"),  # noqa: RUF001
