@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
-_LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed has rarely more
 
 model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
 
@@ -203,7 +202,7 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
         return b"".join(vocabulary.piece(int(token)) for token in tokens if token >= 0).decode("utf-8", "replace")
 
     tokens = vocabulary.tokenize(text)
-    context = tokens[: len(tokens) - _inside(store, tokens)]
+    context = tokens[: len(tokens) - store.to_leave_off(tokens)]
     match, places, positions = store.find(context, PLACES)
     files = []
     for position in positions.tolist():
@@ -227,14 +226,6 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
             for text in sorted(weights, key=lambda text: -weights[text])[:CONTINUATIONS]
         ],
     }
-
-
-def _inside(store: Datastore, tokens: Any) -> int:
-    """How many tokens at the end to leave off. A text that ends inside a word of the corpus ends in other tokens than
-    the corpus has there: behind `self.` it may hold `.items` as one. What agrees without them is then longer.
-    """
-    matches = [store.find(tokens[: len(tokens) - left], 1)[0] for left in range(min(_LEFT_OFF, len(tokens) - 1) + 1)]
-    return matches.index(max(matches)) if matches else 0
 
 
 def _open(name: str) -> Datastore:

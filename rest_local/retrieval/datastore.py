@@ -33,6 +33,8 @@ then; read into memory, none of those timed took over 0.4 ms. Why was not found 
 
 BYTES_A_TOKEN = 7  # tokens.bin and order.bin, at most
 
+LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed has rarely more
+
 
 class Datastore:
     """An open datastore. Use `Datastore.open`, in a `with` statement or with `close`.
@@ -135,6 +137,14 @@ class Datastore:
                 positions = self._segments[index].positions(low, min(high, low + limit))
                 places.append(positions + self._offsets[index])
         return longest, count, np.concatenate(places)[:limit]
+
+    def to_leave_off(self, tokens: npt.NDArray[np.integer]) -> int:
+        """How many tokens at the end of a text to search without. A text that ends inside a word ends in other tokens
+        than stored text has there: behind `self.` that may hold `.items` as one. What agrees without them is longer.
+        """
+        most = max(min(LEFT_OFF, len(tokens) - 1), 0)
+        matches = [self.find(tokens[: len(tokens) - left], 1)[0] for left in range(most + 1)]
+        return matches.index(max(matches))
 
     def locate(self, position: int) -> tuple[str, int]:
         """(document name, token offset in it) of a position of the text. IndexError outside it. O(log documents)."""

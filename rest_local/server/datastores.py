@@ -177,8 +177,9 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
     def decode(tokens: Any) -> str:
         return b"".join(vocabulary.piece(int(t)) for t in tokens if t >= 0).decode("utf-8", "replace")
 
-    context = vocabulary.tokenize(text)
+    tokens = vocabulary.tokenize(text)
     with Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name) as store:
+        context = tokens[: len(tokens) - store.to_leave_off(tokens)]
         match, places, positions = store.find(context, limit)
         found = []
         for position in positions.tolist():
@@ -187,8 +188,14 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
         rows = store.rows(context, limit, CONTINUATION)
         following = list(dict.fromkeys(decode(row) for row in rows.continuations))
     matched = decode(context[len(context) - match :])
-    return {"tokens": len(context), "match": match, "matched": matched, "places": places, "found": found} | {
-        "continuations": following
+    return {
+        "tokens": len(tokens),
+        "match": match,
+        "matched": matched,
+        "left_off": decode(tokens[len(context) :]),
+        "places": places,
+        "found": found,
+        "continuations": following,
     }
 
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rest_local.decoding.request import Request
 from rest_local.llama.sampling import MAX_SEED, Sampling
 from rest_local.server.bodies import ChatBody, Extension, Generation, Part, Prediction
@@ -132,12 +135,10 @@ def _stops(body: Generation) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def _predicted(engine: Engine, prediction: Prediction | None) -> Sequence[int]:
+def _predicted(engine: Engine, prediction: Prediction | None) -> Sequence[int] | NDArray[np.int32]:
     if prediction is None:
         return ()
-    text = text_of(prediction.content, "prediction")
-    tokens: list[int] = engine.model.vocabulary.tokenize(text, special=False).tolist() if text else []
-    return tokens
+    return engine.predictions.tokenize(text_of(prediction.content, "prediction"))
 
 
 def text_of(content: str | list[Part] | None, param: str = "messages") -> str:

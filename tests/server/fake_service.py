@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
@@ -32,6 +33,7 @@ class FakeEngine:
         self.model = Model.open(demo_model(), vocab_only=True)
         self.n_ctx = n_ctx
         self.context_shift = False
+        self.predictions = Predictions(self.model.vocabulary, n_ctx)
         self.datastores: list[Any] = []
 
     def use(self, datastores: list[Any]) -> None:
