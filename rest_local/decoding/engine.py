@@ -15,7 +15,6 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
+from rest_local.decoding.lanes import Lanes
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.shift import shifted
@@ -44,7 +44,7 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions, Rope
+from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.template import render
@@ -102,7 +102,6 @@ class Stream:
 class Engine:
     """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
 
-    `warnings`: what is off, and why; the first exact request of an engine that is not exact may add to them.
     `predictions`: makes the tokens of a `Request.prediction` from text.
     """
 
@@ -119,10 +118,8 @@ class Engine:
         self.context_shift = context_shift
         self.policy, self.verify = policy, verify
         self.datastores = list(datastores)
-        self.warnings = [warning for warning in (lane.warning, _beyond_training(lane)) if warning]
         self._lane = lane
-        self._exact_lane: Lane | None = lane if lane.exact else None
-        self._opening = threading.Lock()  # of that lane, by whoever asks first
+        self._lanes = Lanes(lane)
         self._aside: list[Searchable] = lane.aside
         auto = lane.policies["auto"]
         self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
@@ -196,6 +193,11 @@ class Engine:
                 drafter.close()
             opened.close()
             raise
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is off, and why; the first exact request of an engine that is not exact may add to them."""
+        return self._lanes.warnings
 
     @property
     def exact(self) -> bool:
@@ -329,13 +331,13 @@ class Engine:
         relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
         self._stores(request.datastores)
         if exact:
-            self._exact()
+            self._lanes.exact()
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(request.prompt)
 
         def make(slot: Slot) -> Generation:
-            lane = self._exact() if exact else self._lane
+            lane = self._lanes.exact() if exact else self._lane
             own = lane.policies[chosen].fork() if isinstance(chosen, str) else chosen
             history = self._earlier.history if self._earlier else None
             stores = self._stores(request.datastores, still=True)
@@ -363,57 +365,27 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a prepared job; `step` until it is done."""
-        lane = self._exact() if job.request.exact else self._lane
-        lane.scheduler.submit(job)
+        self._lanes.submit(job)
 
     def step(self, number: int = 0) -> bool:
         """One forward pass for all that run, and one for an exact request; False where there is nothing to do.
         `number`: a name for `abort`.
         """
-        busy = [lane for lane in self._lanes if lane.scheduler.busy]
-        for lane in busy:
-            lane.context.number_decodes(number)
-            lane.scheduler.step()
-        return bool(busy)
+        return self._lanes.step(number)
 
     def cancel(self, job: Job) -> None:
         """End a job now, wherever it is."""
-        for lane in self._lanes:
-            if lane.scheduler.has(job):
-                lane.scheduler.cancel(job)
-                return
-        job.finish("cancelled")
+        self._lanes.cancel(job)
 
     def abort(self, number: int | None = None) -> None:
         """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
         With `number`, the passes of the step of that number only.
         """
-        for lane in self._lanes:
-            lane.context.abort(number)
+        self._lanes.abort(number)
 
     def cancel_all(self) -> None:
         """End every job."""
-        for lane in self._lanes:
-            lane.scheduler.cancel_all()
-
-    @property
-    def _lanes(self) -> list[Lane]:
-        other = self._exact_lane
-        return [self._lane] if other is None or other is self._lane else [self._lane, other]
-
-    def _exact(self) -> Lane:
-        """The lane for exact requests, opened for the first of them."""
-        with self._opening:
-            if self._exact_lane is None:
-                if self.model.closed:
-                    raise ModelError(f"model {self.model.path}: is closed")
-                settings = settings_for(self.model.options, self.n_ctx, self._lane.context.threads)
-                lane = Lane.open(self.model, settings, True, self._aside, self._lane.draft_model)
-                if lane.warning:
-                    self.warnings.append(lane.warning)
-                    log.warning("%s", lane.warning)  # who loaded the engine has shown its warnings long ago
-                self._exact_lane = lane
-            return self._exact_lane
+        self._lanes.cancel_all()
 
     def use(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, requests under way as well; between two steps. Those used before can be closed
@@ -422,11 +394,10 @@ class Engine:
         self.datastores = list(datastores)
         self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
         history = self._earlier.history if self._earlier else None
-        for lane in self._lanes:
-            for job in (*lane.scheduler.admitted, *lane.scheduler.waiting):
-                sources = job.generation.sources if job.generation else None
-                if isinstance(sources, Sources):
-                    sources.ask(self._stores(job.request.datastores, still=True), history)
+        for job in self._lanes.jobs():
+            sources = job.generation.sources if job.generation else None
+            if isinstance(sources, Sources):
+                sources.ask(self._stores(job.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)
@@ -474,8 +445,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drop the kept prefixes: the next prompt is evaluated whole."""
-        for lane in self._lanes:
-            lane.scheduler.slots.forget()
+        self._lanes.forget()
 
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
@@ -484,14 +454,9 @@ class Engine:
             if self._earlier:
                 self._earlier.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
-            with self._opening:  # nobody opens a context of a model that is being freed
-                for lane in self._lanes:
-                    lane.close()
-                if self._lane.draft_model:
-                    self._lane.draft_model.close()
-                for store in self.datastores:
-                    store.close()
-                self.model.close()
+            self._lanes.close()
+            for store in self.datastores:
+                store.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -500,17 +465,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _beyond_training(lane: Lane) -> str:
-    """A warning where the context is longer than what the model was trained for, and nothing stretches it."""
-    model, n_ctx = lane.model, lane.context.n_ctx
-    if not 0 < model.n_ctx_train < n_ctx or model.is_recurrent or model.options.rope != Rope():
-        return ""
-    way_out = "lower --ctx, or give --rope-scaling or its like"
-    return (
-        f"a context of {n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse behind; {way_out}"
-    )
 
 
 def _relaxed(verify: str, exact: bool, sampling: Sampling | None = None) -> Relaxed | None:

@@ -21,6 +21,7 @@ from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
+from rest_local.llama.options import Rope
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy
@@ -28,7 +29,7 @@ from rest_local.retrieval.datastore import Datastore
 
 
 class Lane:
-    """`warning`: what is off and why, or empty."""
+    """`warnings`: what is off, and why."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class Lane:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
-        self.capability, self.warning = _capability(model, context, tuning, exact)
+        self.capability, warning = _capability(model, context, tuning, exact)
+        self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
         self.policies: dict[str, Policy] = {name: make_policy(name, tuning.curve) for name in POLICIES}
         auto = self.policies["auto"]
         assert isinstance(auto, Auto)
@@ -102,6 +104,16 @@ class Lane:
                 self.tuning.store()
         finally:
             self.context.close()
+
+
+def _beyond_training(model: Model, context: Context) -> str:
+    """A warning where the context is longer than what the model was trained for, and nothing stretches it."""
+    if not 0 < model.n_ctx_train < context.n_ctx or model.is_recurrent or model.options.rope != Rope():
+        return ""
+    return (
+        f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse behind; "
+        "lower --ctx, or give --rope-scaling or its like"
+    )
 
 
 def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> tuple[Capability, str]:

@@ -361,7 +361,7 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
         opens.set()
         assert may_open.wait(60)
         lane = lane_open(*arguments)
-        lane.warning = "not exact here"
+        lane.warnings.append("not exact here")
         return lane
 
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
