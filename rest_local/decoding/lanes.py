@@ -19,8 +19,8 @@ log = logging.getLogger("rest_local.engine")
 
 
 class Lanes:
-    """`shared`: an engine's own lane, which serves exact requests as well where the engine is exact. `warnings`: what is
-    off, and why, of all that were opened.
+    """`shared`: an engine's own lane, for exact requests as well where the engine is exact. `warnings`: what is off,
+    and why, of all that were opened.
     """
 
     def __init__(self, shared: Lane) -> None:
