@@ -80,6 +80,7 @@ def test_logprobs_of_the_target(client: openai.OpenAI) -> None:
 
 
 def test_prediction_is_counted(client: openai.OpenAI) -> None:
+    """By a policy that asks no clock whether to draft."""
     prompt = [{"role": "user", "content": "Say it again."}]
     said = client.chat.completions.create(model="demo", messages=prompt, max_tokens=60, temperature=0)
     text = said.choices[0].message.content
@@ -89,6 +90,7 @@ def test_prediction_is_counted(client: openai.OpenAI) -> None:
         max_tokens=60,
         temperature=0,
         prediction={"type": "content", "content": [{"type": "text", "text": text}]},
+        extra_body={"rest_local": {"policy": "respec"}},
     )
     details = again.usage.completion_tokens_details
     assert again.choices[0].message.content == text
