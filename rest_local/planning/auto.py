@@ -32,6 +32,7 @@ from rest_local.planning.wording import Wording
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
 REST_STEPS = 7  # keeping the books takes 40 us behind a forward pass, a tenth of the step of a small model
+LEARN_STEPS = 4  # that are learned from together: each alone, behind a forward pass, costs twice as much
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
 HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -120,6 +121,7 @@ class Auto:
         self._prices = Prices(curve, self.driver)
         self._beside = 0  # roots of others in the step under way
         self._depth = DEPTH
+        self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
         self._rests = 0  # steps to come that are neither asked nor booked
         self._unearned = 0  # such steps since the last one that was
         self._resting = False  # whether the step under way is one
@@ -206,11 +208,20 @@ class Auto:
         """Count every proposal that `tokens` decided, and book the step."""
         if self._resting:
             return
-        self.acceptance.learn(drafted.outcomes(tokens))
-        self.wording.learn(drafted.judgements(tokens))
+        if drafted.proposals:
+            self._unlearned.append((drafted, tokens))
+            if len(self._unlearned) >= LEARN_STEPS:
+                self._catch_up()
         if done.asked_ms:
             self.trust.learn(drafted.hits(tokens))
         self.book(done)
+
+    def _catch_up(self) -> None:
+        """Learn from the newest steps."""
+        for drafted, tokens in self._unlearned:
+            self.acceptance.learn(drafted.outcomes(tokens))
+            self.wording.learn(drafted.judgements(tokens))
+        self._unlearned.clear()
 
     def book(self, done: StepCost) -> None:
         """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""

@@ -236,6 +236,7 @@ def test_what_words_do_is_learned_by_all_requests_of_an_engine() -> None:
     request.begin(5)
     drafted = request.draft(sources, Situation(5, 8, 8))
     assert [token for token, _, _ in drafted.proposals[ROOT].judged] == [3]
-    request.learn(drafted, [9], StepCost(5, len(drafted.tree), 0, 10.0, 0.0, 0.15))
+    for _ in range(auto.LEARN_STEPS):
+        request.learn(drafted, [9], StepCost(5, len(drafted.tree), 0, 10.0, 0.0, 0.15))
     ((_, probability, _),) = planner.wording.judge((1, 2), {3: (0.5, 1, [])})
     assert probability < 0.5
