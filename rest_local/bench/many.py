@@ -61,7 +61,7 @@ def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
         tickets = []
         for text, mine in zip(texts, times, strict=True):
             request = Request(engine.tokenize(text), max_tokens=900, ignore_end=True, policy="off")
-            tickets.append(service.submit(request, lambda mine=mine: mine.append(time.perf_counter())))  # type: ignore[misc]
+            tickets.append(service.submit(request, lambda ended, mine=mine: mine.append(time.perf_counter())))  # type: ignore[misc]
         while min(len(mine) for mine in times) < 50:
             time.sleep(0.01)
         begun = time.perf_counter()

@@ -20,7 +20,7 @@ from rest_local.decoding.backend import Backend
 from rest_local.decoding.faults import of_request
 from rest_local.decoding.generation import Generation, Step
 from rest_local.decoding.slot import Rows
-from rest_local.drafting.drafter import grow_together
+from rest_local.drafting.drafter import Growth, grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.planning.policy import StepCost
@@ -62,6 +62,21 @@ class Prompt:
 
     generation: Generation
     n: int
+
+
+class _Owned:
+    """A tree that grows; what goes wrong there is its request's."""
+
+    def __init__(self, generation: Generation, growth: Growth) -> None:
+        self._generation, self._growth = generation, growth
+
+    @property
+    def best(self) -> float:
+        return self._growth.best
+
+    def grow(self) -> None:
+        with _own_fault(self._generation):
+            self._growth.grow()
 
 
 class Forward:
@@ -126,7 +141,7 @@ class Forward:
         growing = [(generation, growth) for generation in generations if (growth := generation.growth)]
         plan = growing[0][0].policy.together(n_ctx, room, beside) if growing else None
         if plan is not None:
-            order = grow_together([growth for _, growth in growing], plan.worth, room)
+            order = grow_together([_Owned(*each) for each in growing], plan.worth, room)
             for number, (generation, _) in enumerate(growing):
                 generation.cut(order[: plan.best].count(number))
 

@@ -173,6 +173,8 @@ class Generation:
         `n_ctx`: tokens in all cells; `beside`: roots of other requests in the same forward pass.
         """
         begun = time.perf_counter()
+        if follower := self.sources.follower:  # of a pass that broke off, which nothing was learned from
+            follower.step_ms = follower.asked_ms = 0.0
         limit = min(wanted, self.room) - 1
         limit = min(limit, self.backend.max_outputs - 1 - beside, self.backend.n_batch - 1 - beside)
         limit = 0 if self.capability.kind == "none" else max(0, min(limit, self.capability.longest))
@@ -182,8 +184,8 @@ class Generation:
         if self._drafted.lookup_us is not None:
             self.statistics.lookup_us.append(self._drafted.lookup_us)
         self._draft_ms = 1e3 * (time.perf_counter() - begun)
-        if self.sources.follower:
-            self._draft_ms -= self.sources.follower.step_ms
+        if follower:
+            self._draft_ms -= follower.step_ms
 
     @property
     def growth(self) -> Growth | None:
@@ -246,9 +248,7 @@ class Generation:
         if follower is None:
             return 0.0
         self.statistics.model_ms += follower.step_ms
-        asked_ms = follower.asked_ms
-        follower.step_ms = follower.asked_ms = 0.0
-        return asked_ms
+        return follower.asked_ms
 
     def _verify(self, rows: NDArray[np.float32], told: list[TokenLogprobs]) -> tuple[Verdict, list[int]]:
         """The verdict, and which of its tokens passed only because verification is relaxed."""

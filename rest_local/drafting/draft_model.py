@@ -27,7 +27,9 @@ from rest_local.llama.vocabulary import Vocabulary
 log = logging.getLogger("rest_local.drafting")
 
 BATCH = 512
-PART = 256  # tokens of a text that are evaluated between two steps of the request
+ABORTED = 2  # of `llama_decode`
+PART = 256  # tokens of a text that are evaluated between two steps, at most: others wait meanwhile,
+STALL_MS = 100.0  # and this long at most
 SHORT = 16  # tokens that are evaluated with a question, as if they were one
 MOST = 3  # candidates of one question
 SURE = 0.9  # a likelier first candidate stays the only one
@@ -94,20 +96,26 @@ class DraftModel:
 
     def evaluate(self, seq: int, tokens: Sequence[int], at: int) -> NDArray[np.float32] | None:
         """Replace what `seq` holds from position `at` on by `tokens`; the logits of the last one, float32 [n_vocab], a
-        view. None where it failed: the model is then out of use.
+        view. None where it failed: the model is then out of use; or where it was aborted.
         """
         context, n = self.context, len(tokens)
         context.remove(seq, at)
         output = [0] * (n - 1) + [1]
         context.batch.load([int(token) for token in tokens], [*range(at, at + n)], [seq] * n, [1] * n, output)
         code = context.decode()
+        if code == ABORTED:  # all contexts were, as the program ends; nothing is wrong with this one
+            return None
         if code:
-            log.warning("draft model %s cannot be evaluated (llama_decode: %d); going on without it",
-                        self.model.path, code)  # fmt: skip
-            self.failed = True
+            self.give_up(f"cannot be evaluated (llama_decode: {code})")
             return None
         row: NDArray[np.float32] = context.logits(1)[0]
         return row
+
+    def give_up(self, why: str, error: Exception | None = None) -> None:
+        """Ask it no more, with one warning."""
+        if not self.failed:
+            self.failed = True
+            log.warning("draft model %s %s; going on without it", self.model.path, why, exc_info=error)
 
     def likeliest(self, logits: NDArray[np.float32]) -> list[Likely]:
         """Up to MOST tokens, the likeliest first. 0.15 ms for 152 000."""
@@ -123,23 +131,23 @@ class DraftModel:
             work[token] = -1.0
         return found
 
-    def place(self, follower: Follower, text: Sequence[int]) -> tuple[int, int]:
-        """A sequence for a text, and how many of its tokens lie in it already: those that another text shares. Takes it
-        from who was not asked for longest, if there is no free one.
+    def place(self, follower: Follower, text: Sequence[int]) -> int:
+        """Give a follower a sequence for its text; how many of the tokens lie in it already: those that another text
+        shares. Takes it from who was not asked for longest, if there is no free one.
         """
         like = max(self._followers, key=lambda other: other.shared(text), default=None)
         shared = like.shared(text) if like else 0
         if not self._free:
             oldest = next(other for other in self._followers if other is not like or len(self._followers) == 1)
             oldest.leave()
-        seq = self._free.pop()
+        seq = follower.seq = self._free.pop()
+        self._followers.append(follower)
         self.context.remove(seq, 0)
         if like is None or like.seq is None or shared < LEAST_SHARED:
             shared = 0
         else:
             self.context.copy(like.seq, seq, 0, shared)
-        self._followers.append(follower)
-        return seq, shared
+        return shared
 
     def used(self, follower: Follower) -> None:
         """It is the most recently used now."""
@@ -234,16 +242,18 @@ class Follower:
         self._waited_ms += saves_ms
         if self._waited_ms < behind * self.model.token_ms:
             return False
-        self._waited_ms += behind * self.model.token_ms  # once begun, to the end
         begun = time.perf_counter()
         if self.seq is None:
             self._enter()
         start = self._agreed
-        part = self._text[start : min(start + PART, len(self._text) - 1)]
+        most = min(PART, max(SHORT, int(STALL_MS / max(self.model.token_ms, 1e-3))))
+        part = self._text[start : min(start + most, len(self._text) - 1)]
         if part and not self.model.failed:
             del self._cells[start:]
             if self.model.evaluate(self._held, part, start) is not None:
                 self._cells += part
+        if self.behind <= SHORT:
+            self._waited_ms = 0.0
         self.step_ms += 1e3 * (time.perf_counter() - begun)
         return False
 
@@ -264,6 +274,7 @@ class Follower:
         while same < min(len(wanted) - 1, len(cells) - start) and wanted[same] == cells[start + same]:
             same += 1
         del cells[start + same :]
+        self._agreed = min(self._agreed, len(cells))
         logits = self.model.evaluate(self._held, wanted[same:], start + same)
         if logits is None:
             return []
@@ -289,5 +300,5 @@ class Follower:
         return self.seq
 
     def _enter(self) -> None:
-        self.seq, shared = self.model.place(self, self._text)
+        shared = self.model.place(self, self._text)
         self._cells, self._agreed = list(self._text[:shared]), shared

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Protocol
 
 from rest_local.drafting.candidates import MODEL, NOTHING, Behind, Candidate, SourceRows, model_cell
 from rest_local.drafting.tree import ROOT, DraftTree
@@ -210,7 +211,15 @@ def draft(
     return growth.draft
 
 
-def grow_together(growths: Sequence[Growth], worth: Worth, limit: int) -> list[int]:
+class Growing(Protocol):
+    """`Growth`, or somebody's."""
+
+    @property
+    def best(self) -> float: ...
+    def grow(self) -> None: ...
+
+
+def grow_together(growths: Sequence[Growing], worth: Worth, limit: int) -> list[int]:
     """Grow many trees, the likeliest node of all of them next, to `limit` nodes in all; by node the tree it went to.
 
     `worth` as for `draft`: since candidates come in falling order over all trees, the first no ends the growth.

@@ -54,7 +54,7 @@ class Account:
         self._credit = min(self._credit + steps * ALLOWANCE * plain, most)
         self._purse = min(self._purse + steps * LOOKUP_ALLOWANCE * plain, most)
         self.risk = self._credit
-        self.record.gain *= 1.0 - steps / RECORD_STEPS
+        self.record.gain *= (1.0 - 1.0 / RECORD_STEPS) ** steps
 
     def affords_lookup(self, lookup: float, repeats: Callable[[], bool]) -> bool:
         """Whether a lookup can be paid. `repeats` (is this a long repeat?) is asked where it matters."""

@@ -59,7 +59,7 @@ class Driver:
 
 def _follow(now: float, ms: float) -> float:
     """Move a twentieth towards `ms`; one hiccup of the machine counts as four times the usual at most."""
-    return now + 0.05 * (min(ms, 4 * now) - now)
+    return now + 0.05 * (min(max(ms, 0.0), 4 * now) - now)
 
 
 @dataclass
@@ -182,9 +182,12 @@ class Auto:
     def _questions(self, follower: Follower, plan: Plan, n_ctx: int) -> Questions | None:
         """For a draft model that follows the text; half of what the account can lose may go into asking it."""
         saves_ms = max(LEAST_GAIN, self.trust.gain) * self.plain_ms(n_ctx)
-        if follower.can_ask and follower.caught_up(saves_ms):
-            return Questions(follower, plan, self.trust, self.account.risk / 2)
-        return None
+        try:
+            ready = follower.can_ask and follower.caught_up(saves_ms)
+        except Exception as error:  # costs drafts, never an answer
+            follower.model.give_up("failed", error)
+            return None
+        return Questions(follower, plan, self.trust, self.account.risk / 2) if ready else None
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         """Whether this step can afford a lookup; `repeats` says whether a long repeat ends here. A no is followed by

@@ -59,4 +59,8 @@ class Questions:
         if price > self._purse or not self._plan.pays(joint * (self._trust.right - known), price):
             return ()
         self._purse -= price
-        return self._follower.ask(path)
+        try:
+            return self._follower.ask(path)
+        except Exception as error:  # costs drafts, never an answer
+            self._follower.model.give_up("failed", error)
+            return ()

@@ -15,7 +15,11 @@ from support.fake_sources import Keen, fortune
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.job import Job
 from rest_local.decoding.slot import Slot
+from rest_local.drafting.drafter import Growth
 from rest_local.errors import GenerationError
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.auto import Auto, Driver
+from rest_local.planning.wording import Wording
 
 
 def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
@@ -303,3 +307,55 @@ def test_a_prediction_may_be_an_array() -> None:
     job = job_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
     run(scheduler_of(backend), [job])
     assert job.result.tokens == said([1, 2], 5)
+
+
+def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trees of all requests grow in one loop; below the root more is read, and a draft model asked."""
+    monkeypatch.setattr(Acceptance, "estimate", lambda self, cell: 0.9)
+    monkeypatch.setattr(Wording, "judge", lambda self, behind, candidates: [])
+    backend = FakeBackend(n_ctx=512, n_slots=3)
+    asked = [[n] * 40 for n in range(3)]
+    jobs = [job_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]
+    grow, grown = Growth.grow, []
+
+    def breaks(self: Growth) -> None:
+        grown.append(self)
+        if jobs[1].generation is not None and self is jobs[1].generation.growth:
+            raise IndexError("no such row")
+        grow(self)
+
+    monkeypatch.setattr(Growth, "grow", breaks)
+    run(scheduler_of(backend), jobs)
+    assert len(grown) > 5
+    assert isinstance(jobs[1].error, GenerationError)
+    for n in (0, 2):
+        assert (jobs[n].error, jobs[n].result.tokens) == (None, said(asked[n], 12))
+
+
+class Silenced:
+    """A follower that may not be asked; what it took is that of a pass that broke off."""
+
+    step_ms = asked_ms = 1000.0
+    can_ask = False
+
+
+def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative milliseconds made every price worse from step to step, for as long as the engine lived."""
+    backend = FakeBackend(n_ctx=512)
+    sources, policy = fortune("deep"), Auto(FLAT)
+    monkeypatch.setattr(sources, "follower", Silenced(), raising=False)
+    job = job_of(backend, [3] * 40, 30, None, sources, policy)
+    run(scheduler_of(backend), [job])
+    assert job.result.tokens == said([3] * 40, 30)
+    assert 0.0 < policy.driver.lookup < 10.0
+    assert 0.0 < policy.driver.step < 10.0
+    assert job.answer.statistics.model_ms == 0.0
+
+
+def test_no_clock_makes_a_price_negative() -> None:
+    driver = Driver()
+    for _ in range(100):
+        driver.learn_lookup(-15.0)
+        driver.learn_step(0, -15.0)
+        driver.learn_step(8, -15.0)
+    assert min(driver.lookup, driver.step, driver.tree) > 0.0

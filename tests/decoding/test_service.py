@@ -312,7 +312,7 @@ def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -
 
 
 def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More texts than it has places for: they take turns, and answers leave what is said alone at near-ties only."""
+    """Answers leave what is said alone at near-ties only."""
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
     monkeypatch.setattr(Plan, "pays", lambda self, gain, ms: gain > 0)
     monkeypatch.setattr(Plan, "worth", lambda self, p: setattr(self, "best", self.best + 1) or self.best < 12)

@@ -112,6 +112,7 @@ def test_a_shared_beginning_is_not_evaluated_again(drafter: DraftModel, monkeypa
 def test_a_long_prompt_waits_until_it_would_have_paid(drafter: DraftModel) -> None:
     """A short answer does not pay for evaluating it; once begun, it goes to the end in parts."""
     text = text_of(5, 400)
+    drafter.token_ms = 1.0  # whatever it took here
     follower = Follower(drafter)
     follower.restart(text, 0)
     price = 400 * drafter.token_ms
@@ -125,10 +126,37 @@ def test_a_long_prompt_waits_until_it_would_have_paid(drafter: DraftModel) -> No
     parts = 0
     while not follower.caught_up(0.0):
         parts += 1
-    assert 1 <= parts <= 3
+    assert 3 <= parts <= 4  # of 100 ms, so of 100 tokens
     assert follower.step_ms > 0
     assert follower.asked_ms == 0
     check(drafter, follower, text, [1])
+    text += text_of(6, 40)  # and waits as long again for what came while it was not asked
+    assert not follower.caught_up(10.0)
+    assert follower.behind >= 40
+    follower.leave()
+
+
+def test_a_question_that_was_broken_off_leaves_books_that_hold(
+    drafter: DraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = text_of(8, 30)
+    follower = follow(drafter, text)
+    follower.ask([])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for path in ([], [1, 2]):
+        with monkeypatch.context() as patch:
+            patch.setattr(drafter, "evaluate", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                follower.ask(path)
+        check(drafter, follower, text, [3])
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.context, "decode", lambda: 2)  # aborted: nothing is wrong with it
+        assert follower.ask([5]) == []
+    assert follower.can_ask
+    check(drafter, follower, text, [5])
     follower.leave()
 
 

@@ -97,3 +97,14 @@ def test_a_request_starts_with_what_the_last_ones_gained_and_no_debt() -> None:
     account.begin(1.0)
     account.earn(1.0)
     assert account.risk == pytest.approx(ALLOWANCE)
+
+
+def test_a_long_time_without_books_invents_no_credit() -> None:
+    """An answer beside a prompt of many parts: thousands of steps in which nobody drafted."""
+    account = Account()
+    account.begin(10.0)
+    account.pay_lookup(100.0)
+    before = account.record.gain
+    assert before < 0
+    account.earn(10.0, 5000)
+    assert before < account.record.gain <= 0
