@@ -1,4 +1,4 @@
-"""git is asked about a hostile checkout: nothing that its configuration names is run. Each case first shows it would."""
+"""git is asked about a hostile checkout: nothing that its configuration names is run, though each time it could be."""
 
 from __future__ import annotations
 
