@@ -45,7 +45,7 @@ soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requ
 	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
 	$(BIN)/python -m rest_local.bench.many --part soak
 
-bench: $(TOOLS)  ## every figure of the README and docs/LOG.md
+bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
 	$(BIN)/python -m rest_local.bench
 
 docs: $(RUN)  ## write docs/CLI.md

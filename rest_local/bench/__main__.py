@@ -1,14 +1,15 @@
-"""`make bench`: every figure that the README and docs/LOG.md quote, one line of JSON each.
+"""`make bench`: the figures that the README and docs/LOG.md quote, one line of JSON each.
 
-Takes about ten minutes on 2 cores; nothing else should run. Each part also runs alone: `python -m
-rest_local.bench.PART`.
+Takes about half an hour on 2 cores; nothing else should run. Each part also runs alone, with more options: `python -m
+rest_local.bench.PART`. Not among them: what needs a larger model (`bench replay -m`, `--model` of many and server),
+other runtimes (`bench replay --peers`), and ReSpec's parts (`python -m rest_local.bench.ablation`).
 """
 
 from __future__ import annotations
 
 import sys
 
-from rest_local.bench import demo, draft_model, driver, exact, lookup, speed
+from rest_local.bench import demo, draft_model, driver, exact, lookup, many, published, server, speed
 
 PARTS = {
     "lookup": lookup.main,
@@ -16,6 +17,9 @@ PARTS = {
     "speed": speed.main,
     "draft_model": draft_model.main,
     "exact": exact.main,
+    "many": many.main,
+    "server": server.main,
+    "published": published.main,
     "demo": demo.main,
 }
 
