@@ -65,6 +65,10 @@ class Pulse:
         """Anything wakes, once."""
         self._armed = True
 
+    def disarm(self) -> None:
+        """Only an end wakes again; what has woken already stays."""
+        self._armed = False
+
     async def wait(self, seconds: float | None = None) -> None:
         """Until it is woken, so many seconds at most."""
         timer = None if seconds is None else self._loop.call_later(seconds, self._event.set)
@@ -120,6 +124,8 @@ class Running:
         if not news and meanwhile:
             self._pulse.arm()
             news = _taken(open_, meanwhile)  # what came in between woke nobody
+            if news:
+                self._pulse.disarm()  # nothing is to wake who waits for the time of the next event
         return news
 
     @contextlib.asynccontextmanager
