@@ -15,11 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from rest_local import Model
 from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.paths import demo_model
 from rest_local.retrieval import Built, Skipped, build_from_texts
+from rest_local.retrieval.git import git_command, git_environment
 from rest_local.retrieval.secret import secret_content, secret_name
 
 COMMITS = 1000
@@ -28,14 +31,13 @@ AROUND = 3  # unchanged lines on each side of a change
 
 def changes(repository: Path, commits: int, skipped: Skipped) -> Iterator[tuple[str, str]]:
     """(`COMMIT:PATH`, text) of each changed file. Raises InputInvalid where git does not find a history."""
-    command = [
-        "git", "-C", str(repository), "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "log",
-        f"--max-count={commits}", "--no-merges", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
-        "--patch", f"--unified={AROUND}", "--src-prefix=a/", "--dst-prefix=b/", "--format=commit %H", "HEAD", "--",
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as git:
+    command = git_command(
+        repository, "-c", "core.quotePath=false", "log", f"--max-count={commits}", "--no-merges", "--no-renames",
+        "--no-color", "--no-ext-diff", "--no-textconv", "--patch", f"--unified={AROUND}", "--src-prefix=a/",
+        "--dst-prefix=b/", "--format=commit %H", "HEAD", "--",
+    )  # fmt: skip
+    with TemporaryFile() as said, _started(command, said) as git:
         assert git.stdout is not None
-        assert git.stderr is not None
         commit, name, lines = "", "", list[str]()
         for raw in git.stdout:
             line = raw.decode("utf-8", "replace")
@@ -49,7 +51,15 @@ def changes(repository: Path, commits: int, skipped: Skipped) -> Iterator[tuple[
                 lines.append(line[1:])
         yield from _document(commit, name, lines, skipped)
         if git.wait():
-            raise InputInvalid("repository", repository, git.stderr.read().decode("utf-8", "replace").strip())
+            said.seek(0)
+            raise InputInvalid("repository", repository, said.read().decode("utf-8", "replace").strip())
+
+
+def _started(command: list[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=git_environment())
+    except FileNotFoundError as error:
+        raise RestLocalError("this needs the program git; install it") from error
 
 
 def _document(commit: str, name: str, lines: list[str], skipped: Skipped) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from typing import IO
 from rest_local.bench.recorded import Recorded
 from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.retrieval.git import git_command, git_environment
 
 EDITS = 100  # of one repository
 PER_COMMIT = 3  # so that one sweeping commit is not the whole workload
@@ -73,19 +74,14 @@ def _recorded(edit: Edit, old: str, new: str, vocabulary: Vocabulary) -> Recorde
     return Recorded(f"{edit.commit[:10]}:{edit.path}", prompt, after[same:], before[same:])
 
 
-def _git(repository: Path, *arguments: str) -> list[str]:
-    """A command line that runs nothing a repository may have configured (a file system monitor)."""
-    return ["git", "-C", str(repository), "-c", "core.fsmonitor=false", *arguments]
-
-
 def _edits(repository: Path) -> Iterator[Edit]:
     """Changes of regular files, newest commit first."""
-    command = _git(
+    command = git_command(
         repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
         "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
     )  # fmt: skip
     try:
-        log = subprocess.run(command, capture_output=True, check=False, timeout=300)
+        log = subprocess.run(command, capture_output=True, check=False, timeout=300, env=git_environment())
     except FileNotFoundError as error:
         raise RestLocalError("--git needs the program git; install it") from error
     except subprocess.TimeoutExpired as error:
@@ -116,8 +112,8 @@ class _Blobs:
     def __init__(self, repository: Path) -> None:
         try:
             self._process = subprocess.Popen(
-                _git(repository, "cat-file", "--batch"),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                git_command(repository, "cat-file", "--batch"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=git_environment(),
             )  # fmt: skip
         except FileNotFoundError as error:
             raise RestLocalError("--git needs the program git; install it") from error
