@@ -13,7 +13,8 @@
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
     │   ├── QueueFull                  too many requests wait
     │   ├── ServiceClosed              the engine's thread takes no more requests
-    │   └── DecodeFailed               llama_decode refused or broke, with its code
+    │   ├── DecodeFailed               llama_decode refused or broke, with its code
+    │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
         ├── DatastoreNotFound
         ├── DatastoreCorrupt           path and what is wrong with it
@@ -132,6 +133,13 @@ class DecodeFailed(GenerationError):
             f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again"
         )
         self.code = code
+
+
+class Unexpected(GenerationError):
+    """The request ended with an error that nobody expected, whose text may hold anything."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"the request ended with an error that nobody expected: {error!r}; the log says where")
 
 
 class DatastoreError(RestLocalError):

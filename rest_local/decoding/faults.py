@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rest_local.errors import GenerationError, RestLocalError
+from rest_local.errors import RestLocalError, Unexpected
 
 log = logging.getLogger("rest_local.faults")
 
@@ -14,6 +14,6 @@ def of_request(error: Exception) -> RestLocalError:
     if isinstance(error, RestLocalError):
         return error
     log.error("a request ends with an error that nobody expected", exc_info=error)
-    told = GenerationError(f"the request ended with an error that nobody expected: {error!r}; the log says where")
+    told = Unexpected(error)
     told.__cause__ = error
     return told

@@ -254,6 +254,7 @@ class Service:
                 ending = self._closing and not (self._draining and self._alive)
             for order in orders:
                 order()
+                trimmed = False  # it may have looked something up
             if ending:
                 return False
             if self._alive:

@@ -50,9 +50,11 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 def fixed_beginning(
     messages: Sequence[Mapping[str, Any]], prompt: str, render: Callable[[Sequence[Mapping[str, Any]]], str]
 ) -> str:
-    """What of a conversation's prompt stands before its first message that is not a system message: tools and system
-    prompt, wherever the template puts them. `render`: as the prompt was made. It is asked once more, with another text
-    in that message, so that a system prompt which holds the same words misleads nobody.
+    """What of a conversation's prompt stands before its first message that is not a system message: the system prompt,
+    and the tools where the template puts them in front. One that puts them before the last question (Mistral's) has
+    them behind earlier messages, and a context shift loses them with those. `render`: as the prompt was made. It is
+    asked once more, with another text in that message, so that a system prompt which holds the same words misleads
+    nobody.
     """
     first = next((i for i, m in enumerate(messages) if _ROLES.get(m["role"], m["role"]) != "system"), None)
     if first is None:

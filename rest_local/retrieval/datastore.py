@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import mmap as memory
 import os
 import shlex
@@ -22,6 +23,8 @@ from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFoun
 from rest_local.retrieval.format import KINDS, MANIFEST, Documents, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.rows import Context, Int32Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
+
+log = logging.getLogger("rest_local.datastore")
 
 MAX_MANIFEST = 64 << 20
 _CHUNK = 1 << 20
@@ -227,7 +230,10 @@ class Datastore:
         that the system may take back at any time.
         """
         for mapped in self._maps:
-            mapped.madvise(memory.MADV_DONTNEED)
+            try:
+                mapped.madvise(memory.MADV_DONTNEED)
+            except OSError as error:  # pages that are locked stay: this is an economy, and nobody depends on it
+                log.debug("datastore %s: its pages stay mapped: %s", self.path, error)
 
     def close(self) -> None:
         """Unmaps the files. A second call does nothing; rows that were returned stay valid."""

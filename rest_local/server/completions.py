@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
-from rest_local.decoding.scoring import Scorer
+from rest_local.errors import PromptTooLong
 from rest_local.server.answering import Answering, Part, submitted
 from rest_local.server.answers import completion_logprobs, new_id, timings, usage
 from rest_local.server.bodies import MAX_PROMPTS, CompletionBody
@@ -19,9 +21,9 @@ from rest_local.server.errors import ApiError
 from rest_local.server.grammars import grammar_of
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import infill_tokens, plain_prompts, prompt_text
-from rest_local.server.requests import request_of
+from rest_local.server.requests import request_of, shifts_context
 from rest_local.server.running import DONE, event
-from rest_local.server.state import State, state_of
+from rest_local.server.state import state_of
 
 
 async def completions(request: HttpRequest) -> Response:
@@ -31,21 +33,26 @@ async def completions(request: HttpRequest) -> Response:
     service, engine = state.loaded()
     model = state.check_model(body.model)
     n = body.n or 1
+    top = _wanted_logprobs(body)
     prompts: list[list[int]] = []
     scores: list[list[TokenLogprobs]] = []
 
     def prepare() -> list[Request]:
         prompts.extend(_prompts(engine, body, n))
         grammar = grammar_of(body)
-        if body.echo and (top := _wanted_logprobs(body)) is not None:
-            scores.extend(_scores(state, prompt, top) for prompt in prompts)
         return [
-            request_of(engine, body, prompt, logprobs=_wanted_logprobs(body), grammar=grammar, choice=choice)
+            request_of(engine, body, prompt, logprobs=top, grammar=grammar, choice=choice)
             for prompt in prompts
             for choice in range(n)
         ]
 
-    running = await submitted(service, prepare)
+    if body.echo and top is not None:
+        requests = await anyio.to_thread.run_sync(prepare)
+        _check_length(engine, body, prompts)
+        scores = await state.scoring.scores(request, service, prompts, top)
+        running = await submitted(service, lambda: requests)
+    else:
+        running = await submitted(service, prepare)
     answer = CompletionAnswer(state, engine, body, running, model=model, per_prompt=n)
     answer.prompts, answer.scores = prompts, scores
     return await answer.respond(request)
@@ -65,16 +72,20 @@ def _wanted_logprobs(body: CompletionBody) -> int | None:
     return body.logprobs
 
 
-def _scores(state: State, prompt: list[int], top: int) -> list[TokenLogprobs]:
-    """How likely the prompt's own tokens are, behind the first. In a thread of its own; between two parts of the prompt
-    the engine does what others wait for."""
-    service, _ = state.loaded()
-
-    def opened(engine: Engine) -> Scorer:
-        state.scorer = state.scorer or Scorer(engine)  # its memory is spent only where somebody asks
-        return state.scorer
-
-    return service.run(opened).score(prompt, top, lambda part: service.run(lambda engine: part()))
+def _check_length(engine: Engine, body: CompletionBody, prompts: Sequence[Sequence[int]]) -> None:
+    """Raises PromptTooLong; ApiError 400 where the answer alone would be given, from a shortened prompt."""
+    longest = max(map(len, prompts))
+    if longest <= engine.n_ctx:
+        return
+    if not shifts_context(engine, body):
+        raise PromptTooLong(longest, engine.n_ctx)
+    raise ApiError(
+        400,
+        f"echo with logprobs: the prompt has {longest} tokens and the context holds {engine.n_ctx}; a context shift "
+        "shortens it for an answer, but all of it cannot be scored; leave out echo or logprobs, or shorten it",
+        code="context_length_exceeded",
+        param="prompt",
+    )
 
 
 class CompletionAnswer(Answering):

@@ -25,7 +25,7 @@ from rest_local.retrieval.home import datastore_path, list_datastores
 from rest_local.retrieval.secret import secret_content, secret_name
 from rest_local.retrieval.tokenizing import tokenize_documents
 from rest_local.server.bodies import DocumentBody, SearchBody
-from rest_local.server.errors import ApiError, for_others, from_error
+from rest_local.server.errors import ApiError, from_error
 from rest_local.server.parsing import parse
 from rest_local.server.running import json_response
 from rest_local.server.state import state_of
@@ -161,8 +161,7 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
             with Datastore.open(path) as store:
                 info = store.info()
         except DatastoreError as error:
-            answer = from_error(error)
-            row["error"] = (answer if is_local else for_others(error, answer)).message
+            row["error"] = from_error(error, is_local=is_local).message
         else:
             row |= {key: info[key] for key in ("created", "vocabulary", "tokens", "documents", "segments", "bytes")}
             row["fits_model"] = info["vocabulary"]["hash"] == engine.model.vocabulary.hash

@@ -29,6 +29,7 @@ from rest_local.errors import (
     RestLocalError,
     ServiceClosed,
     TemplateFailed,
+    Unexpected,
 )
 
 log = logging.getLogger("rest_local.server")
@@ -85,16 +86,21 @@ _WITHOUT_PATHS = {
 }
 
 
-def for_others(error: RestLocalError, answer: ApiError) -> ApiError:
-    """The answer as other machines may read it: where a datastore lies is for the log."""
-    if not isinstance(error, DatastoreError) or isinstance(error, CorpusEmpty):
+_FAILED = "the request failed; the server's log says more"
+
+
+def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
+    """The program's own errors as an answer. Other machines read none of what may name a path: that is for the log."""
+    answer = _answer(error)
+    names_none = isinstance(error, (OptionError, GenerationError, CorpusEmpty)) and not isinstance(error, Unexpected)
+    if is_local or names_none:
         return answer
     log.warning("%s", error)
-    return ApiError(answer.status, _WITHOUT_PATHS[answer.status], code=answer.code)
+    text = _WITHOUT_PATHS[answer.status] if isinstance(error, DatastoreError) else _FAILED
+    return ApiError(answer.status, text, code=answer.code)
 
 
-def from_error(error: RestLocalError) -> ApiError:
-    """The program's own errors as an answer."""
+def _answer(error: RestLocalError) -> ApiError:
     text = str(error)
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
@@ -112,6 +118,15 @@ def from_error(error: RestLocalError) -> ApiError:
     return ApiError(500, text)
 
 
+def answer_to(request: Request, error: RestLocalError) -> ApiError:
+    """What whoever asked is told of an error, instead of an answer or as the last event of one."""
+    answer = from_error(error, is_local=request.app.state.server.settings.is_local)
+    if isinstance(error, PromptTooLong):
+        path = request.url.path
+        answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
+    return answer
+
+
 async def on_api_error(request: Request, error: Exception) -> Response:
     """Handler of ApiError."""
     assert isinstance(error, ApiError)
@@ -121,12 +136,7 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_own_error(request: Request, error: Exception) -> Response:
     """Handler of RestLocalError."""
     assert isinstance(error, RestLocalError)
-    answer = from_error(error)
-    if isinstance(error, PromptTooLong):
-        path = request.url.path
-        answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
-    is_local = request.app.state.server.settings.is_local
-    return (answer if is_local else for_others(error, answer)).response()
+    return answer_to(request, error).response()
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -82,20 +82,22 @@ def native_prompts(engine: Engine, prompt: str | Sequence[int | str | Sequence[i
     Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id."""
     several = not isinstance(prompt, str) and bool(prompt) and not any(isinstance(part, int) for part in prompt)
     if not several:
-        return [mixed_prompt(engine, prompt)]  # type: ignore[arg-type]
+        return [mixed_prompt(engine, prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise ApiError(400, f"give 1 to {MAX_PROMPTS} prompts at once, not {len(prompt)}", param="prompt")
     return [mixed_prompt(engine, each) for each in prompt]  # type: ignore[arg-type]
 
 
-def mixed_prompt(engine: Engine, prompt: str | Sequence[int | str]) -> list[int]:
-    """llama-server's: a text, or texts and token ids in turn."""
+def mixed_prompt(engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]]) -> list[int]:
+    """llama-server's: a text, or texts and token ids in turn. Raises ApiError 400 for a list among them."""
     if isinstance(prompt, str):
         return engine.tokenize(prompt)
     tokens: list[int] = []
     for number, part in enumerate(prompt):
         if isinstance(part, int):
             tokens += checked_ids(engine, [part])
+        elif not isinstance(part, str):
+            raise ApiError(400, "give one prompt, of texts and token ids, or a list of such prompts", param="prompt")
         elif number == 0:
             tokens += engine.tokenize(part)
         else:

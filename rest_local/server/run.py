@@ -163,7 +163,7 @@ class Serving:
         self.state.service = None
         if service is not None:
             service.close()
-        for beside in (self.state.embedder, self.state.scorer):
+        for beside in (self.state.embedder, self.state.scoring):
             if beside is not None:
                 beside.close()
         if engine is not None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rest_local.errors import ServiceClosed
-from rest_local.server.errors import ApiError, from_error
+from rest_local.errors import RestLocalError, ServiceClosed
+from rest_local.server.errors import answer_to
 
 if TYPE_CHECKING:
     from rest_local.decoding.service import Ticket
@@ -65,6 +66,10 @@ class Pulse:
         """Anything wakes, once."""
         self._armed = True
 
+    def disarm(self) -> None:
+        """Only an end wakes again; what has woken already stays."""
+        self._armed = False
+
     async def wait(self, seconds: float | None = None) -> None:
         """Until it is woken, so many seconds at most."""
         timer = None if seconds is None else self._loop.call_later(seconds, self._event.set)
@@ -95,7 +100,7 @@ class Running:
     async def pieces(self, *, meanwhile: bool = True) -> AsyncIterator[list[News]]:
         """What came, until all tickets are done; not `meanwhile`: only what came of those that are done.
 
-        Raises ApiError where a ticket ended with an error, or the service ended it.
+        Raises what a ticket ended with, ServiceClosed where the service ended it.
         """
         open_ = dict(enumerate(self.tickets))
         while open_:
@@ -120,29 +125,25 @@ class Running:
         if not news and meanwhile:
             self._pulse.arm()
             news = _taken(open_, meanwhile)  # what came in between woke nobody
+            if news:
+                self._pulse.disarm()  # nothing is to wake who waits for the time of the next event
         return news
 
     @contextlib.asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
         """While the block runs, a client that goes away ends the tickets. They have ended when it is left."""
-        watcher = asyncio.create_task(self._watch(receive))
-        try:
-            yield
-        finally:
-            watcher.cancel()
-            self.cancel()
+        async with watched(receive, self.cancel):
+            try:
+                yield
+            finally:
+                self.cancel()
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.cancel()
-
-    def _error(self, number: int) -> ApiError | None:
+    def _error(self, number: int) -> RestLocalError | None:
         ticket = self.tickets[number]
         if ticket.error is not None:
-            return from_error(ticket.error)
+            return ticket.error
         if ticket.result.finish_reason == "cancelled" and number not in self._stopped:
-            return from_error(ServiceClosed())  # or the client is gone, and reads no answer anyway
+            return ServiceClosed()  # or the client is gone, and reads no answer anyway
         return None
 
 
@@ -156,6 +157,22 @@ def _taken(open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
         if done:
             news.append((number, None))
     return news
+
+
+@contextlib.asynccontextmanager
+async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[None]:
+    """While the block runs, `gone` is called where the client goes away. The request's body has been read before."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
 
 
 class EventStream(Response):
@@ -174,8 +191,9 @@ class EventStream(Response):
             try:
                 async for data in self._events:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            except ApiError as error:
-                await send({"type": "http.response.body", "body": event(error.body), "more_body": True})
+            except RestLocalError as error:
+                told = event(answer_to(Request(scope), error).body)
+                await send({"type": "http.response.body", "body": told, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

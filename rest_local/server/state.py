@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from rest_local.server.errors import ApiError, loading
+from rest_local.server.scoring import Scoring
 from rest_local.server.settings import ANY_MODEL, Settings
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
-    from rest_local.decoding.scoring import Scorer
     from rest_local.decoding.service import Service
     from rest_local.llama.embedding import Embedder
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 @dataclass
 class State:
     """One server's. `name`: of the model, known before it is loaded. `engine` and `service` come when it is,
-    `embedder` and `scorer` with the first request for one; whoever loaded the engine closes all four."""
+    `embedder` with the first request for one; whoever loaded the engine closes these and `scoring`."""
 
     settings: Settings
     name: str
     engine: Engine | None = None
     service: Service | None = None
     embedder: Embedder | None = None
-    scorer: Scorer | None = None
+    scoring: Scoring = field(default_factory=Scoring)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property

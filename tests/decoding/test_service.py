@@ -445,6 +445,8 @@ def test_who_has_nothing_to_do_lets_go_of_mapped_datastores_once(
         for _ in range(3):
             assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
             assert trimmed.acquire(timeout=30)
+        service.run(lambda engine: None)  # which may have looked something up
+        assert trimmed.acquire(timeout=30)
     assert not trimmed.acquire(blocking=False)
 
 

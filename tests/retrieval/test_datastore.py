@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -299,6 +300,20 @@ def test_rows_outlive_the_datastore_and_close_may_be_repeated(store):
     opened.close()
     assert rows.continuations[0].tolist() == [6]
     assert len(opened.rows(CONTEXT)) == 0
+
+
+def test_pages_that_cannot_be_trimmed_are_no_fault(store):
+    """Locked ones, by an owner that holds all its memory (`mlockall`)."""
+
+    class Locked:
+        def madvise(self, advice):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    with Datastore.open(store) as opened:
+        maps, opened._maps = opened._maps, [Locked()]
+        opened.trim()
+        opened._maps = maps
+        assert len(opened)
 
 
 def test_trimmed_pages_come_back(store):

@@ -75,6 +75,14 @@ def test_prompts_of_ids_and_texts(demo: Live) -> None:
     assert demo.post("/completion", PROMPT | {"prompt": [5000]}).status_code == 400
 
 
+@pytest.mark.parametrize("prompt", [[1, [2, 3]], ["x", 1, [2]], [[1], 2]])
+def test_ids_and_lists_are_not_mixed(demo: Live, prompt: list[Any]) -> None:
+    """What is one prompt and what are several could not be told."""
+    answer = demo.post("/completion", PROMPT | {"prompt": prompt})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+
+
 @pytest.mark.parametrize("text", ["", "def f():\n    return 1\n", "né 中 🙂", "<|im_start|>user"])
 def test_tokens_there_and_back(demo: Live, text: str) -> None:
     tokens = demo.post("/tokenize", {"content": text}).json()["tokens"]

@@ -90,6 +90,31 @@ def test_the_look_does_not_depend_on_where_the_text_is_cut(quiet: Live, opened: 
         assert looks(page, parts) == looks(page, [text], whole=True), parts
 
 
+WRITES = """parts => {
+  const answer = new Answer({ path: "/v1/chat/completions", body: {} });
+  const whole = lookOf;
+  let looked = 0;
+  lookOf = (text, fence) => { looked += text.length; return whole(text, fence) };
+  try {
+    answer.addSteps(parts.map(text => ({ text, source: "context", probability: 0.5 })));
+  } finally {
+    lookOf = whole;
+  }
+  return [looked, answer.text.textContent];
+}"""
+
+
+@pytest.mark.parametrize("begin", ["{", "# {", "- **a** {", "```\n{", "```"])
+def test_a_long_line_is_not_looked_at_again_for_each_of_its_tokens(quiet: Live, opened: Open, begin: str) -> None:
+    page = opened(quiet)
+    parts = [begin, *(f'"k{number}": `{number}`, ' for number in range(3000)), "}\n", "end"]
+    text = "".join(parts)
+    looked, shown = page.evaluate(WRITES, parts)
+    assert shown.startswith(text)
+    assert looked < 30 * len(text)
+    assert looks(page, parts) == looks(page, [text], whole=True)
+
+
 def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
     """Also where its text lies in two lines or in two styles, and while the line that it is in changes its look."""
     page = opened(quiet)

@@ -5,12 +5,26 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from live import Live
 
-from rest_local.errors import OptionError, RestLocalError
+from rest_local.errors import (
+    DatastoreCorrupt,
+    DecodeFailed,
+    GenerationError,
+    HistoryNotFound,
+    InputInvalid,
+    ModelError,
+    ModelNotFound,
+    OptionError,
+    PromptEmpty,
+    RestLocalError,
+    Unexpected,
+)
+from rest_local.server.errors import from_error
 from rest_local.server.run import MAX_HEAD, listen
 from rest_local.server.settings import Settings, parse_keys
 
@@ -219,3 +233,36 @@ def test_a_port_in_use_is_one_line() -> None:
         with pytest.raises(RestLocalError, match=f"port {port} on 127.0.0.1: ") as caught:
             listen(Settings(port=port))
     assert "\n" not in str(caught.value)
+
+
+SECRET = "/home/somebody/secret"
+PATHS = [
+    ModelNotFound(SECRET),
+    ModelError(f"model {SECRET}: is closed"),
+    DatastoreCorrupt(SECRET, "x"),
+    HistoryNotFound(SECRET),
+    InputInvalid("file", SECRET, "x"),
+    Unexpected(ValueError(SECRET)),
+    RestLocalError(SECRET),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("others", [False, True])
+def test_other_machines_read_no_paths_in_errors(scripted: Scripted, others: bool, stream: bool) -> None:
+    """Neither in an answer nor in the last event of one; this machine reads them."""
+    live = scripted(allowed_hosts=("llm.example.org",), keys=(b"k",)) if others else scripted()
+    live.service.answer = None
+    body, headers = {"prompt": "x", "stream": stream}, {"authorization": "Bearer k"}
+    with ThreadPoolExecutor(1) as pool:
+        for number, error in enumerate(PATHS):
+            asking = pool.submit(live.post, "/completion", body, headers=headers)
+            live.service.ticket(number).end("error", error=error)
+            answer = asking.result(60)
+            assert '"error"' in answer.text
+            assert (SECRET in answer.text) != others, error
+
+
+def test_other_machines_read_what_was_wrong_with_what_they_sent() -> None:
+    for error in (OptionError("too many"), PromptEmpty(), DecodeFailed(-3, 4), GenerationError("the grammar")):
+        assert from_error(error, is_local=False).message == str(error)

@@ -1,0 +1,129 @@
+"""Prompts that are scored for `echo` with `logprobs`: who leaves, who comes too late, a server that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from live import Live
+
+from rest_local.server import scoring as module
+from rest_local.server.errors import ApiError
+
+Scripted = Callable[..., Live]
+PATH = "/v1/completions"
+BODY = {"prompt": "def f():", "echo": True, "logprobs": 1, "max_tokens": 0}
+
+
+class Endless:
+    """A scorer whose prompts have parts until `free`."""
+
+    def __init__(self) -> None:
+        self.begun, self.free, self.ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+
+    def score(self, tokens: Sequence[int], top: int, run: Callable[[Callable[[], None]], object]) -> list[Any]:
+        self.begun.release()
+        try:
+            while not self.free.is_set():
+                run(lambda: None)
+        finally:
+            self.ended.release()
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def scored_by(live: Live) -> Endless:
+    live.serving.state.scoring.scorer = scorer = Endless()  # type: ignore[assignment]
+    return scorer
+
+
+def asking(live: Live) -> socket.socket:
+    """A connection on which a prompt is to be scored."""
+    body = json.dumps(BODY).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
+    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+def test_a_client_that_leaves_ends_the_scoring_of_its_prompt(scripted: Scripted) -> None:
+    live = scripted()
+    scorer = scored_by(live)
+    with asking(live):
+        assert scorer.begun.acquire(timeout=30)
+    assert scorer.ended.acquire(timeout=30)
+    scorer.free.set()
+    assert live.post(PATH, BODY).status_code == 200
+    assert len(live.service.tickets) == 1, "nothing is generated for who has left"
+
+
+def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
+    scoring, scorer = module.Scoring(), Endless()
+    scoring.scorer = scorer  # type: ignore[assignment]
+    service: Any = SimpleNamespace(run=lambda call: call(None))
+
+    async def never() -> dict[str, Any]:
+        return await asyncio.get_running_loop().create_future()
+
+    async def at_once() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    def scores(receive: Callable[[], Any]) -> Any:
+        request: Any = SimpleNamespace(receive=receive)
+        return scoring.scores(request, service, [[1, 2]], 0)
+
+    async def main() -> None:
+        first = asyncio.create_task(scores(never))
+        await asyncio.to_thread(scorer.begun.acquire)
+        for _ in range(2 * module.MOST):
+            with pytest.raises(ApiError, match="went away"):
+                await asyncio.wait_for(scores(at_once), 30)
+        scorer.free.set()
+        assert await asyncio.wait_for(first, 30) == [[]]
+
+    asyncio.run(main())
+    assert not scorer.begun.acquire(blocking=False), "nobody else had a turn"
+
+
+def test_more_than_may_wait_are_refused_at_once(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 1)
+    live = scripted()
+    scorer = scored_by(live)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(live.post, PATH, BODY)
+        assert scorer.begun.acquire(timeout=30)
+        refused = live.post(PATH, BODY)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert live.post(PATH, BODY | {"logprobs": None}).status_code == 200, "others do not wait for it"
+        scorer.free.set()
+        assert first.result(60).status_code == 200
+
+
+def test_a_server_that_stops_leaves_no_thread_scoring(scripted: Scripted) -> None:
+    live = scripted(drain_seconds=1)
+    scorer = scored_by(live)
+    with asking(live):
+        assert scorer.begun.acquire(timeout=30)
+        live.stop()
+        assert scorer.ended.acquire(timeout=30)
+
+
+@pytest.mark.parametrize(("shift", "said"), [(True, "leave out echo or logprobs"), (False, "the context holds 32")])
+def test_a_prompt_longer_than_the_context_cannot_be_scored(scripted: Scripted, shift: bool, said: str) -> None:
+    long = BODY | {"prompt": "x = 1\n" * 100, "rest_local": {"context_shift": shift}}
+    answer = scripted(n_ctx=32).post(PATH, long)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert said in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "prompt"
