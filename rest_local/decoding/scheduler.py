@@ -109,8 +109,8 @@ class Scheduler:
             job = self.waiting[0]
             text = job.text
             match = self.slots.match(text[:-1], job.request.keep_prefix)
-            if self.slots.has_holes and not self.admitted and match.kept < LEAST_SHARED:
-                self.slots.forget()  # attention goes on to the highest cell in use: start again from the lowest
+            if not self.admitted and self.slots.starts_anew(match.kept):
+                self.slots.forget()
                 match = self.slots.match(text[:-1], job.request.keep_prefix)
             if self.admitted and self._has_to_wait(job, text, match):
                 self._held = job
@@ -249,7 +249,7 @@ class Scheduler:
     def _charge_idle(self, n_running: int) -> None:
         """Every few passes: to ask the curve costs as much as a lookup."""
         self._passes += 1
-        if self._passes % CHARGED_PASSES == 0 and self.slots.idle_cells:
+        if self._passes % CHARGED_PASSES == 0 and (self.slots.idle_cells or self.slots.holes):
             per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
             self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))
 

@@ -3,8 +3,9 @@
 Contract: a slot is idle or somebody's. An idle one keeps its tokens for the next request that begins alike, until its
 cells are needed: the least recently used goes first. Attention passes over the cells of idle slots as well, so keeping
 one costs every decode a little: it is kept until that has cost as much as evaluating it again would (which is never
-more than twice the cost of having known what comes). Where a prompt's beginning lies in a slot that is not to be given
-up (somebody's, or a longer conversation), the cells themselves are shared, which evaluates nothing.
+more than twice the cost of having known what comes). So it is with what lies above the holes that freed cells leave.
+Where a prompt's beginning lies in a slot that is not to be given up (somebody's, or a longer conversation), the cells
+themselves are shared, which evaluates nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Slots:
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         self._shares = shares
         self._idle = list(self.slots)  # least recently used first
-        self.has_holes = False  # whether cells were freed below others that stayed
+        self.holes = 0  # cells that were freed below others that stayed, at most: attention passes over them
+        self._hole_rent = 0.0  # milliseconds that has cost since
+        self._per_token = 0.0  # what evaluating a token again would, at the last charge
         self._rent = dict.fromkeys(self.slots, 0.0)  # milliseconds a cell, since the slot was last used
 
     @property
@@ -83,12 +86,22 @@ class Slots:
         """A decode was made over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating
         a token again would. Frees the slots that have cost as much.
         """
+        self._hole_rent += per_cell * self.holes
+        self._per_token = per_token
         for slot in self._idle:
             if slot.n_past:
                 self._rent[slot] += per_cell
                 if self._rent[slot] > per_token:
+                    self.holes += slot.n_past
                     slot.clear()
-                    self.has_holes = any(other.n_past for other in self.slots)
+        if not any(slot.n_past for slot in self.slots):
+            self._close_holes()
+
+    def starts_anew(self, kept: int) -> bool:
+        """Whether who could go on with `kept` tokens had better give them up, with all that is kept, to use the lowest
+        cells: the holes below have cost as much by now as evaluating these tokens again would.
+        """
+        return self.holes > 0 and (kept < LEAST_SHARED or self._hole_rent > kept * self._per_token)
 
     def evict(self) -> bool:
         """Free the cells of the least recently used idle slot; False where no idle slot has any."""
@@ -100,9 +113,12 @@ class Slots:
 
     def forget(self) -> None:
         """Free the cells of every idle slot."""
-        self.has_holes = False
+        self._close_holes()
         for slot in self._idle:
             slot.clear()
+
+    def _close_holes(self) -> None:
+        self.holes, self._hole_rent = 0, 0.0
 
     def _spare(self) -> Slot:
         """An empty idle slot, else the least recently used."""

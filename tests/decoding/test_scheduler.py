@@ -206,19 +206,38 @@ def test_holes_below_what_is_kept_cost_no_conversation_its_prefix() -> None:
     scheduler = scheduler_of(backend, curve)
     run(scheduler, [job_of(backend, [1] * 200, 1)])
     idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
-    other = job_of(backend, [2, 3], 300, Draws(1), ignore_end=True)
+    other = job_of(backend, [2, 3], 150, Draws(1), ignore_end=True)
     run(scheduler, [other])
     assert not idle.n_past  # it has cost more than it was worth
-    assert scheduler.slots.has_holes
+    assert scheduler.slots.holes == 200
     follow_up = [2, 3, *other.result.tokens, 4, 5]
     second = job_of(backend, follow_up, 3)
     run(scheduler, [second])
-    assert second.answer.statistics.cached_tokens >= 300
+    assert second.answer.statistics.cached_tokens >= 150
     third = job_of(backend, [7] * 20, 3)
     run(scheduler, [third])
     assert scheduler.slots.idle_cells < 30
-    assert not scheduler.slots.has_holes
+    assert not scheduler.slots.holes
     check_cells(scheduler)
+
+
+def test_a_conversation_above_holes_starts_anew_when_they_have_cost_as_much() -> None:
+    """0.01 ms a cell and pass: 200 freed cells cost 2 ms a pass, evaluating the 100 tokens above them 100 ms."""
+    curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
+    backend = FakeBackend(n_ctx=1024, n_slots=2)
+    scheduler = scheduler_of(backend, curve)
+    run(scheduler, [job_of(backend, [1] * 200, 1)])
+    text = [2] * 100
+    kept = []
+    for _ in range(40):
+        turn = job_of(backend, text, 9, ignore_end=True)
+        run(scheduler, [turn])
+        check_cells(scheduler)
+        kept.append(turn.answer.statistics.cached_tokens)
+    anew = [turn for turn, n in enumerate(kept) if n == 0 and turn]
+    assert len(anew) == 1
+    assert 10 <= anew[0] <= 30
+    assert not scheduler.slots.holes
 
 
 def test_another_conversation_does_not_push_out_a_longer_one() -> None:
