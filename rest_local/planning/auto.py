@@ -33,6 +33,7 @@ REFRESH_STEPS = 16  # how often the cost table follows what was learned
 
 REST_STEPS = 7  # keeping the books takes 40 us behind a forward pass, a tenth of the step of a small model
 LEARN_STEPS = 4  # that are learned from together: each alone, behind a forward pass, costs twice as much
+WORDS_MS = 2.0  # words take 0.06 ms a draft; of a quicker step that is more than they are worth
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
 HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -169,7 +170,7 @@ class Auto:
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
         ask = self._questions(sources.follower, plan, at.n_ctx) if sources.follower else None
-        judge = self.wording.judge
+        judge = self.wording.judge if plan.cost[0] >= WORDS_MS else None
         if at.beside:
             growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask, judge)
             result, result.growth = growth.draft, growth

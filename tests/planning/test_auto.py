@@ -240,3 +240,15 @@ def test_what_words_do_is_learned_by_all_requests_of_an_engine() -> None:
         request.learn(drafted, [9], StepCost(5, len(drafted.tree), 0, 10.0, 0.0, 0.15))
     ((_, probability, _),) = planner.wording.judge((1, 2), {3: (0.5, 1, [])})
     assert probability < 0.5
+
+
+@pytest.mark.parametrize(("step_ms", "looks"), [(0.4, False), (10.0, True)])
+def test_a_quick_model_has_no_time_for_words(step_ms: float, looks: bool) -> None:
+    planner = Auto(CostCurve.from_points([512], [1, 64], [[step_ms, 2 * step_ms]]))
+    planner.driver.lookup = 0.0
+    sources = Sources([], 100)
+    sources.restart([1, 2, 3, 1, 2])
+    planner.begin(5)
+    drafted = planner.draft(sources, Situation(5, 8, 8))
+    assert list(drafted.proposals[ROOT].merged) == [3]
+    assert bool(drafted.proposals[ROOT].judged) is looks
