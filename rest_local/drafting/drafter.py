@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
-from rest_local.drafting.candidates import MODEL, NOTHING, Behind, Candidate, SourceRows, model_cell
+from rest_local.drafting.candidates import (
+    FEW_CANDIDATES,
+    MODEL,
+    MOST_CANDIDATES,
+    NOTHING,
+    Behind,
+    Candidate,
+    SourceRows,
+    model_cell,
+)
 from rest_local.drafting.tree import ROOT, DraftTree
 
 LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measured curve
@@ -91,12 +100,14 @@ Worth = Callable[[float], bool]  # joint probability of the next best node -> ad
 Ask = Callable[[Sequence[int], float, float], Sequence[tuple[int, float]]]
 
 
-def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
-    """Candidates of all sources below one node; a token that several propose takes the most confident estimate."""
+def propose(members: Members, depth: int, estimate: Estimate, most: int = MOST_CANDIDATES) -> Proposal:
+    """Candidates of all sources below one node, `most` of each; a token that several propose takes the most confident
+    estimate.
+    """
     by_source = []
     merged: Merged = {}
     for rows, numbers in members:
-        candidates = rows.candidates(numbers, depth)
+        candidates = rows.candidates(numbers, depth, most)
         if not candidates:
             continue
         by_source.append((rows, candidates))
@@ -131,6 +142,7 @@ class Growth:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
         self._estimate, self._ask, self._judge = estimate, ask, judge
+        self._candidates = FEW_CANDIDATES if judge is None else MOST_CANDIDATES
         self._newest = sources[0].newest if sources else NOTHING
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
@@ -154,7 +166,7 @@ class Growth:
         self._expand(node, -minus_joint, tree.depth[node], members)
 
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
-        proposal = self.draft.proposals[node] = propose(members, depth, self._estimate)
+        proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         if self._judge is not None and proposal.merged:
             self._correct(self._judge, node, proposal)
         if self._ask is not None and len(self.draft.tree) < self.most:

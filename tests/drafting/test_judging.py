@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.drafter import Behind, Judged, Merged, draft
+from rest_local.drafting.candidates import FEW_CANDIDATES, MOST_CANDIDATES, SourceRows
+from rest_local.drafting.drafter import Behind, Growth, Judged, Merged, draft
 from rest_local.drafting.sources import Sources
+from rest_local.drafting.tree import ROOT
 from rest_local.retrieval.rows import Rows
 
 
@@ -49,3 +50,15 @@ def test_sources_say_what_their_rows_stand_behind(text: list[int], newest: Behin
     sources = Sources([], 10)
     sources.restart(text)
     assert [rows.newest for rows in sources.rows()] == [newest]
+
+
+def test_without_words_few_candidates_are_looked_at() -> None:
+    """More of them only pay where something tells them apart."""
+    rows = SourceRows(1, Rows(np.arange(30, dtype=np.int32)[:, None], np.full(30, 5, np.int32), np.arange(30)))
+
+    def nothing(behind: Behind, merged: Merged) -> list[Judged]:
+        return []
+
+    for judge, expected in ((None, FEW_CANDIDATES), (nothing, MOST_CANDIDATES)):
+        growth = Growth([rows], lambda cell: 0.1, 8, 8, judge=judge)
+        assert len(growth.draft.proposals[ROOT].merged) == expected
