@@ -103,13 +103,14 @@ class Slot:
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
         """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
         checkpoint before, or to nothing. `broken_off`: a decode did not come to its end; recurrent state is then
-        written half, whatever its position says.
+        written half, whatever its position says. Nor can it be trusted where committed tokens go: llama.cpp says that
+        it rolled back, but has kept the states of the last decode only.
         """
+        suspect = self._keeps_checkpoints and (broken_off or n_past < len(self.tokens))
         self._forget(n_past)
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
-        suspect = broken_off and self._keeps_checkpoints
         if (suspect or not removed) and not self._go_back():
             self.clear()
 

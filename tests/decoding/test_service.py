@@ -351,6 +351,22 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
+def test_the_same_prompt_again_gives_the_same_answer(arch: str, tiny_model: TinyModel) -> None:
+    """Behind answers of any length: those shorter than what recurrent state can be rolled back by as well."""
+    with (
+        Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, slots=2, exact=True) as engine,
+        Service(engine) as service,
+    ):
+        prompt = engine.tokenize("\n".join(PROMPTS))
+        wanted = service.submit(Request(prompt, max_tokens=8, keep_prefix=False)).wait(60).tokens
+        for n in (1, 2, 3, 8, 15, 16, 17, 18, 40):
+            service.submit(Request(prompt, max_tokens=n, ignore_end=True)).wait(60)
+            again = service.submit(Request(prompt, max_tokens=8)).wait(60)
+            assert again.tokens == wanted
+            assert again.timings["cache_n"] > 0
+
+
 def test_others_are_served_while_the_context_for_exact_requests_is_opened(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
