@@ -111,6 +111,7 @@ def mix(streams: list[np.ndarray], shares: list[float], window: int, rng: np.ran
 MIXES = {
     "mix": {"train": 0.55, "train-2": 0.30, "train-copies": 0.15},
     "final": {"train": 0.25, "train-2": 0.20, "train-copies": 0.20, "train-known": 0.35},
+    "grown": {"train": 0.40, "train-2": 0.15, "train-copies": 0.10, "train-known": 0.35},
 }
 
 

@@ -39,8 +39,10 @@ def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, parameters: list[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.05) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, parameters: list[Tensor], lr: float, dtype: torch.dtype) -> None:
+        """`dtype`: of the iteration that makes an update; the weights and their momentum keep their own."""
+        super().__init__(parameters, {"lr": lr, "momentum": 0.95, "weight_decay": 0.05})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -48,9 +50,25 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 buffer = self.state[p].setdefault("m", torch.zeros_like(p))
                 buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]))
+                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]).to(self.dtype))
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
+
+
+def grown(state: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
+    """The weights of a network for one of twice its layers: behind each layer one that changes nothing yet.
+
+    Raises SystemExit if `state` does not hold half of the layers of `network`. The added layers keep what `network` was
+    initialised with, whose last matrices are zero, so the loss is the same at the first step.
+    """
+    own = sum(name.endswith(".attn_norm.weight") for name in state)
+    if 2 * own != network.shape.layers:
+        raise SystemExit(f"--grow: {own} layers become {2 * own}, not {network.shape.layers}")
+    result = network.state_dict()
+    for name, tensor in state.items():
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        result[f"blk.{2 * int(block)}.{rest}" if name.startswith("blk.") else name] = tensor
+    return result
 
 
 def batches(data: np.ndarray, batch: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -85,6 +103,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=80)
     parser.add_argument("--data", default="train.bin", help="the stream, a file of the work folder")
     parser.add_argument("--resume", action="store_true", help="go on from checkpoint.pt, with fresh momentum")
+    parser.add_argument("--grow", action="store_true", help="with --resume: the checkpoint has half as many layers")
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--long-length", type=int, default=1024, help="window length over the last fifth of the time")
@@ -104,10 +123,11 @@ def main() -> None:
     shape = Shape(width=args.width, layers=args.layers, feed_forward=args.feed_forward)
     network = Network(shape)
     if args.resume:
-        network.load_state_dict(torch.load(args.work / "checkpoint.pt", weights_only=True)["state"])
+        state = torch.load(args.work / "checkpoint.pt", weights_only=True)["state"]
+        network.load_state_dict(grown(state, network) if args.grow else state)
     matrices = [p for n, p in network.named_parameters() if p.ndim == 2 and "token_embd" not in n]
     others = [p for n, p in network.named_parameters() if not (p.ndim == 2 and "token_embd" not in n)]
-    muon = Muon(matrices, lr=args.lr)
+    muon = Muon(matrices, lr=args.lr, dtype=torch.bfloat16 if args.bf16 else torch.float32)
     adam = torch.optim.AdamW(others, lr=args.lr * 0.15, betas=(0.9, 0.95), weight_decay=0.0)
     print(json.dumps({"parameters": sum(p.numel() for p in network.parameters()), **shape.to_dict()}), flush=True)
 

@@ -89,7 +89,7 @@ class FixedBudget(Auto):
 
     def together(self, n_ctx: int, limit: int, beside: int) -> Plan:
         super().together(n_ctx, limit, beside)
-        plan = Plan([1.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))
+        plan = Plan([20.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))  # so slow that words are looked at
         plan.best_rate = 0.0
         return plan
 

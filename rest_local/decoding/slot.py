@@ -20,7 +20,7 @@ from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.llama.batch import Batch
 
 
-@dataclass
+@dataclass(slots=True)
 class Rows:
     """The tokens of a batch under construction, of any number of slots. Plain lists: so few are no work for numpy."""
 

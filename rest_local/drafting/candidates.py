@@ -123,7 +123,8 @@ class SourceRows:
         if depth >= self.depth:
             return []
         if len(members) == 1:
-            return self._only(members, depth)
+            candidate = self.only(members, depth)
+            return [] if candidate is None else [candidate]
         column, match, cells = self.column(depth), self.match, self._cells
         groups: dict[int, list[int]] = {}
         for row in members:
@@ -146,13 +147,15 @@ class SourceRows:
                 break
         return found
 
-    def _only(self, members: Sequence[int], depth: int) -> list[Candidate]:
-        """The candidate of a single row, as at most nodes below the first: one text goes on."""
+    def only(self, members: Sequence[int], depth: int) -> Candidate | None:
+        """The candidate of a single row, as at most nodes below the first: one text goes on, or ends here."""
+        if depth >= self.depth:
+            return None
         row = members[0]
         text = self._texts.get(row)
         if text is None:
             text = self._texts[row] = self._rows.row(row)
         token = text[depth]
         if token < 0:
-            return []
-        return [(token, self._cells[self.match[row] + depth] + _ALONE, members)]
+            return None
+        return (token, self._cells[self.match[row] + depth] + _ALONE, members)

@@ -35,19 +35,20 @@ Judged = tuple[int, float, tuple[int, ...]]  # a token, its corrected probabilit
 _NOBODY: tuple[float, int, Members] = (0.0, -1, [])
 
 
-@dataclass
 class Proposal:
     """What was proposed below one node: by source the candidates, and merged by token. `judged`: what was made of their
     probabilities; `asked`: what a draft model said, where it was asked.
     """
 
-    by_source: list[tuple[SourceRows, list[Candidate]]]
-    merged: Merged
-    judged: list[Judged] = field(default_factory=list)
-    asked: list[Candidate] = field(default_factory=list)
+    __slots__ = ("asked", "by_source", "judged", "merged")
+
+    def __init__(self, by_source: list[tuple[SourceRows, list[Candidate]]], merged: Merged) -> None:
+        self.by_source, self.merged = by_source, merged
+        self.judged: Sequence[Judged] = ()
+        self.asked: Sequence[Candidate] = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class Draft:
     """A tree and the proposals at its expanded nodes (`ROOT` always among them).
 
@@ -69,7 +70,7 @@ class Draft:
             outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.asked]
         return outcomes
 
-    def judgements(self, tokens: Sequence[int]) -> list[tuple[list[Judged], int]]:
+    def judgements(self, tokens: Sequence[int]) -> list[tuple[Sequence[Judged], int]]:
         """What was judged at each node along `tokens`, and the token that was right there."""
         return [(proposal.judged, token) for proposal, token in self._along(tokens)]
 
@@ -165,23 +166,59 @@ class Growth:
         node = tree.add(token, parent, -minus_joint, source)
         self._expand(node, -minus_joint, tree.depth[node], members)
 
+    def grow_while(self, worth: Worth) -> None:
+        """Add the likeliest node again and again, until there is none or `worth`, asked with its joint probability,
+        says no.
+        """
+        heap, tree = self._heap, self.draft.tree
+        drafted, depths = tree.token, tree.depth
+        while heap and len(drafted) < self.most:
+            minus_joint, _, parent, token, source, members = heap[0]
+            if not tree.can_add(parent):
+                heappop(heap)
+                continue
+            if not worth(-minus_joint):
+                return
+            heappop(heap)
+            node = tree.add(token, parent, -minus_joint, source)
+            self._expand(node, -minus_joint, depths[node], members)
+
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
+        if len(members) == 1 and len(members[0][1]) == 1 and self._ask is None:
+            self._go_on(node, joint, depth, members)
+            return
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
-        if self._judge is not None and proposal.merged:
-            self._correct(self._judge, node, proposal)
+        merged = proposal.merged
+        if self._judge is not None and merged:
+            proposal.judged = self._judge(self._behind(node), merged)
+            for token, probability, _ in proposal.judged:
+                _, source, below = merged[token]
+                merged[token] = (probability, source, below)
         if self._ask is not None and len(self.draft.tree) < self.most:
-            self._add_asked(self._ask, node, joint, depth, proposal)
-        for token, (probability, source, below) in proposal.merged.items():
+            proposal.asked = self._asked(self._ask, node, joint, depth, merged)
+        for token, (probability, source, below) in merged.items():
             if joint * probability >= LEAST_PROBABILITY:
                 self._arrivals += 1
                 heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
 
-    def _correct(self, judge: Judge, node: int, proposal: Proposal) -> None:
-        merged = proposal.merged
-        proposal.judged = judge(self._behind(node), merged)
-        for token, probability, _ in proposal.judged:
-            _, source, below = merged[token]
-            merged[token] = (probability, source, below)
+    def _go_on(self, node: int, joint: float, depth: int, members: Members) -> None:
+        """`_expand` where one text goes on, as below most nodes: the same, in two thirds of the time."""
+        rows, numbers = members[0]
+        candidate = rows.only(numbers, depth)
+        if candidate is None:
+            self.draft.proposals[node] = Proposal([], {})
+            return
+        token, cell, _ = candidate
+        probability = self._estimate(cell)
+        merged = {token: (probability, rows.source, members)}
+        proposal = self.draft.proposals[node] = Proposal([(rows, [candidate])], merged)
+        if self._judge is not None:
+            proposal.judged = self._judge(self._behind(node), merged)
+            probability = proposal.judged[0][1]
+            merged[token] = (probability, rows.source, members)
+        if joint * probability >= LEAST_PROBABILITY:
+            self._arrivals += 1
+            heappush(self._heap, (-joint * probability, self._arrivals, node, token, rows.source, members))
 
     def _behind(self, node: int) -> Behind:
         """The last two tokens of the path to a node."""
@@ -191,16 +228,18 @@ class Growth:
         parent = tree.parent[node]
         return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
-    def _add_asked(self, ask: Ask, node: int, joint: float, depth: int, proposal: Proposal) -> None:
-        merged = proposal.merged
+    def _asked(self, ask: Ask, node: int, joint: float, depth: int, merged: Merged) -> list[Candidate]:
+        """What a draft model says about a node, which joins `merged`."""
+        asked: list[Candidate] = []
         known = max((best for best, _, _ in merged.values()), default=0.0)
         for token, own in ask(self.draft.tree.path(node), joint, known):
             cell = model_cell(depth, own)
-            proposal.asked.append((token, cell, ()))
+            asked.append((token, cell, ()))
             probability, (best, source, below) = self._estimate(cell), merged.get(token, _NOBODY)
             if probability > best:
                 best, source = probability, MODEL
             merged[token] = (best, source, below)
+        return asked
 
 
 def draft(
@@ -218,8 +257,7 @@ def draft(
     falling order, so the first no ends the growth.
     """
     growth = Growth(sources, estimate, limit, leaves, ask, judge)
-    while (best := growth.best) and worth(best):
-        growth.grow()
+    growth.grow_while(worth)
     return growth.draft
 
 

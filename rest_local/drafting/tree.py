@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 ROOT = -1
 
 
-@dataclass
+@dataclass(slots=True)
 class DraftTree:
     """`token`, `parent`, `depth` (1 below the root), `probability` (joint), `source` by node; at most `max_leaves`
     leaves.
@@ -55,13 +55,18 @@ class DraftTree:
     def add(self, token: int, parent: int, probability: float, source: int) -> int:
         """Append a node and return its number."""
         node = len(self.token)
-        siblings = self.root_children if parent == ROOT else self.children[parent]
-        if siblings or parent == ROOT:
+        if parent == ROOT:
             self.n_leaves += 1
-        siblings.append(node)
+            self.root_children.append(node)
+            self.depth.append(1)
+        else:
+            siblings = self.children[parent]
+            if siblings:
+                self.n_leaves += 1
+            siblings.append(node)
+            self.depth.append(self.depth[parent] + 1)
         self.token.append(token)
         self.parent.append(parent)
-        self.depth.append(1 if parent == ROOT else self.depth[parent] + 1)
         self.probability.append(probability)
         self.source.append(source)
         self.children.append([])
@@ -112,7 +117,7 @@ class DraftTree:
         return Layout(order, low, count)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """`order[k]` is the node at place k of the batch behind the root; a node carries the leaf ids low..low+count-1."""
 

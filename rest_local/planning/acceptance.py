@@ -51,9 +51,18 @@ class Acceptance:
         self._new_seen = [0.0] * N_CELLS
         self._marginal_hits = [0.0] * _N_MARGINALS
         self._marginal_seen = [0.0] * _N_MARGINALS
+        self._known: dict[int, float] = {}  # estimates made since something was learned
 
     def estimate(self, cell: int) -> float:
-        """Probability in (0, 1) that a candidate with this evidence is the model's token. Under 1 us."""
+        """Probability in (0, 1) that a candidate with this evidence is the model's token. Under 1 us, 0.1 us where it
+        was asked before.
+        """
+        known = self._known.get(cell)
+        if known is None:
+            known = self._known[cell] = self._estimate(cell)
+        return known
+
+    def _estimate(self, cell: int) -> float:
         marginal = self._marginal[cell]
         coarse = (self._marginal_hits[marginal] + MARGINAL_STRENGTH * self._prior[marginal]) / (
             self._marginal_seen[marginal] + MARGINAL_STRENGTH
@@ -63,6 +72,7 @@ class Acceptance:
 
     def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
         """Count (cell, was it the model's token) of everything that was proposed, submitted or not."""
+        self._known.clear()
         for cell, hit in outcomes:
             marginal = self._marginal[cell]
             self._seen[cell] += 1.0
@@ -87,6 +97,7 @@ class Acceptance:
 
     def add(self, counts: Counts) -> None:
         """Counts of earlier runs: they weigh and fade as if learned here, and are not drained again."""
+        self._known.clear()
         for cell, (hits, seen) in counts.items():
             self._hits[cell] += hits
             self._seen[cell] += seen

@@ -63,7 +63,7 @@ def _follow(now: float, ms: float) -> float:
     return now + 0.05 * (min(max(ms, 0.0), 4 * now) - now)
 
 
-@dataclass
+@dataclass(slots=True)
 class Plan:
     """A rule for one step. `worth` is asked by the drafter before each node; `best` is the number of nodes to
     submit.
