@@ -230,8 +230,10 @@ class Generation:
     def learn(self, verdict: Verdict, n_tokens: int, cost: StepCost) -> None:
         """Tell the policy what came of the draft. `cost` is without what lookup and learning took: known here."""
         begun = time.perf_counter()
-        lookup_ms = None if self._drafted.lookup_us is None else self._draft_ms
-        own_ms = cost.driver_ms + (self._draft_ms if lookup_ms is None else 0.0) + self._learn_ms
+        lookup_ms = None  # in vain: all that drafting took; else the tree's growth is a part of what the draft costs
+        if self._drafted.lookup_us is not None:
+            lookup_ms = min(1e-3 * self._drafted.lookup_us, self._draft_ms) if cost.n_nodes else self._draft_ms
+        own_ms = cost.driver_ms + self._draft_ms - (lookup_ms or 0.0) + self._learn_ms
         asked_ms = self._end_questions()
         done = cost._replace(driver_ms=own_ms, lookup_ms=lookup_ms, asked_ms=asked_ms)
         self.policy.learn(self._drafted, verdict.tokens, done)

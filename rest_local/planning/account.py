@@ -2,8 +2,9 @@
 
 Contract: milliseconds in, yes or no out. Every step earns a small share of a plain step's time; lookups and drafts pay
 what they really cost beyond it, accepted tokens pay back what they saved, and who is out of credit decodes plainly. So
-at any point of a request at most `ALLOWANCE` of its plain time is lost (and once `OVERDRAFT_STEPS`, behind a long
-repeat, which the sources recognise for next to nothing and which nearly always goes on).
+at any point of a request at most `ALLOWANCE` of its plain time is lost, and once a few steps: `LOOKUPS_START` for looking,
+`OVERDRAFT_STEPS` behind a long repeat, which the sources recognise for next to nothing and which nearly always goes on,
+`MATCH_STEPS` where what was looked up goes on from a long agreement with stored text.
 
 Lookups have a purse of their own inside that: a model so fast that a lookup is a good part of its step would else spend
 the whole allowance on looking where nothing is to be found.
@@ -16,8 +17,9 @@ from collections.abc import Callable
 
 ALLOWANCE = 0.03  # share of plain decoding time that lookups and failed drafts may lose together
 LOOKUP_ALLOWANCE = 0.005  # and lookups alone
-LOOKUPS_START = 0.3  # plain steps in the purse of a new request
+LOOKUPS_START = 0.5  # plain steps in the purse of a new request; so far lookups may overdraw the credit, too
 OVERDRAFT_STEPS = 1.0  # how far a long repeat may overdraw the credit
+MATCH_STEPS = 3.0  # how far a draft may that goes on from a long agreement with stored text
 MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 RECORD_STEPS = 400.0  # the track record looks back about this many steps
 
@@ -61,7 +63,11 @@ class Account:
         overdraft = OVERDRAFT_STEPS * self._plain
         extra = overdraft if self._credit < 4 * overdraft and repeats() else 0.0
         self.risk += extra
-        return self._purse + extra > lookup and self.risk > lookup
+        return self._purse + extra > lookup and self.risk + LOOKUPS_START * self._plain > lookup
+
+    def overdraw(self) -> None:
+        """What was found goes on from a long agreement: its draft may overdraw the credit as behind a long repeat."""
+        self.risk = max(self.risk, self._credit + MATCH_STEPS * self._plain)
 
     def pay_lookup(self, ms: float) -> None:
         """What asking the sources and growing the tree took."""

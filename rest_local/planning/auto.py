@@ -34,6 +34,7 @@ REFRESH_STEPS = 16  # how often the cost table follows what was learned
 REST_STEPS = 7  # keeping the books takes 40 us behind a forward pass, a tenth of the step of a small model
 LEARN_STEPS = 4  # that are learned from together: each alone, behind a forward pass, costs twice as much
 WORDS_MS = 2.0  # words take 0.06 ms a draft; of a quicker step that is more than they are worth
+LONG_MATCH = 16  # tokens that agree with stored text: its draft may be paid in advance
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
 HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -126,6 +127,7 @@ class Auto:
         self._rests = 0  # steps to come that are neither asked nor booked
         self._unearned = 0  # such steps since the last one that was
         self._resting = False  # whether the step under way is one
+        self._behind_draft = False  # whether the step before it had one, of anybody
 
     def fork(self) -> Auto:
         """One for another request, with an account of its own."""
@@ -168,6 +170,8 @@ class Auto:
         begun = time.perf_counter()
         found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
+        if any(rows.match[0] >= LONG_MATCH for rows in found):
+            self.account.overdraw()
         plan = self.plan(at.n_ctx, at.limit)
         ask = self._questions(sources.follower, plan, at.n_ctx) if sources.follower else None
         judge = self.wording.judge if plan.cost[0] >= WORDS_MS else None
@@ -230,9 +234,13 @@ class Auto:
     def book(self, done: StepCost) -> None:
         """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
+        nodes = done.n_nodes + done.nodes_beside
+        behind_draft, self._behind_draft = self._behind_draft and not nodes, nodes > 0
+        if behind_draft and done.leads:  # what such a step takes longer than others is the draft's
+            self.account.settle(-self._aftermath(done))
         if done.leads:
-            n_tokens = 1 + done.n_nodes + done.beside + done.nodes_beside
-            self.curve.observe(n_tokens, done.n_ctx, done.decode_ms)
+            if not behind_draft:
+                self.curve.observe(1 + done.beside + nodes, done.n_ctx, done.decode_ms)
             self._prices.grow_old()  # with the pass, not with everyone in it
         self.driver.learn_step(done.n_nodes, done.driver_ms)
         if done.lookup_ms is not None:
@@ -243,6 +251,14 @@ class Auto:
             self.account.settle(saved)
             if done.asked_ms:
                 self.trust.learn_gain(saved / self.plain_ms(done.n_ctx))
+
+    def _aftermath(self, done: StepCost) -> float:
+        """This request's share of what a step without a draft takes longer behind one with: llama.cpp builds its graph
+        anew for another size (0.1 ms), and caches are cold.
+        """
+        usual = self._prices.at(done.n_ctx)[0][done.beside]
+        taken = min(done.decode_ms + done.driver_ms, HICCUP * usual)
+        return max(0.0, taken - usual) / (1 + done.beside)
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft won for all of them; negative where it failed."""

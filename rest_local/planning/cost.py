@@ -112,18 +112,22 @@ class CostCurve:
         if not 1 <= n <= LARGEST:
             return
         low, high, weight = self._between(n_ctx)
-        nearest = high if weight > 0.5 else low
         now = self._known(low, n)
         if low != high:
             now += weight * (self._known(high, n) - now)
-        seen = self._seen.get((nearest, n > 1), 0)
-        self._seen[nearest, n > 1] = seen + 1
         change = min(ms, OUTLIER * now) / now - 1.0
+        for c in {low, high}:  # both, or the other one would keep half of the error for good
+            self._follow(c, n, change)
+
+    def _follow(self, c: int, n: int, change: float) -> None:
+        """Move the row of one context length by a share of `change`."""
+        seen = self._seen.get((c, n > 1), 0)
+        self._seen[c, n > 1] = seen + 1
         if n == 1:
-            self._all[nearest] *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
+            self._all[c] *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
             return
-        self._drafted[nearest] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
-        single = self._single[nearest]
+        self._drafted[c] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
+        single = self._single[c]
         for size in (n - 1, n, n + 1):  # neighbours share part of the news
             if 1 < size <= LARGEST:
                 factor = 1.0 + change * (BLEND if size == n else BLEND / 2)

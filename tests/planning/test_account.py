@@ -6,6 +6,7 @@ from rest_local.planning.account import (
     ALLOWANCE,
     LOOKUP_ALLOWANCE,
     LOOKUPS_START,
+    MATCH_STEPS,
     MOST_STEPS,
     OVERDRAFT_STEPS,
     Account,
@@ -33,8 +34,24 @@ def test_drafts_that_always_fail_lose_no_more_than_the_allowance_at_any_point(pl
             stake = max(0.0, account.risk - lookup)
             account.settle(-stake)
             lost += lookup + stake
-        assert lost <= (ALLOWANCE * step + OVERDRAFT_STEPS) * plain + 1e-9
+        assert lost <= (ALLOWANCE * step + OVERDRAFT_STEPS + LOOKUPS_START) * plain + 1e-9
     assert lost > 0
+
+
+def test_drafts_behind_long_agreements_that_always_fail_lose_a_few_steps_once() -> None:
+    account = Account()
+    account.begin(1.0)
+    lost = 0.0
+    for step in range(1, 2000):
+        account.earn(1.0)
+        if account.affords_lookup(0.2, never):
+            account.overdraw()
+            account.pay_lookup(0.2)
+            stake = max(0.0, account.risk - 0.2)
+            account.settle(-stake)
+            lost += 0.2 + stake
+        assert lost <= ALLOWANCE * step + MATCH_STEPS + LOOKUPS_START + 1e-9
+    assert lost > MATCH_STEPS
 
 
 def test_lookups_that_find_nothing_cost_little() -> None:
@@ -66,7 +83,7 @@ def test_a_long_repeat_may_overdraw_once() -> None:
     account.pay_lookup(0.8)
     assert not account.affords_lookup(0.15, never)
     assert account.affords_lookup(0.15, always)
-    account.pay_lookup(0.5)
+    account.pay_lookup(0.9)
     account.earn(1.0)
     assert not account.affords_lookup(0.15, always)
 
