@@ -2,9 +2,9 @@
 
 Contract: milliseconds in, yes or no out. Every step earns a small share of a plain step's time; lookups and drafts pay
 what they really cost beyond it, accepted tokens pay back what they saved, and who is out of credit decodes plainly. So
-at any point of a request at most `ALLOWANCE` of its plain time is lost, and once a few steps: `LOOKUPS_START` for looking,
-`OVERDRAFT_STEPS` behind a long repeat, which the sources recognise for next to nothing and which nearly always goes on,
-`MATCH_STEPS` where what was looked up goes on from a long agreement with stored text.
+at any point of a request at most `ALLOWANCE` of its plain time is lost, and once a few steps: `LOOKUPS_START` for
+looking, `OVERDRAFT_STEPS` behind a long repeat, which the sources recognise for next to nothing and which nearly always
+goes on, `MATCH_STEPS` where what was looked up goes on from a long agreement with stored text.
 
 Lookups have a purse of their own inside that: a model so fast that a lookup is a good part of its step would else spend
 the whole allowance on looking where nothing is to be found.

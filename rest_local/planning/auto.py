@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
@@ -35,6 +36,7 @@ REST_STEPS = 7  # keeping the books takes 40 us behind a forward pass, a tenth o
 LEARN_STEPS = 4  # that are learned from together: each alone, behind a forward pass, costs twice as much
 WORDS_MS = 2.0  # words take 0.06 ms a draft; of a quicker step that is more than they are worth
 LONG_MATCH = 16  # tokens that agree with stored text: its draft may be paid in advance
+_STORED = {SOURCE_NUMBER["datastore"], SOURCE_NUMBER["history"]}
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
 HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
@@ -170,7 +172,7 @@ class Auto:
         begun = time.perf_counter()
         found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        if any(rows.match[0] >= LONG_MATCH for rows in found):
+        if any(rows.match[0] >= LONG_MATCH and rows.source in _STORED for rows in found):
             self.account.overdraw()
         plan = self.plan(at.n_ctx, at.limit)
         ask = self._questions(sources.follower, plan, at.n_ctx) if sources.follower else None

@@ -31,10 +31,10 @@ class Situation(NamedTuple):
 
 class StepCost(NamedTuple):
     """What one step did for one request, and took. `lookup_ms`, to ask the sources and, where nothing came of it, to
-    find that out, is None where nobody was asked; `driver_ms` leaves it and the decode out. `decode_ms` is that of the whole forward pass, which
-    also held `beside` roots and `nodes_beside` drafted tokens of other requests; of those who share it, one `leads`:
-    the cost curve learns from its step only, and from none of a pass that also held a part of a prompt. `asked_ms` is
-    what asking a draft model took, in none of the others.
+    find that out, is None where nobody was asked; `driver_ms` leaves it and the decode out. `decode_ms` is that of the
+    whole forward pass, which also held `beside` roots and `nodes_beside` drafted tokens of other requests; of those who
+    share it, one `leads`: the cost curve learns from its step only, and from none of a pass that also held a part of a
+    prompt. `asked_ms` is what asking a draft model took, in none of the others.
     """
 
     n_ctx: int

@@ -15,6 +15,7 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.cost import LARGEST, SIZES, CostCurve, measure
 from rest_local.planning.policy import Situation, StepCost
+from rest_local.retrieval.growing import GrowingText
 
 CPU = CostCurve.from_points(
     [512], SIZES, [[20 * r for r in (1, 1.86, 2.50, 2.41, 3.96, 3.80, 5.36, 4.91, 8.22, 8.95, 13.9, 18.1)]]
@@ -171,6 +172,81 @@ def test_a_request_starts_with_small_drafts_and_earns_long_ones() -> None:
     assert sizes == sorted(sizes)
     assert sizes[0] <= 1
     assert sizes[-1] >= 11
+
+
+QUICK = CostCurve.from_points([64, 1024], SIZES, [[0.4 * (0.6 + 0.4 * n) for n in SIZES]] * 2)
+
+
+def _stored(n_agreeing: int) -> Sources:
+    """Stored text goes on from the newest `n_agreeing` tokens; nothing repeats within the text itself."""
+    stored = GrowingText()
+    stored.extend(list(range(1000, 1200)))
+    sources = Sources([], 100_000, history=stored)
+    sources.restart([*range(100), *range(1000, 1000 + n_agreeing)])
+    return sources
+
+
+@pytest.mark.parametrize(("n_agreeing", "drafts"), [(31, True), (auto.LONG_MATCH, True), (auto.LONG_MATCH - 1, False)])
+def test_a_request_for_stored_text_is_drafted_from_its_first_step_on(n_agreeing: int, drafts: bool) -> None:
+    """A lookup takes a third of a plain step here, a useful draft three: neither was earned yet."""
+    policy = Auto(QUICK).fork()
+    policy.acceptance.learn((cell, True) for cell in range(N_CELLS) for _ in range(30))  # what is stored goes on
+    policy.begin(64)
+    drafted = policy.draft(_stored(n_agreeing), Situation(64, 63, 8))
+    assert drafted.lookup_us is not None
+    assert (len(drafted.tree) >= 4) == drafts
+
+
+def test_a_long_agreement_with_the_request_itself_is_not_paid_in_advance() -> None:
+    """A long repeat may overdraw by less (`Account.affords_lookup`)."""
+    sources = Sources([], 100_000)
+    sources.restart([*range(40), *range(31)])
+    policy = Auto(QUICK).fork()
+    policy.begin(64)
+    assert policy.draft(sources, Situation(64, 63, 8)).lookup_us is not None
+    assert policy.account.risk < 1.5 * policy.plain_ms(64)
+
+
+def test_a_plain_step_behind_a_draft_is_paid_by_the_draft_and_sets_no_price() -> None:
+    policy = Auto(QUICK)
+    policy.begin(64)
+    policy.account.settle(1.0)
+    draft, plain = float(QUICK.at(64)[4]), float(QUICK.at(64)[0])
+    policy.book(StepCost(64, 4, 4, draft, 0.0))
+    policy.looks_up(64, lambda: False)
+    before, known = policy.account.risk, policy.curve.at(64)[0]
+    policy.book(StepCost(64, 0, 0, plain + 0.2, 0.0))
+    policy.looks_up(64, lambda: False)
+    assert policy.curve.at(64)[0] == known
+    earned = policy.account.risk - before
+    assert -0.2 < earned < -0.1  # 0.2 ms less what two steps earn and the usual time of the driver
+    for _ in range(40):
+        policy.book(StepCost(64, 0, 0, plain + 0.2, 0.0))
+    assert policy.curve.at(64)[0] > plain + 0.15  # without a draft before them steps say what the machine takes
+    assert policy.account.risk >= before + earned
+
+
+def test_a_part_of_a_prompt_behind_a_draft_is_nobodys_fault() -> None:
+    policy = Auto(QUICK)
+    policy.begin(64)
+    policy.account.settle(1.0)
+    policy.book(StepCost(64, 4, 4, float(QUICK.at(64)[4]), 0.0))
+    policy.looks_up(64, lambda: False)
+    before = policy.account.risk
+    policy.book(StepCost(64, 0, 0, 90.0, 0.0, leads=False))
+    policy.looks_up(64, lambda: False)
+    assert policy.account.risk > before
+
+
+def test_a_real_step_moves_both_lengths_around_it() -> None:
+    """Else the one further away keeps its part of an error for good."""
+    curve = CostCurve.from_points([0, 1000, 4000], [1, 64], [[1, 10], [2, 20], [4, 40]])
+    for _ in range(200):
+        curve.observe(1, 400, 0.7)
+    assert curve.at(400)[0] == pytest.approx(0.7, rel=0.05)
+    assert curve.at(0)[0] == pytest.approx(0.5, rel=0.05)
+    assert curve.at(1000)[0] == pytest.approx(1.0, rel=0.05)
+    assert curve.at(4000)[0] == 4.0
 
 
 def test_a_step_in_which_nobody_may_draft_is_no_reason_to_rest() -> None:
