@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import options
-from rest_local.cli.load_options import LayerCount, load_options
+from rest_local.cli.load_options import load_options
 from rest_local.cli.options import EngineChoice
 from rest_local.cli.sections import SectionedCommand
 from rest_local.errors import RestLocalError
@@ -213,19 +213,13 @@ def audience_for(as_json: bool) -> Callable[[Engine], Any] | None:
     return lambda engine: Screen(engine, console)
 
 
+_threads, _gpu_layers = options.device_options(click.option)
+
+
 @click.command(cls=SectionedCommand)
 @click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model.")
-@click.option(
-    "-t", "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
-)
-@click.option(
-    "-ngl",
-    "--gpu-layers",
-    "--n-gpu-layers",
-    type=LayerCount(),
-    metavar="N|all|auto",
-    help="Layers on the GPU. Default: auto, all where there is a GPU.",
-)
+@_threads
+@_gpu_layers
 @click.option(
     "-n", "--tokens", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="Tokens a run."
 )

@@ -149,6 +149,29 @@ def _check_stops(ctx: click.Context, param: click.Parameter, values: Sequence[st
 
 
 _engine, _sampling = in_section("Engine"), in_section("Sampling")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorator]:
+    """`-t` and `-ngl`, made by `option`: `click.option` or one of a section."""
+    return (
+        option(
+            "-t",
+            "--threads",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="CPU threads. Default: the cores there are.",
+        ),
+        option(
+            "-ngl",
+            "--gpu-layers",
+            "--n-gpu-layers",
+            type=LayerCount(),
+            metavar="N|all|auto",
+            help="Layers on the GPU. Default: auto, all where there is a GPU.",
+        ),
+    )
+
 
 _ENGINE_OPTIONS = (
     _engine("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model."),
@@ -167,17 +190,7 @@ _ENGINE_OPTIONS = (
         metavar="N",
         help="Context in tokens; 0: what the model was trained for. Default: that or 4096, whichever is less.",
     ),
-    _engine(
-        "-t", "--threads", type=click.IntRange(min=1), metavar="N", help="CPU threads. Default: the cores there are."
-    ),
-    _engine(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        type=LayerCount(),
-        metavar="N|all|auto",
-        help="Layers on the GPU. Default: auto, all where there is a GPU.",
-    ),
+    *device_options(_engine),
     _engine(
         "--policy",
         type=click.Choice(POLICY_NAMES),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -166,33 +167,29 @@ class Engine:
         _relaxed(verify, exact)
         if policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
-        opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
-        stores: list[Datastore] = []
-        lane: Lane | None = None
-        drafter: DraftModel | None = None
-        try:
-            identity = opened.vocabulary.identity
+        with ExitStack() as undo:
+            opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
+            undo.callback(opened.close)
+            vocabulary = opened.vocabulary
+            stores = []
             for name in datastores:
-                path = datastore_path(name)
-                stores.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
+                path, known = datastore_path(name), vocabulary.identity
+                store = Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name)
+                stores.append(undo.enter_context(store))
             trained = opened.n_ctx_train or DEFAULT_CONTEXT
             size = n_ctx or (trained if n_ctx == 0 else min(DEFAULT_CONTEXT, trained))
             settings = settings_for(opened.options, size, threads or 0, slots, cells)
+            drafter: DraftModel | None = None
             if draft_model is not None:
                 drafter = DraftModel.open(
-                    draft_model, opened.vocabulary, size, slots + 1, threads=threads or 0, n_gpu_layers=draft_gpu_layers
+                    draft_model, vocabulary, size, slots + 1, threads=threads or 0, n_gpu_layers=draft_gpu_layers
                 )
+                undo.callback(drafter.close)
             lane = Lane.open(opened, settings, exact, draft_model=drafter)
-            return cls(lane, stores, policy, history, verify, context_shift)
-        except BaseException:
-            for store in stores:
-                store.close()
-            if lane:
-                lane.close()
-            if drafter:
-                drafter.close()
-            opened.close()
-            raise
+            undo.callback(lane.close)
+            engine = cls(lane, stores, policy, history, verify, context_shift)
+            undo.pop_all()
+            return engine
 
     @property
     def warnings(self) -> list[str]:

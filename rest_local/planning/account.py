@@ -19,7 +19,7 @@ ALLOWANCE = 0.03  # share of plain decoding time that lookups and failed drafts 
 LOOKUP_ALLOWANCE = 0.005  # and lookups alone
 LOOKUPS_START = 0.5  # plain steps in the purse of a new request; so far lookups may overdraw the credit, too
 OVERDRAFT_STEPS = 1.0  # how far a long repeat may overdraw the credit
-MATCH_STEPS = 3.0  # how far a draft may that goes on from a long agreement with stored text
+MATCH_STEPS = 4.0  # how far a draft may that goes on from a long agreement with stored text
 MOST_STEPS = 8.0  # credit is kept up to this many plain steps, so that old gains do not finance long losses
 RECORD_STEPS = 400.0  # the track record looks back about this many steps
 

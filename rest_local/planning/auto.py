@@ -49,7 +49,7 @@ class Driver:
     lookup: float = 0.15  # asking the sources and growing the tree
     step: float = 0.05  # any step: batch, sampling, bookkeeping
     tree: float = 0.08  # a step with a draft, more than that
-    NODE = 0.008  # and by drafted node: laying out and walking
+    NODE = 0.014  # and by drafted node: growing, laying out and walking
 
     def learn_lookup(self, ms: float) -> None:
         self.lookup = _follow(self.lookup, ms)
