@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=Shape.layers)
     parser.add_argument("--feed-forward", type=int, default=Shape.feed_forward)
     args = parser.parse_args()
+    if args.grow and not args.resume:
+        parser.error("--grow goes with --resume")
     torch.manual_seed(1)
     torch.set_num_threads(args.threads)
 

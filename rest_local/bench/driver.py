@@ -77,15 +77,10 @@ class FixedBudget(Auto):
         self.nodes = nodes
         self.acceptance = Hopeful()
         self.wording = Unmoved()
-        self.verifying_ms: list[float] = []  # the step without lookup and tree growth
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         super().looks_up(n_ctx, repeats)
         return True
-
-    def book(self, done: StepCost) -> None:
-        super().book(done)
-        self.verifying_ms.append(done.driver_ms)
 
     def together(self, n_ctx: int, limit: int, beside: int) -> Plan:
         super().together(n_ctx, limit, beside)
@@ -124,10 +119,7 @@ class _TimedDecode:
 def run(
     steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 2, 4, 8)
 ) -> dict[str, Any]:
-    """Milliseconds a step outside `llama_decode`: median, mean, 99th percentile; with drafts and plain, by sequences.
-
-    `verifying_median_ms` leaves out the lookup and the growth of the tree: batch, walk, sampling and bookkeeping.
-    """
+    """Milliseconds a step outside `llama_decode`, by side and sequences: median, mean, 99th percentile."""
     result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps}
     result |= {"drafted": {}, "auto": {}, "plain": {}}
     with tempfile.TemporaryDirectory() as directory:
@@ -171,7 +163,6 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
         "median_ms": round(median(times), 4),
         "mean_ms": round(float(np.mean(times)), 4),
         "p99_ms": round(float(np.percentile(times, 99)), 4),
-        "verifying_median_ms": round(median(policy.verifying_ms), 4) if isinstance(policy, FixedBudget) else 0.0,
         "nodes_per_step": round(sum(s.drafted for s in statistics) / steps, 2),
         "accepted_per_step": round(sum(s.accepted for s in statistics) / steps, 3),
         "lookup_us": round(float(np.median([us for s in statistics for us in s.lookup_us] or [0.0])), 1),

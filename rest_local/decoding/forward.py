@@ -109,7 +109,7 @@ class Forward:
             logits, decode_ms = self._decode(running, prompts)
             shared_ms = (1e3 * (time.perf_counter() - begun) - decode_ms) / max(len(running), 1)
             # what a part of a prompt takes says nothing about steps without one
-            cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts)
+            cost = StepCost(n_ctx, 0, 0, decode_ms, shared_ms, leads=not prompts, prompted=bool(prompts))
             self.chosen = True
             outcomes = [*self._take(running, logits, cost), *(_commit(part, decode_ms) for part in prompts)]
             done = True
@@ -141,8 +141,11 @@ class Forward:
         growing = [(generation, growth) for generation in generations if (growth := generation.growth)]
         plan = growing[0][0].policy.together(n_ctx, room, beside) if growing else None
         if plan is not None:
+            begun = time.perf_counter()
             order = grow_together([_Owned(*each) for each in growing], plan.worth, room)
+            ms = 1e3 * (time.perf_counter() - begun)
             for number, (generation, _) in enumerate(growing):
+                generation.grew(ms * order.count(number) / max(len(order), 1))
                 generation.cut(order[: plan.best].count(number))
 
     def _decode(self, running: Sequence[Running], prompts: Sequence[Prompt]) -> tuple[NDArray[np.float32], float]:

@@ -192,6 +192,10 @@ class Generation:
         """What the tree can still grow from, beside those of others."""
         return self._drafted.growth
 
+    def grew(self, ms: float) -> None:
+        """Its share of the time in which the trees of several requests grew."""
+        self._draft_ms += ms
+
     def cut(self, n: int) -> None:
         """Submit only the first n nodes."""
         self.tree = self.tree.cut(n)

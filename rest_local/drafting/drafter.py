@@ -214,8 +214,9 @@ class Growth:
         proposal = self.draft.proposals[node] = Proposal([(rows, [candidate])], merged)
         if self._judge is not None:
             proposal.judged = self._judge(self._behind(node), merged)
-            probability = proposal.judged[0][1]
-            merged[token] = (probability, rows.source, members)
+            for _, corrected, _ in proposal.judged:
+                probability = corrected
+                merged[token] = (probability, rows.source, members)
         if joint * probability >= LEAST_PROBABILITY:
             self._arrivals += 1
             heappush(self._heap, (-joint * probability, self._arrivals, node, token, rows.source, members))

@@ -66,11 +66,11 @@ class Account:
         return self._purse + extra > lookup and self.risk + LOOKUPS_START * self._plain > lookup
 
     def overdraw(self) -> None:
-        """What was found goes on from a long agreement: its draft may overdraw the credit as behind a long repeat."""
+        """What was found goes on from a long agreement with stored text: its draft may overdraw the credit."""
         self.risk = max(self.risk, self._credit + MATCH_STEPS * self._plain)
 
     def pay_lookup(self, ms: float) -> None:
-        """What asking the sources and growing the tree took."""
+        """What asking the sources took, in vain with all that came of it."""
         self._credit -= ms
         self._purse -= ms
         self._note(-ms)

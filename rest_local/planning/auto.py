@@ -38,6 +38,7 @@ WORDS_MS = 2.0  # words take 0.06 ms a draft; of a quicker step that is more tha
 LONG_MATCH = 16  # tokens that agree with stored text: its draft may be paid in advance
 _STORED = {SOURCE_NUMBER["datastore"], SOURCE_NUMBER["history"]}
 LONG_RUN = 12  # after as many accepted tokens in one step, the next draft may be as long as a batch
+MOST_AFTERMATH = 0.3  # milliseconds; more is the machine, not the draft
 HICCUP = 2.0  # what is booked is at most so many times what was expected: a busy machine slows plain steps down as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
@@ -46,13 +47,20 @@ MARGIN = 1.02  # a draft must promise this much more than plain decoding
 class Driver:
     """What the driver itself costs a step, in milliseconds, learned from real steps."""
 
-    lookup: float = 0.15  # asking the sources and growing the tree
+    lookup: float = 0.15  # asking the sources in vain
     step: float = 0.05  # any step: batch, sampling, bookkeeping
     tree: float = 0.08  # a step with a draft, more than that
+    aftermath: float = 0.1  # a step without a draft behind one with: another graph for llama.cpp, cold caches
     NODE = 0.014  # and by drafted node: growing, laying out and walking
 
     def learn_lookup(self, ms: float) -> None:
         self.lookup = _follow(self.lookup, ms)
+
+    def learn_aftermath(self, ms: float) -> None:
+        """`ms`: what such a step took longer than usual, below 0 where less."""
+        self.aftermath = max(
+            0.0, self.aftermath + 0.05 * (min(max(ms, -MOST_AFTERMATH), MOST_AFTERMATH) - self.aftermath)
+        )
 
     def learn_step(self, n_nodes: int, ms: float) -> None:
         if n_nodes:
@@ -129,7 +137,10 @@ class Auto:
         self._rests = 0  # steps to come that are neither asked nor booked
         self._unearned = 0  # such steps since the last one that was
         self._resting = False  # whether the step under way is one
-        self._behind_draft = False  # whether the step before it had one, of anybody
+        self._share: float | None = (
+            None  # of the nodes of the newest pass, those of this request; None: there were none
+        )
+        self._behind: float | None = None  # the same of the pass before
 
     def fork(self) -> Auto:
         """One for another request, with an account of its own."""
@@ -147,6 +158,7 @@ class Auto:
         self.account.begin(self.plain_ms(n_ctx), self.trust.stake if self.has_draft_model else 0.0)
         self._depth = DEPTH
         self._rests = self._unearned = 0
+        self._share = self._behind = None
 
     def together(self, n_ctx: int, limit: int, beside: int) -> Plan:
         """Best first over the trees of all requests, by marginal gain under t(n)."""
@@ -172,10 +184,11 @@ class Auto:
         begun = time.perf_counter()
         found = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
+        for_questions = self.account.risk / 2
         if any(rows.match[0] >= LONG_MATCH and rows.source in _STORED for rows in found):
             self.account.overdraw()
         plan = self.plan(at.n_ctx, at.limit)
-        ask = self._questions(sources.follower, plan, at.n_ctx) if sources.follower else None
+        ask = self._questions(sources.follower, plan, at.n_ctx, for_questions) if sources.follower else None
         judge = self.wording.judge if plan.cost[0] >= WORDS_MS else None
         if at.beside:
             growth = Growth(found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask, judge)
@@ -186,15 +199,15 @@ class Auto:
         result.lookup_us = lookup_us
         return result
 
-    def _questions(self, follower: Follower, plan: Plan, n_ctx: int) -> Questions | None:
-        """For a draft model that follows the text; half of what the account can lose may go into asking it."""
+    def _questions(self, follower: Follower, plan: Plan, n_ctx: int, most_ms: float) -> Questions | None:
+        """For a draft model that follows the text; `most_ms` may go into asking it."""
         saves_ms = max(LEAST_GAIN, self.trust.gain) * self.plain_ms(n_ctx)
         try:
             ready = follower.can_ask and follower.caught_up(saves_ms)
         except Exception as error:  # costs drafts, never an answer
             follower.model.give_up("failed", error)
             return None
-        return Questions(follower, plan, self.trust, self.account.risk / 2) if ready else None
+        return Questions(follower, plan, self.trust, most_ms) if ready else None
 
     def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
         """Whether this step can afford a lookup; `repeats` says whether a long repeat ends here. A no is followed by
@@ -211,11 +224,14 @@ class Auto:
         """
         beside = self._beside
         cost = self._prices.at(n_ctx)[0]
-        affordable = bisect_right(cost, cost[beside] + self.account.risk) - 1 - beside
+        stake = self.account.risk - self.driver.lookup - self.driver.aftermath
+        affordable = bisect_right(cost, cost[beside] + stake) - 1 - beside
         return self.together(n_ctx, min(limit, affordable), beside)
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Count every proposal that `tokens` decided, and book the step."""
+        nodes = done.n_nodes + done.nodes_beside
+        self._behind, self._share = self._share, done.n_nodes / nodes if nodes else None
         if self._resting:
             return
         if drafted.proposals:
@@ -237,17 +253,16 @@ class Auto:
         """Book what a step cost beyond a plain one and what it saved; refine the curve and the driver's own cost."""
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         nodes = done.n_nodes + done.nodes_beside
-        behind_draft, self._behind_draft = self._behind_draft and not nodes, nodes > 0
-        if behind_draft and done.leads:  # what such a step takes longer than others is the draft's
-            self.account.settle(-self._aftermath(done))
+        after_ms = self._aftermath(done) if self._behind is not None and not nodes and not done.prompted else 0.0
         if done.leads:
-            if not behind_draft:
-                self.curve.observe(1 + done.beside + nodes, done.n_ctx, done.decode_ms)
+            self.curve.observe(1 + done.beside + nodes, done.n_ctx, max(done.decode_ms - after_ms, done.decode_ms / 2))
             self._prices.grow_old()  # with the pass, not with everyone in it
-        self.driver.learn_step(done.n_nodes, done.driver_ms)
+        if done.n_nodes or not after_ms:
+            self.driver.learn_step(done.n_nodes, done.driver_ms)
         if done.lookup_ms is not None:
             self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))
-            self.driver.learn_lookup(done.lookup_ms)
+            if not done.n_nodes:
+                self.driver.learn_lookup(done.lookup_ms)
         if done.n_nodes or done.asked_ms:
             saved = (self._saved(done) if done.n_nodes else 0.0) - done.asked_ms
             self.account.settle(saved)
@@ -255,12 +270,12 @@ class Auto:
                 self.trust.learn_gain(saved / self.plain_ms(done.n_ctx))
 
     def _aftermath(self, done: StepCost) -> float:
-        """This request's share of what a step without a draft takes longer behind one with: llama.cpp builds its graph
-        anew for another size (0.1 ms), and caches are cold.
-        """
-        usual = self._prices.at(done.n_ctx)[0][done.beside]
-        taken = min(done.decode_ms + done.driver_ms, HICCUP * usual)
-        return max(0.0, taken - usual) / (1 + done.beside)
+        """Book what a pass without a draft takes longer behind one with: its drafts' doing, by their shares of it."""
+        if done.leads:
+            usual = self._prices.at(done.n_ctx)[0][done.beside] - self.driver.step
+            self.driver.learn_aftermath(done.decode_ms - usual)
+        self.account.settle(-(self._behind or 0.0) * self.driver.aftermath)
+        return self.driver.aftermath
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft won for all of them; negative where it failed."""

@@ -116,13 +116,17 @@ class CostCurve:
         if low != high:
             now += weight * (self._known(high, n) - now)
         change = min(ms, OUTLIER * now) / now - 1.0
-        for c in {low, high}:  # both, or the other one would keep half of the error for good
-            self._follow(c, n, change)
+        share = min(max(weight, 0.0), 1.0)
+        self._follow(low, n, change, 1.0 - share if low != high else 1.0)
+        if low != high:  # both, or the other one would keep its part of an error for good
+            self._follow(high, n, change, share)
 
-    def _follow(self, c: int, n: int, change: float) -> None:
-        """Move the row of one context length by a share of `change`."""
+    def _follow(self, c: int, n: int, change: float, share: float) -> None:
+        """Move the row of one context length by `change`, as far as that length has a `share` in the step's."""
         seen = self._seen.get((c, n > 1), 0)
-        self._seen[c, n > 1] = seen + 1
+        if share >= 0.5:
+            self._seen[c, n > 1] = seen + 1
+        change *= share
         if n == 1:
             self._all[c] *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
             return

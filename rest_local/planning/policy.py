@@ -34,7 +34,7 @@ class StepCost(NamedTuple):
     find that out, is None where nobody was asked; `driver_ms` leaves it and the decode out. `decode_ms` is that of the
     whole forward pass, which also held `beside` roots and `nodes_beside` drafted tokens of other requests; of those who
     share it, one `leads`: the cost curve learns from its step only, and from none of a pass that also held a part of a
-    prompt. `asked_ms` is what asking a draft model took, in none of the others.
+    prompt (`prompted`). `asked_ms` is what asking a draft model took, in none of the others.
     """
 
     n_ctx: int
@@ -47,6 +47,7 @@ class StepCost(NamedTuple):
     nodes_beside: int = 0
     leads: bool = True
     asked_ms: float = 0.0
+    prompted: bool = False
 
 
 class Plan(Protocol):
