@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,12 @@ from rest_local.decoding.backend import Capability
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.slot import Slot
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
 from rest_local.planning.cost import CostCurve
+from rest_local.planning.policy import Situation, StepCost
 
 TREE = Capability("tree", "fake")
 PROMPTS = 100
@@ -197,3 +203,48 @@ def test_cells_that_nobody_committed_are_dropped_by_the_next_request() -> None:
     again = generation(backend, fortune("tree"), Greedy(), slot=task.slot)
     assert run(again, longer, 20) == plain(longer, Greedy(), 20)
     assert again.statistics.cached_tokens == n_past
+
+
+class Clerk(Keen):
+    """Drafts `drafted` after a lookup of a millisecond (None: without one), and keeps what it is told of the cost."""
+
+    def __init__(self, drafted: list[int], lookup_us: float | None) -> None:
+        super().__init__(FLAT)
+        self.drafted, self.lookup_us = drafted, lookup_us
+        self.told: list[StepCost] = []
+
+    def draft(self, sources: Lookup, at: Situation) -> Draft:
+        tree = DraftTree()
+        for token in self.drafted:
+            tree.add(token, len(tree) - 1, 0.9, 0)
+        return Draft(tree, lookup_us=self.lookup_us)
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        self.told.append(done)
+
+
+@pytest.mark.parametrize(
+    ("drafted", "lookup_us", "lookup_ms", "driver_ms"),
+    [([1, 2], 1000.0, 1.0, 9.0), ([], 1000.0, 10.0, 0.0), ([], None, None, 10.0)],
+    ids=["a draft pays its own growth", "a lookup in vain is one whole", "nobody was asked"],
+)
+def test_what_drafting_took_is_the_lookups_or_the_drafts(
+    drafted: list[int],
+    lookup_us: float | None,
+    lookup_ms: float | None,
+    driver_ms: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock that goes on by 10 ms at each look; learning takes as much, and is booked with the next step."""
+    ticks = count()
+    monkeypatch.setattr("rest_local.decoding.generation.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks)))
+    monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    clerk = Clerk(drafted, lookup_us)
+    backend = FakeBackend()
+    task = Generation(backend, Slot(backend), clerk, fortune("wrong"), Greedy(), TREE, lambda token: False)
+    evaluate_prompt(task, [3, 1, 4])
+    for learnt_before in (0.0, 10.0):
+        step_alone(task, 8)
+        done = clerk.told[-1]
+        assert done.lookup_ms == (None if lookup_ms is None else pytest.approx(lookup_ms))
+        assert done.driver_ms == pytest.approx(driver_ms + learnt_before)
