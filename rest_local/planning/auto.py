@@ -140,7 +140,7 @@ class Auto:
         self._share: float | None = (
             None  # of the nodes of the newest pass, those of this request; None: there were none
         )
-        self._behind: float | None = None  # the same of the pass before
+        self._behind: float | None = None  # the same of the pass before it
 
     def fork(self) -> Auto:
         """One for another request, with an account of its own."""
@@ -158,7 +158,7 @@ class Auto:
         self.account.begin(self.plain_ms(n_ctx), self.trust.stake if self.has_draft_model else 0.0)
         self._depth = DEPTH
         self._rests = self._unearned = 0
-        self._share = self._behind = None
+        self._share, self._behind = 0.0, None  # its first step stands behind the prompt: as dear as behind a draft
 
     def together(self, n_ctx: int, limit: int, beside: int) -> Plan:
         """Best first over the trees of all requests, by marginal gain under t(n)."""
@@ -257,7 +257,7 @@ class Auto:
         if done.leads:
             self.curve.observe(1 + done.beside + nodes, done.n_ctx, max(done.decode_ms - after_ms, done.decode_ms / 2))
             self._prices.grow_old()  # with the pass, not with everyone in it
-        if done.n_nodes or not after_ms:
+        if done.n_nodes or (done.lookup_ms is None and not after_ms):
             self.driver.learn_step(done.n_nodes, done.driver_ms)
         if done.lookup_ms is not None:
             self.account.pay_lookup(min(done.lookup_ms, HICCUP * self.driver.lookup))

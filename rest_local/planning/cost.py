@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LARGEST = SIZES[-1]
 BLEND = 0.05  # weight of one real step against what is known
+BLEND_PLAIN = 0.15  # of one of a single token: everything is paid for in such steps, and few of them may be looked at
 OUTLIER = 3.0  # a step this many times dearer than known is clipped: the machine hiccupped
 
 Probe = Callable[[int, int], float]  # (tokens in the batch, tokens in the context) -> milliseconds
@@ -128,7 +129,7 @@ class CostCurve:
             self._seen[c, n > 1] = seen + 1
         change *= share
         if n == 1:
-            self._all[c] *= 1.0 + change * max(BLEND, 1.0 / (seen + 2))
+            self._all[c] *= 1.0 + change * max(BLEND_PLAIN, 1.0 / (seen + 2))
             return
         self._drafted[c] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
         single = self._single[c]
