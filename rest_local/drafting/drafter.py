@@ -166,23 +166,6 @@ class Growth:
         node = tree.add(token, parent, -minus_joint, source)
         self._expand(node, -minus_joint, tree.depth[node], members)
 
-    def grow_while(self, worth: Worth) -> None:
-        """Add the likeliest node again and again, until there is none or `worth`, asked with its joint probability,
-        says no.
-        """
-        heap, tree = self._heap, self.draft.tree
-        drafted, depths = tree.token, tree.depth
-        while heap and len(drafted) < self.most:
-            minus_joint, _, parent, token, source, members = heap[0]
-            if not tree.can_add(parent):
-                heappop(heap)
-                continue
-            if not worth(-minus_joint):
-                return
-            heappop(heap)
-            node = tree.add(token, parent, -minus_joint, source)
-            self._expand(node, -minus_joint, depths[node], members)
-
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
         if len(members) == 1 and len(members[0][1]) == 1 and self._ask is None:
             self._go_on(node, joint, depth, members)
@@ -258,7 +241,8 @@ def draft(
     falling order, so the first no ends the growth.
     """
     growth = Growth(sources, estimate, limit, leaves, ask, judge)
-    growth.grow_while(worth)
+    while (best := growth.best) and worth(best):
+        growth.grow()
     return growth.draft
 
 

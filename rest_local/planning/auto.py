@@ -58,9 +58,8 @@ class Driver:
 
     def learn_aftermath(self, ms: float) -> None:
         """`ms`: what such a step took longer than usual, below 0 where less."""
-        self.aftermath = max(
-            0.0, self.aftermath + 0.05 * (min(max(ms, -MOST_AFTERMATH), MOST_AFTERMATH) - self.aftermath)
-        )
+        ms = min(max(ms, -MOST_AFTERMATH), MOST_AFTERMATH)
+        self.aftermath = max(0.0, self.aftermath + 0.05 * (ms - self.aftermath))
 
     def learn_step(self, n_nodes: int, ms: float) -> None:
         if n_nodes:
@@ -137,9 +136,7 @@ class Auto:
         self._rests = 0  # steps to come that are neither asked nor booked
         self._unearned = 0  # such steps since the last one that was
         self._resting = False  # whether the step under way is one
-        self._share: float | None = (
-            None  # of the nodes of the newest pass, those of this request; None: there were none
-        )
+        self._share: float | None = None  # of the nodes in the newest pass, this request's; None where it had none
         self._behind: float | None = None  # the same of the pass before it
 
     def fork(self) -> Auto:
