@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_local.errors import OptionError
-from rest_local.llama.grammar import Rules
-from rest_local.llama.json_schema import Schema
+from rest_local.grammar import Grammar
+from rest_local.grammar.builder import Lark, Special, no_special
 from rest_local.server.reasoning import Tags, after_thoughts, tags_of, thoughts
 from rest_local.server.tools.deepseek import CALL, DEEPSEEK
 from rest_local.server.tools.deltas import Content, Delta, joined
@@ -61,14 +61,15 @@ def format_of(template: str) -> ToolFormat:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """Of one template."""
+    """Of one template. `special`: the model's special tokens by their text."""
 
     template: str
     format: ToolFormat
+    special: Special = no_special
 
     @staticmethod
-    def of(template: str) -> AnswerFormat:
-        return AnswerFormat(template, format_of(template))
+    def of(template: str, special: Special = no_special) -> AnswerFormat:
+        return AnswerFormat(template, format_of(template), special)
 
     def parser(
         self,
@@ -84,28 +85,28 @@ class AnswerFormat:
 
     def forced(
         self, tools: Sequence[Mapping[str, Any]], choice: Any, prompt: str, *, parallel: bool = True
-    ) -> str | None:
+    ) -> Grammar | None:
         """The grammar for `tool_choice`: at least one call for "required", that of a function for an object that names
         it, None for "auto" and "none". `parallel`: several calls are allowed. Reasoning may come first where the model
         is one that reasons. Raises OptionError: a choice that is none, or a strict schema that cannot be kept."""
         offered = _chosen(tools_of(tools), choice)
         if not offered:
             return None
-        rules = Rules()
+        lark = Lark(self.special)
         many = parallel and choice == "required" and self.format.whole is None
-        body = self.format.force(rules, offered, many)
-        return rules.text(self._behind_reasoning(rules, body, prompt))
+        body = self.format.force(lark, offered, many)
+        return lark.grammar(self._after_reasoning(lark, body, prompt))
 
-    def schema(self, schema: Mapping[str, Any] | bool | None, prompt: str) -> str:
+    def schema(self, schema: Mapping[str, Any] | bool | None, prompt: str) -> Grammar:
         """The grammar of `response_format`: this JSON schema, None for any object. Raises OptionError."""
-        rules = Rules()
-        body = rules.json("object") if schema is None else Schema(rules, schema).root()
+        lark = Lark(self.special)
+        body = lark.json({"type": "object"} if schema is None else schema, strict="response_format")
         if self.format is HARMONY:
-            return rules.text(final(rules, body))
-        return rules.text(self._behind_reasoning(rules, body, prompt))
+            return lark.grammar(final(lark, body))
+        return lark.grammar(self._after_reasoning(lark, body, prompt))
 
-    def _behind_reasoning(self, rules: Rules, body: str, prompt: str) -> str:
-        return body if self.format.whole else after_thoughts(rules, body, tags_of(self.template, prompt))
+    def _after_reasoning(self, lark: Lark, body: str, prompt: str) -> str:
+        return body if self.format.whole else after_thoughts(lark, body, tags_of(self.template, prompt))
 
     def _new_id(self) -> str:
         length = self.format.id_characters

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, repeated
 from rest_local.server.tools.hermes import tagged
 from rest_local.server.tools.source import Malformed, Source, Wait
 
@@ -57,13 +57,13 @@ def _one(source: Source) -> Wait[None]:
     yield from source.starts(_CALL_END)
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    calls = [
-        f"{literal(f'{CALL}function{_BETWEEN}{t.name}' + chr(10) + '```json' + chr(10))} {t.arguments(rules)} "
-        f"{literal(chr(10) + '```' + _CALL_END)}"
-        for t in tools
-    ]
-    return f"{literal(_CALLS)} {repeated(rules, one_of(rules, calls), literal(chr(10)), many)} {literal(_CALLS_END)}"
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    closing = lark.literal(f"\n```{_CALL_END}")
+    openings = [lark.literal(f"{CALL}function{_BETWEEN}{tool.name}\n```json\n") for tool in tools]
+    calls = [f"{opening} {tool.arguments(lark)} {closing}" for opening, tool in zip(openings, tools, strict=True)]
+    return (
+        f"{lark.literal(_CALLS)} {repeated(lark.one_of(calls), lark.literal(chr(10)), many)} {lark.literal(_CALLS_END)}"
+    )
 
 
 def _write(calls: Sequence[Call]) -> str:

@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, is_text, repeated, text_until
 from rest_local.server.tools.hermes import tagged
-from rest_local.server.tools.notation import Notation
 from rest_local.server.tools.source import Malformed, Source, Wait
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -112,15 +111,19 @@ def _written(value: Any, bare_keys: bool = False) -> str:
     return json.dumps(value)
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    text = rules.add(f"{literal(_QUOTE)} {rules.until(_QUOTE)}")
-    notation = Notation(rules, text, "true", "false", "null", ",", ":", _written, _written, sort=True)
-    calls = [
-        f"{literal(f'{_OPENING}call:{t.name}{{')} {notation.members(t.parameters, str, literal(':'))} "
-        f"{literal('}' + _CLOSING)}"
-        for t in tools
-    ]
-    return repeated(rules, one_of(rules, calls), '""', many)
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    """Texts in Gemma's quotes, everything else as JSON, which is read as well."""
+    calls = []
+    for tool in tools:
+
+        def value(schema: Any, tool: Tool = tool) -> str:
+            if is_text(schema):
+                return f"{lark.literal(_QUOTE)} {text_until(lark, schema, _QUOTE)}"
+            return tool.argument(lark, schema)
+
+        members = tool.members(lark, value, ",", ":", sort=True)
+        calls.append(f"{lark.literal(f'{_OPENING}call:{tool.name}{{')} {members} {lark.literal('}' + _CLOSING)}")
+    return repeated(lark.one_of(calls), "", many)
 
 
 GEMMA = ToolFormat("gemma", {_OPENING: _called, "<tool_call>": tagged}, _force, _write)

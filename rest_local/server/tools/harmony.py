@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Sequence
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
-from rest_local.server.tools.format import Tool, ToolFormat, one_of
+from rest_local.server.tools.format import Tool, ToolFormat
 from rest_local.server.tools.source import Source, Wait
 
 _MESSAGE = "<|message|>"
@@ -72,22 +72,22 @@ def _header(source: Source) -> Wait[str | None]:
     return None
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
     """One call, the format has no more; reasoning may come first, in its own channel."""
-    headers = [literal(f"<|channel|>commentary to=functions.{t.name} <|constrain|>json{_MESSAGE}") for t in tools]
-    calls = [f"{header} {tool.arguments(rules)}" for header, tool in zip(headers, tools, strict=True)]
-    return f"{after_analysis(rules)} {one_of(rules, calls)}"
+    headers = [lark.literal(f"<|channel|>commentary to=functions.{t.name} <|constrain|>json{_MESSAGE}") for t in tools]
+    calls = [f"{header} {tool.arguments(lark)}" for header, tool in zip(headers, tools, strict=True)]
+    return f"{after_analysis(lark)} {lark.one_of(calls)}"
 
 
-def after_analysis(rules: Rules) -> str:
+def after_analysis(lark: Lark) -> str:
     """Reasoning that may come first."""
-    opening = literal(f"<|channel|>analysis{_MESSAGE}")
-    return f"({opening} {rules.until('<|end|>')} {literal('<|start|>assistant')})?"
+    opening = lark.literal(f"<|channel|>analysis{_MESSAGE}")
+    return f"({opening} {lark.until('<|end|>')} {lark.literal('<|start|>assistant')})?"
 
 
-def final(rules: Rules, body: str) -> str:
+def final(lark: Lark, body: str) -> str:
     """An answer that a grammar bounds, in its channel."""
-    return f"{after_analysis(rules)} {literal(f'<|channel|>final{_MESSAGE}')} {body}"
+    return f"{after_analysis(lark)} {lark.literal(f'<|channel|>final{_MESSAGE}')} {body}"
 
 
 def _write(calls: Sequence[Call]) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
 from rest_local.server.tools.call import closed, json_call, json_calls
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, quoted, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, json_objects, repeated
 from rest_local.server.tools.qwen import function_call, function_opened
 from rest_local.server.tools.source import Source, Wait
 
@@ -34,19 +34,14 @@ def _listed(source: Source) -> Wait[None]:
     yield from closed(source, "<|/tool_call|>")
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    objects = one_of(
-        rules, [f'"{{\\"name\\": " {quoted(t.name)} ", \\"arguments\\": " {t.arguments(rules)} "}}"' for t in tools]
-    )
-    call = rules.add(f"{literal(OPENING + chr(10))} {objects} {literal(chr(10) + CLOSING)}")
-    return repeated(rules, call, '"\\n"', many)
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    opening, closing = lark.literal(f"{OPENING}\n"), lark.literal(f"\n{CLOSING}")
+    return repeated(lark.add(f"{opening} {json_objects(lark, tools)} {closing}"), lark.literal("\n"), many)
 
 
-def _force_list(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    objects = one_of(
-        rules, [f'"{{\\"name\\": " {quoted(t.name)} ", \\"arguments\\": " {t.arguments(rules)} "}}"' for t in tools]
-    )
-    return f'"<|tool_call|>[" {repeated(rules, objects, chr(34) + ", " + chr(34), many)} "]" "<|/tool_call|>"?'
+def _force_list(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    calls = repeated(json_objects(lark, tools), lark.literal(", "), many)
+    return f"{lark.literal('<|tool_call|>[')} {calls} {lark.literal(']')} ({lark.literal('<|/tool_call|>')})?"
 
 
 def _write_list(calls: Sequence[Call]) -> str:

@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Sequence
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules
 from rest_local.server.tools.call import json_call
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, quoted, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, json_objects, repeated
 from rest_local.server.tools.hermes import tagged
 from rest_local.server.tools.pythonic import python_calls
 from rest_local.server.tools.source import Malformed, Source, Wait
@@ -55,9 +55,8 @@ def _tagged(source: Source) -> Wait[None]:
         source.arguments(json.dumps(arguments, ensure_ascii=False))
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    calls = [f'"{{\\"name\\": " {quoted(t.name)} ", \\"parameters\\": " {t.arguments(rules)} "}}"' for t in tools]
-    return repeated(rules, one_of(rules, calls), '"; "', many)
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    return repeated(json_objects(lark, tools, "parameters"), lark.literal("; "), many)
 
 
 def _write(calls: Sequence[Call]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
 from rest_local.server.tools.call import json_calls
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, quoted, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, json_objects, repeated
 from rest_local.server.tools.source import Malformed, Source, Wait
 
 _OPENING = "[TOOL_CALLS]"
@@ -31,14 +31,14 @@ def _called(source: Source) -> Wait[None]:
     yield from source.value(source.arguments)
 
 
-def _force_list(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    calls = [f'"{{\\"name\\": " {quoted(t.name)} ", \\"arguments\\": " {t.arguments(rules)} "}}"' for t in tools]
-    return f"{literal(_OPENING + '[')} {repeated(rules, one_of(rules, calls), literal(', '), many)} {literal(']')}"
+def _force_list(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    calls = repeated(json_objects(lark, tools), lark.literal(", "), many)
+    return f"{lark.literal(_OPENING + '[')} {calls} {lark.literal(']')}"
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    calls = [f"{literal(f'{_OPENING}{t.name}[ARGS]')} {t.arguments(rules)}" for t in tools]
-    return repeated(rules, one_of(rules, calls), '""', many)
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    calls = [f"{lark.literal(f'{_OPENING}{tool.name}[ARGS]')} {tool.arguments(lark)}" for tool in tools]
+    return repeated(lark.one_of(calls), "", many)
 
 
 def _write_list(calls: Sequence[Call]) -> str:

@@ -12,14 +12,14 @@ import math
 import re
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
 from rest_local.server.tools.call import json_calls
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, repeated
 from rest_local.server.tools.hermes import tagged
-from rest_local.server.tools.notation import Notation
 from rest_local.server.tools.source import Malformed, Source, Wait
 
 _OPENING, _CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -134,15 +134,14 @@ def _written(value: Any) -> str:
     return repr(value)
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    # Without the escapes that JSON has and Python reads differently.
-    text = rules.add('"\\"" ([^"\\\\\\x00-\\x1F] | "\\\\" ["\\\\nrt])* "\\""')
-    notation = Notation(rules, text, "True", "False", "None", ", ", ": ", _written, _written)
-    calls = [
-        f"{literal(f'{t.name}(')} {notation.members(t.parameters, str, literal('='))} {literal(')')}" for t in tools
-    ]
-    listed = repeated(rules, one_of(rules, calls), literal(", "), many)
-    return f"{literal(_OPENING + '[')} {listed} {literal(']' + _CLOSING)}"
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    """Values as JSON: Python reads its texts the same, and `python_calls` its constants."""
+    calls = []
+    for tool in tools:
+        members = tool.members(lark, partial(tool.argument, lark), ", ", "=")
+        calls.append(f"{lark.literal(f'{tool.name}(')} {members} {lark.literal(')')}")
+    listed = repeated(lark.one_of(calls), lark.literal(", "), many)
+    return f"{lark.literal(_OPENING + '[')} {listed} {lark.literal(']' + _CLOSING)}"
 
 
 PYTHONIC = ToolFormat("pythonic", {_OPENING: _listed, "<tool_call>": tagged}, _force, _write)

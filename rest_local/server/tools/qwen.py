@@ -18,12 +18,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rest_local.errors import OptionError
+from rest_local.grammar.builder import Lark
 from rest_local.llama.conversation import Call
-from rest_local.llama.grammar import Rules, literal
-from rest_local.llama.json_schema import Schema
 from rest_local.server.tools.call import closed
-from rest_local.server.tools.format import Tool, ToolFormat, one_of, repeated
+from rest_local.server.tools.format import Tool, ToolFormat, is_text, repeated, text_until
 from rest_local.server.tools.source import Malformed, Source, Wait
 
 _KEY = re.compile(r"[^<>\n]*")
@@ -66,18 +64,9 @@ def _schema(source: Source, name: str, key: str) -> Any:
     return properties.get(key) if isinstance(properties, Mapping) else None
 
 
-def _is_text(schema: Any) -> bool:
-    if not isinstance(schema, Mapping):
-        return False
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
-        return all(isinstance(value, str) for value in values)
-    return schema.get("type") == "string"
-
-
 def _parameter(source: Source, schema: Any) -> Wait[bool]:
     """False where its end is missing."""
-    if _is_text(schema):
+    if is_text(schema):
         source.arguments('"')
         marker = yield from source.until(
             _ENDS, lambda text: source.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
@@ -121,45 +110,31 @@ def _written(call: Call) -> str:
     return f"<tool_call>\n<function={call['name']}>\n{parameters}</function>\n</tool_call>"
 
 
-def _force(rules: Rules, tools: Sequence[Tool], many: bool) -> str:
-    functions = one_of(
-        rules,
-        [f'{literal(f"<function={t.name}>")} "\\n" {_force_parameters(rules, t)} "</function>\\n"' for t in tools],
-    )
-    call = rules.add(f'"<tool_call>\\n" {functions} "</tool_call>"')
-    return repeated(rules, call, '"\\n"', many)
+def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+    functions = [
+        f"{lark.literal(f'<function={tool.name}>' + chr(10))} {_force_parameters(lark, tool)} "
+        f"{lark.literal('</function>' + chr(10))}"
+        for tool in tools
+    ]
+    opening, closing = lark.literal("<tool_call>\n"), lark.literal("</tool_call>")
+    return repeated(lark.add(f"{opening} {lark.one_of(functions)} {closing}"), lark.literal("\n"), many)
 
 
-def _force_parameters(rules: Rules, tool: Tool) -> str:
-    properties = tool.parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return '""'
-    required = tool.parameters.get("required")
+def _force_parameters(lark: Lark, tool: Tool) -> str:
+    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
     parts = []
-    for key, schema in properties.items():
-        part = rules.add(f"{literal(f'<parameter={key}>')} {_newline} {_force_value(rules, tool, schema)}")
+    for key, schema in properties.items() if isinstance(properties, Mapping) else ():
+        part = lark.add(f"{lark.literal(f'<parameter={key}>' + chr(10))} {_force_value(lark, tool, schema)}")
         parts.append(part if isinstance(required, list) and key in required else f"{part}?")
-    return " ".join(parts) or '""'
+    return " ".join(parts)
 
 
-_newline = '"\\n"'
-
-
-def _force_value(rules: Rules, tool: Tool, schema: Any) -> str:
+def _force_value(lark: Lark, tool: Tool, schema: Any) -> str:
     """The value and the end of its tag."""
-    end = literal("\n</parameter>\n")
-    if _is_text(schema):
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        if values:
-            return f"({' | '.join(map(literal, values))}) {end}"
-        return rules.until("\n</parameter>\n")
-    try:
-        document = {**tool.parameters, "$here": schema}
-        return f"{Schema(rules, document).rule(schema, f'#/properties of {tool.name}')} {end}"
-    except OptionError as error:
-        if tool.strict:
-            raise OptionError(f"tool {tool.name}: {error}") from error
-        return f"{rules.json('value')} {end}"
+    end = "\n</parameter>\n"
+    if is_text(schema):
+        return text_until(lark, schema, end)
+    return f"{tool.argument(lark, schema)} {lark.literal(end)}"
 
 
 def _opened(source: Source) -> Wait[None]:

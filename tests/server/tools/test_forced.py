@@ -1,5 +1,5 @@
 """A forced call is a call: whatever is likely, what comes out under the grammar is read back as one of the tools, with
-arguments that its schema allows. llama.cpp reads the grammar; the schemas are checked by a validator that is not ours.
+arguments that its schema allows. The schemas are checked by a validator that is not ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from rest_local.errors import OptionError
-from rest_local.llama.constraint import Constraint
+from rest_local.grammar import Grammar
+from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -47,7 +48,7 @@ def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
         yield model.vocabulary
 
 
-def generated(vocabulary: Vocabulary, grammar: str, seed: int, marks_until: bytes = b"never") -> str:
+def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int, marks_until: bytes = b"never") -> str:
     """Random text in the language. What closes becomes likelier over fifty tokens, ends always: so it ends. Marks that
     end texts are tried too, until `marks_until` was said."""
     rng = np.random.default_rng(seed)
@@ -142,7 +143,6 @@ def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt:
     for token in vocabulary.tokenize(f"{opening}I need <files>.</think>{call}").tolist():
         assert constraint.follow(token)
     assert constraint.allows(int(vocabulary.ends[0]))
-    constraint.close()
     for seed in range(4):
         deltas = parse("hermes", generated(vocabulary, grammar, seed), prompt)
         check([delta for delta in deltas if not isinstance(delta, Reasoning)], 32)

@@ -1,0 +1,270 @@
+"""Compiles grammars in a child process first, since a hostile one can end the process that compiles it.
+
+Found in llguidance 1.9.1: 2 000 rules that refer to each other in a chain exhaust a stack of 1 MiB (SIGSEGV), a schema
+with 200 patterns in `allOf` compiles for more than 30 s. The child has a limit of time, memory and stack; what passes
+there is compiled again in this process, with the same code and a larger stack. One child serves all grammars, one at a
+time; it ends with this process, and a new one is started after one that died.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rest_local.errors import GenerationError, GrammarsBusy, OptionError
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+SECONDS = 5.0  # for one grammar; an enum of 50 000 integers takes 0.4 s
+START_SECONDS = 60.0
+WAIT_SECONDS = 2 * SECONDS  # while grammars of other requests are compiled: they hold threads of a server
+MEMORY_BYTES = 1 << 30
+STACK_BYTES = 64 << 20  # of the thread that compiles in the child; `tokens` uses twice as much
+SMALL_STACK_BYTES = 256 << 10  # half of what macOS gives a thread: masks are computed in any thread
+
+_T = TypeVar("_T")
+_ESCAPES = re.compile(r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|[\w-]+', re.DOTALL)
+_TOKEN_NAMES = re.compile(r"<[^<>\s\"]{1,64}>")
+_TOKEN_NUMBERS = re.compile(r"<\[[\d,\s-]*\]>")
+
+
+def limits() -> LLParserLimits:
+    """Of one mask, and of memory: llguidance's defaults are 50 000, 200 000 and 250 000 states of 1 to 2 kB."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(step_max_items=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
+
+
+@lru_cache(maxsize=64)
+def compile_apart(text: str) -> None:
+    """Returns where the grammar compiles within the limits and its first mask allows something. Raises OptionError."""
+    _child.ask({"compile": text})
+
+
+@lru_cache(maxsize=64)
+def convert(text: str) -> str:
+    """GBNF as Lark. Raises OptionError."""
+    return _child.ask({"convert": text})
+
+
+class _Child:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: dict[str, str]) -> str:
+        if not self._lock.acquire(timeout=WAIT_SECONDS):
+            raise GrammarsBusy
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            line = self._talk(json.dumps(question).encode() + b"\n", SECONDS)
+            if not line:
+                raise OptionError(self._cause_of_death())
+        finally:
+            self._lock.release()
+        answer = json.loads(line)
+        if answer["error"]:
+            raise OptionError(answer["error"])
+        return str(answer["text"])
+
+    def _start(self) -> None:
+        self.close()
+        command = [sys.executable, "-m", "rest_local.grammar.trial"]
+        root = Path(__file__).parents[2]  # -m looks in the working directory first: let that be ours, not the user's
+        try:
+            self._process = subprocess.Popen(
+                command,
+                cwd=root,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at the terminal is for this process
+            )
+        except OSError as error:
+            raise GenerationError(f"grammars are compiled in a child process, which does not start: {error}") from error
+        if not self._talk(b"", START_SECONDS):
+            raise GenerationError(f"grammars are compiled in a child process, which ended: {self._cause_of_death()}")
+
+    def _talk(self, line: bytes, seconds: float) -> bytes:
+        """The answer; nothing from a child that died, or was killed after so long."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            return answer if answer.endswith(b"\n") else b""
+        except BrokenPipeError:
+            return b""
+        finally:
+            timer.cancel()
+
+    def _cause_of_death(self) -> str:
+        assert self._process is not None
+        code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return f"it takes more than {SECONDS:g} s to compile; make it smaller"
+        return "it is too deep or too large to compile; use fewer rules that refer to each other"
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):  # what it was not sent, it does not need
+                        pipe.close()
+
+
+_child = _Child()
+atexit.register(_child.close)
+
+
+def on_large_stack(work: Callable[[], _T], stack_bytes: int) -> _T:
+    """Runs `work` in a thread with a stack of this size, and returns or raises what it does."""
+    done: list[_T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        if sys.platform == "linux":  # of this thread alone: those that decode go first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        try:
+            done.append(work())
+        except BaseException as error:  # handed to the caller's thread
+            failed.append(error)
+
+    with _stack_lock:  # the size is of all threads that start now
+        before = threading.stack_size(stack_bytes)
+        try:
+            thread = threading.Thread(target=run, name="rest-local-grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+_stack_lock = threading.Lock()
+
+
+def readable(message: str) -> str:
+    """The cause in a message of llguidance, on one line: without its excerpt of the grammar."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    first = lines[0] if lines else "it allows nothing"
+    if first.startswith("panic"):
+        return "it is too large"
+    return first.removeprefix("at ").replace("failed to compile JSON schema: ", "")[:300]
+
+
+# What follows runs in the child.
+
+
+class _Bytes:
+    """The smallest vocabulary: every byte, an end, a token that stands for any other, and the special ones by name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.tokens = [bytes([byte]) for byte in range(256)]
+        self.tokens += [b"\xff<end>", b"\xff<any>", *(b"\xff" + name.encode() for name in names)]
+        self.eos_token_id, self.bos_token_id, self.special_token_ids = 256, None, list[int]()
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def _compile(text: str) -> str:
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+    text = _TOKEN_NUMBERS.sub("<[257]>", text)
+    names = sorted(set(_TOKEN_NAMES.findall(text)) - {"<[257]>"})
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(names)))
+    matcher = on_large_stack(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits()), STACK_BYTES)
+
+    def use() -> str:
+        if not matcher.is_error():
+            mask = matcher.compute_bitmask()
+            if not matcher.is_error() and not any(mask):
+                return "it allows nothing"
+            twin = matcher.deep_copy()
+            twin.validate_tokens([97, 98])
+        return readable(matcher.get_error()) if matcher.is_error() else ""
+
+    error = on_large_stack(use, SMALL_STACK_BYTES)
+    if error:
+        raise ValueError(error)
+    return ""
+
+
+def _convert(text: str) -> str:
+    from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
+
+    RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]  # else `("a"?){2}` becomes `"a"?{2}`
+    # A `root` of its own makes all of a grammar without recursion one regular expression.
+    return str(gbnf_to_lark(_PARTS.sub(_plain, text) + "\nroot ::= root-all\n"))
+
+
+def _plain(part: re.Match[str]) -> str:
+    """A part of GBNF as the converter reads it right: it drops zeros of `\\u0041`, and `root` must be free."""
+    text = part[0]
+    if text[0] in '"[':
+        return _ESCAPES.sub(_character, text)
+    return "root-all" if text == "root" else text
+
+
+def _character(escape: re.Match[str]) -> str:
+    if escape[0][1] not in "uU":
+        return escape[0]
+    point = int(escape[0][2:], 16)
+    return f"\\x{point:02X}" if point < 0x80 else chr(point)
+
+
+def main() -> None:
+    """The child: a question a line, an answer a line."""
+    _bound()
+    print("ready", flush=True)
+    work: dict[str, Callable[[str], str]] = {"compile": _compile, "convert": _convert}
+    for line in sys.stdin.buffer:
+        ((kind, text),) = json.loads(line).items()
+        try:
+            answer = {"text": work[kind](text), "error": ""}
+        except RecursionError:
+            answer = {"text": "", "error": "brackets are nested too deep"}
+        except Exception as error:  # whatever llguidance raises for a grammar is what is wrong with it
+            answer = {"text": "", "error": readable(str(error)) or type(error).__name__}
+        print(json.dumps(answer), flush=True)
+
+
+def _bound() -> None:
+    import llguidance  # noqa: F401 - loaded before the limit of memory
+
+    try:
+        import resource
+    except ImportError:  # Windows: the clock alone bounds it
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    os.nice(10)  # requests that decode go first
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""What a grammar allows is what its notation says; what cannot be kept is refused with the cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_local.errors import OptionError
+from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
+from rest_local.grammar.builder import Lark
+from rest_local.grammar.constraint import Constraint
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler, Sampling
+from rest_local.llama.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def accepts(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
+    constraint, end = Constraint(vocabulary, grammar), int(vocabulary.ends[0])
+    return all(constraint.follow(token) for token in vocabulary.tokenize(text).tolist()) and constraint.allows(end)
+
+
+def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int) -> str:
+    """Random text in the language; quotes and brackets become likelier over fifty tokens, ends always, so it ends."""
+    rng = np.random.default_rng(seed)
+    pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+    halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
+    closing = [token for token, piece in enumerate(pieces) if piece in (b'"', b"}", b"]", b"0", b"b", b"\\")]
+    said = b""
+    with Sampler(vocabulary, Sampling(grammar=grammar, temperature=1.0, seed=seed, top_k=0)) as sampler:
+        for step in range(3000):
+            row = rng.standard_normal(vocabulary.size).astype(np.float32)
+            row[halves] -= 60
+            row[closing] += 1 + step % 50 / 4
+            row[vocabulary.ends] += 1 + step / 2
+            token = sampler.sample(row)
+            sampler.accept(token)
+            if vocabulary.is_end(token):
+                return said.decode()
+            said += pieces[token]
+    raise AssertionError(f"no end: {said[:300]!r}")
+
+
+NODE = {"$ref": "#/$defs/node"}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "tool": {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "a file"},
+            "line": {"type": "integer", "minimum": 1, "maximum": 120},
+            "mode": {"enum": ["r", "w", 'quo"te\\', None, 3]},
+            "deep": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]},
+        },
+        "required": ["path", "mode"],
+        "additionalProperties": False,
+    },
+    "recursive": {
+        **NODE,
+        "$defs": {"node": {"type": "object", "properties": {"v": {"type": "null"}, "next": NODE}, "required": ["v"],
+                           "additionalProperties": False}},
+    },
+    "all of": {
+        "allOf": [{"$ref": "#/definitions/a"}, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}],
+        "definitions": {"a": {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}},
+    },
+    "discriminated": {"oneOf": [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+                                for kind in ("a", "b")]},
+    "formats": {"type": "array", "items": False, "minItems": 3, "prefixItems": [
+        {"type": "string", "format": f} for f in ("date", "uuid", "ipv4")]},
+    "non-ASCII": {"type": "object", "properties": {"naïve ✓": {"const": "日本\n\t\u2028"}}, "required": ["naïve ✓"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_is_generated_is_valid(vocabulary: Vocabulary, name: str) -> None:
+    validator = jsonschema_rs.Draft202012Validator(SCHEMAS[name], validate_formats=True)
+    for seed in range(8):
+        validator.validate(json.loads(generated(vocabulary, json_schema(SCHEMAS[name]), seed)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "number", "minimum": 0, "maximum": 1}, [0, 0.5, 1], [-0.1, 1.01, 991]),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 2.5}, [0.5, 2.4], [0, 2.5]),
+        ({"type": "integer", "minimum": 5, "exclusiveMaximum": 8}, [5, 7], [4, 8, 5.5]),
+        ({"type": "integer", "multipleOf": 3}, [0, 3, 21], [4, 20]),
+        ({"type": "string", "format": "date"}, ["2024-01-31", "2024-02-29"], ["2024-02-30", "2024-13-01", "x"]),
+        ({"type": "string", "pattern": "^[A-Z]\\d{2,4}(-(x|yz)+)?.?$"}, ["A12-xyzx\\", 'A123"'], ["A1", "a12"]),
+        ({"type": "string", "pattern": 'b"'}, ['ab"c'], ["abc"]),
+        ({"type": "string", "minLength": 2, "maxLength": 5}, ["ab", "\\\\\\\\\\", "日本語"], ["x", "abcdef"]),
+        ({"type": "object", "additionalProperties": False}, [{}], [{"a": 1}]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, [{"any": 1, "é": 2}], [{"a": "x"}]),
+        ({"type": "object", "patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
+         [{"a1": 3}], [{"a1": "x"}, {"b": 1}]),
+        ({"type": "object", "required": ["here"]}, [{"here": 1}], [{}]),
+        ({"type": "object", "minProperties": 1, "maxProperties": 1}, [{"a": 1}], [{}, {"a": 1, "b": 2}]),
+        ({"properties": {"a": {"type": "integer"}}}, [{"a": 1}, {}], [{"a": "x"}, 3, []]),
+        ({"enum": ["a", None, 3, [1], {"a": 1}]}, ["a", None, 3, [1], {"a": 1}], ["b", 4, [2]]),
+        ({"const": {"a": [1, None]}}, [{"a": [1, None]}], [{"a": [1]}]),
+        ({"type": ["string", "null"], "enum": ["a", None, 3]}, ["a", None], [3]),
+        ({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 2}]},
+         [1, [2, [3]]], ["x", [1, 2, 3]]),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, [1, "x"], [None]),
+        ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, [3, 5], [2, 6]),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer", "minimum": 5}}}, [5], [4]),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+         [[True]], [[], [1], [True] * 3]),
+        ({"type": "array", "prefixItems": [{"const": 1}, {"type": "string"}], "items": {"type": "boolean"},
+          "minItems": 2}, [[1, "x"], [1, "x", True]], [[1], [2, "x"], [1, "x", 3]]),
+        ({"type": "boolean"}, [True, False], [0, "true"]),
+        ({"type": "null"}, [None], [0]),
+    ],
+)  # fmt: skip
+def test_keywords_are_kept(vocabulary: Vocabulary, schema: Any, valid: list[Any], invalid: list[Any]) -> None:
+    """Valid values are allowed with and without line breaks, invalid ones are not."""
+    grammar = json_schema(schema)
+    for value, expected in [*((value, True) for value in valid), *((value, False) for value in invalid)]:
+        for indent in (None, 2):
+            text = json.dumps(value, ensure_ascii=False, indent=indent)
+            assert accepts(vocabulary, grammar, text) is expected, text
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"uniqueItems": True}, {"contains": {}}, {"not": {"type": "null"}}, {"if": {}}, {"dependentRequired": {}},
+        {"dependentSchemas": {}}, {"propertyNames": {}}, {"unevaluatedProperties": False}, {"unevaluatedItems": False},
+        {"$dynamicRef": "#a"}, {"type": "string", "format": "regex"}, {"type": "string", "pattern": "^(?=a)b$"},
+        {"type": "string", "pattern": "^(a)\\1$"}, {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+    ],
+)  # fmt: skip
+def test_keywords_that_are_not_kept_are_refused_by_name(more: dict[str, Any]) -> None:
+    named = next(word for word in ("format", "pattern", *more) if word in more)
+    said = {"format": "Unknown format: regex", "pattern": "regex"}.get(named, named)
+    with pytest.raises(OptionError, match=f"JSON schema: .*{re.escape(said)}"):
+        json_schema(more)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.recursive(
+        st.one_of(st.text(max_size=5), st.integers(-(10**15), 10**15), st.booleans(), st.none()),
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+        max_leaves=8,
+    )
+)
+def test_every_object_is_an_object(vocabulary: Vocabulary, value: Any) -> None:
+    text = json.dumps({"value": value}, ensure_ascii=False).replace("\x7f", "\\u007f")
+    assert accepts(vocabulary, any_object(), text)
+    assert not accepts(vocabulary, any_object(), f"[{text}]")
+
+
+def test_an_object_that_names_its_properties_has_no_others_unless_the_schema_says_so(vocabulary: Vocabulary) -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    named = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    assert accepts(vocabulary, json_schema(named), '{"a": {"b": 1}}')
+    assert not accepts(vocabulary, json_schema(named), '{"a": {"b": 1}, "c": 2}')
+    assert not accepts(vocabulary, json_schema(named), '{"a": {"b": 1, "c": 2}}')
+    assert accepts(vocabulary, json_schema({**named, "additionalProperties": True}), '{"a": {"b": 1}, "c": 2}')
+    both = {"allOf": [named, {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]}]}
+    assert accepts(vocabulary, json_schema(both), '{"a": {"b": 1}, "c": 2}')
+    assert json_schema(named).source == json.dumps(named)
+
+
+def test_white_space_ends(vocabulary: Vocabulary) -> None:
+    """A model that says one space after the other would do so until its limit."""
+    assert accepts(vocabulary, any_object(), '{ "a" : 1 }')
+    assert not accepts(vocabulary, any_object(), '{  "a": 1}')
+    assert not accepts(vocabulary, any_object(), '{\n\n"a": 1}')
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _deep(500),
+        {"$ref": "#/a", "a": {"$ref": "#/a"}},
+        {"$ref": "#"},
+        {"$ref": "https://example.com/schema"},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "#/nowhere"},
+        {"$ref": 3},
+        {"type": "integer", "minimum": 5, "maximum": 4},
+        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"type": "strin"},
+        {"enum": []},
+        False,
+        3,
+        None,
+        [],
+        {"const": float("nan")},
+        {"enum": ["x" * 1000 + str(i) for i in range(2000)]},
+        {"type": "string", "pattern": 5},
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_schemas_that_allow_nothing_or_are_none_are_refused_with_the_cause(schema: Any) -> None:
+    with pytest.raises(OptionError, match=r"^JSON schema: .") as caught:
+        json_schema(schema)
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+GBNF: dict[str, tuple[str, list[str], list[str]]] = {
+    "one regular expression": ('root ::= [a-z]+ "x"', ["ax", "abxx"], ["x", "ab"]),
+    "numbers": ('root ::= "-"? [0-9]{1,3} ("." [0-9]+)?', ["-12.5", "7"], ["1234", "1."]),
+    "rules": ('root ::= item ("," item)*\nitem ::= [a-c]+ # one\n', ["a,bc"], ["a,", "d"]),
+    "itself": ('root ::= "(" root ")" | "x"', ["((x))"], ["((x)"]),
+    "itself first": ('root ::= root "a" | "b"', ["baa"], ["ab"]),
+    "escapes": (
+        'root ::= "\\"\\\\\\n\\x41\\u0042\\u00e9\\U0001F600" [\\u4e00-\\u4e02\\]]',
+        ['"\\\nABé😀丁', '"\\\nABé😀]'],
+        ["A"],
+    ),
+    "anything but": ('root ::= [^"\\n/]+ "/"', ["a b/"], ['a"/']),
+    "names": ("root ::= top-level\ntop-level ::= rootA\nrootA ::= root-b\nroot-b ::= [ab]", ["a"], ["c"]),
+    "may be empty": ('root ::= ("a"?){200}', ["", "aaa"], ["b"]),
+    "arithmetic": (
+        'root ::= sum "=\\n"\nsum ::= value ([-+*/] value)*\nvalue ::= [0-9]+ | "(" sum ")"',
+        ["(1+2)*34=\n"],
+        ["(1+2*34=\n", "1+=\n"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GBNF)
+def test_gbnf_allows_what_it_says(vocabulary: Vocabulary, name: str) -> None:
+    text, valid, invalid = GBNF[name]
+    assert [accepts(vocabulary, gbnf(text), said) for said in (*valid, *invalid)] == [True] * len(valid) + [
+        False
+    ] * len(invalid)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["root ::= (", "top ::= [a]", "root ::= undefined", "!", "", "root ::= \0", "root ::= <think>", "(" * 90_000],
+)
+def test_gbnf_that_cannot_be_read_is_one_line_with_the_way_out(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        OptionError, match=r"^grammar: (the GBNF cannot be read: .*write the grammar in Lark|give)"
+    ) as caught:
+        gbnf(text)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
+    grammar = lark('start: word ("," word)*\nword: /[a-z]{2}/ | %json {"type": "integer"}')
+    assert accepts(vocabulary, grammar, "ab,12")
+    assert not accepts(vocabulary, grammar, "ab,")
+    with pytest.raises(OptionError, match=r"^grammar: 2\(7\): .*missing"):
+        lark("start: word\nword: missing")
+
+
+def test_special_tokens_are_said_by_name_only(vocabulary: Vocabulary) -> None:
+    """No text holds one; an unknown name is refused where the vocabulary is known."""
+    control = next(i for i in range(vocabulary.size) if vocabulary.is_control(i) and not vocabulary.is_end(i))
+    name = vocabulary.piece(control).decode()
+    assert vocabulary.special_token(name) == control
+    assert vocabulary.special_token("<none>") is None
+    assert not Constraint(vocabulary, lark("start: /(.|\\n)*/")).allows(control)
+    builder = Lark(vocabulary.special_token)
+    constraint = Constraint(vocabulary, builder.grammar(builder.literal(f"a{name}b")))
+    tokens = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
+    assert constraint.longest(tokens) == 3
+    builder = Lark(vocabulary.special_token)
+    assert Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(tokens) == 3
+    unknown = lark("start: <|no_such_token|>")
+    with pytest.raises(OptionError, match="no_such_token"):
+        Constraint(vocabulary, unknown)
+
+
+@given(st.text(alphabet="ab<>/x", min_size=1, max_size=6), st.text(alphabet="ab<>/x", max_size=14))
+@settings(max_examples=60, deadline=None)
+def test_until_ends_with_the_first_marker(vocabulary: Vocabulary, marker: str, text: str) -> None:
+    builder = Lark()
+    grammar, whole = builder.grammar(builder.until(marker)), text + marker
+    assert accepts(vocabulary, grammar, whole) == (whole.find(marker) == len(text))
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_a_literal_is_its_text(vocabulary: Vocabulary, text: str) -> None:
+    builder = Lark()
+    grammar = builder.grammar(f"{builder.literal(text)} {builder.literal('!')}")
+    assert accepts(vocabulary, grammar, text + "!")
+    assert not accepts(vocabulary, grammar, text + "?")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "maxLength": 100_000},
+        {"type": "array", "items": {"type": "string", "maxLength": 2000}, "maxItems": 2000},
+        {"type": "string", "pattern": "^((a{2000}b?){2000}c)*$"},
+        {"type": "string", "pattern": "^(a|a|a|a|a|a)*(a|b)*a*(a|ab)*$"},
+        {"properties": {f"p{i}": {"type": "string"} for i in range(800)}},
+        {"enum": list(range(50_000))},
+    ],
+    ids=lambda schema: str(schema)[:40],
+)
+def test_what_is_large_is_kept_or_refused_and_the_next_works(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    with suppress(OptionError):
+        Constraint(vocabulary, json_schema(schema))
+    assert accepts(vocabulary, any_object(), "{}")
