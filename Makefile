@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 RUN    := $(VENV)/.installed
 TOOLS  := $(VENV)/.installed-for-tests
+BUILD  := $(BIN)/python scripts/compiler_check.py
 
 # llama.cpp is compiled when llama-cpp-python is installed; CMAKE_ARGS goes through, for example -DGGML_CUDA=on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
@@ -20,11 +21,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUN): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BUILD) $(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(TOOLS): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BUILD) $(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $(RUN) $@
 
 install: $(RUN)  ## make .venv and install rest-local into it

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rest_local.errors import TemplateFailed
+from rest_local.errors import TemplateFailed, TemplateTooCostly
 from rest_local.llama.template import render
 
 _TOOL = {
@@ -69,7 +69,7 @@ class Capabilities:
 
 @lru_cache(maxsize=16)
 def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabilities:
-    """`bos`, `eos`: as for `render`. A template that renders nothing has no capability."""
+    """`bos`, `eos`: as for `render`. A template that renders nothing has no capability. Raises TemplateTooCostly."""
     probe = _Probe(template, bos, eos)
     as_object = probe.shows([_USER, _call(1), _result()], "probe_tool", "probe_value", never="{'probe_key'")
     as_text = probe.shows([_USER, _call(1, text=True), _result()], "probe_tool", "probe_value")
@@ -132,6 +132,8 @@ class _Probe:
         """None where the template refuses them."""
         try:
             return render(self._template, messages, bos=self._bos, eos=self._eos, tools=tools)
+        except TemplateTooCostly:
+            raise  # so would be each of the twenty
         except TemplateFailed:
             return None
 

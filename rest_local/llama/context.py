@@ -7,7 +7,6 @@ The step loop uses it through the protocol `rest_local.decoding.backend.Backend`
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -21,18 +20,13 @@ from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS, Batch
 from rest_local.llama.breaker import Breaker
+from rest_local.llama.cores import default_threads
 from rest_local.llama.options import CACHE_TYPES, ROPE_SCALINGS, Rope
 
 if TYPE_CHECKING:
     from rest_local.llama.model import Model
 
 MAX_OUTPUTS = 64  # a step's root and draft; bounds the logits buffer at 64 x n_vocab floats
-
-
-def default_threads() -> int:
-    """Physical cores this process may use (two hardware threads share one on most machines)."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable if usable <= 4 else usable // 2
 
 
 MOST_CELLS = 1 << 26
@@ -46,8 +40,8 @@ class ContextSettings:
     exact.
 
     `n_slots` sequences of `n_branches` ids each hold up to `n_ctx` tokens and share `n_cells` cells, 0 = `n_ctx`.
-    `n_ubatch`: tokens computed at once, 0 = `n_batch`. `threads`: 0 = all cores; `threads_batch`: for more than one
-    token, 0 = `threads`. Raises OptionError.
+    `n_ubatch`: tokens computed at once, 0 = `n_batch`. `threads`: 0 = `default_threads`; `threads_batch`: for more than
+    one token, 0 = `threads`. Raises OptionError.
     """
 
     n_ctx: int = 4096
@@ -84,7 +78,7 @@ class ContextSettings:
             )
         if min(self.threads, self.threads_batch) < 0:
             fewest = min(self.threads, self.threads_batch)
-            raise OptionError(f"{fewest} threads: give a positive number, or 0 for all cores")
+            raise OptionError(f"{fewest} threads: give a positive number, or 0 for the default")
         if self.n_batch < 1 or self.n_ubatch < 0:
             raise OptionError(f"batches of {self.n_batch} and {self.n_ubatch} tokens: give positive numbers")
 
@@ -146,6 +140,10 @@ class Context:
         with self._breaker:
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as `threads` and `threads_batch`. Bits can change."""
+        llama_cpp.llama_set_n_threads(self._pointer, min(n, self.threads), min(n, self.threads_batch))
+
     def number_decodes(self, number: int) -> None:
         """From now on decodes bear this number, by which `abort` can name them; 0: none."""
         self._breaker.number = number
@@ -158,6 +156,10 @@ class Context:
         evaluated of the batch must be removed, where the model cannot, all of it.
         """
         return self._breaker.abort(number)
+
+    def synchronize(self) -> None:
+        """Wait until what was submitted is computed: a GPU computes after `decode` has returned."""
+        llama_cpp.llama_synchronize(self._pointer)
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
         """The rows of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.

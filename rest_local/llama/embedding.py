@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, PromptEmpty, PromptTooLong
-from rest_local.llama.context import default_threads
+from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 
 MAX_CONTEXT = 8192

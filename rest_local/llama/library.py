@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,44 +106,14 @@ def unmute() -> None:
     llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
-_capturing = threading.Lock()  # two at once would each put back what the other had put there
-
-
-@contextmanager
-def captured_stderr() -> Iterator[list[str]]:
-    """What C code prints to stderr while the block runs, as lines, filled in at its end.
-
-    llama.cpp's grammar parser does not use its own log. Process-wide for that moment, one thread at a time: keep the
-    block short."""
-    with _capturing:
-        yield from _captured_stderr()
-
-
-def _captured_stderr() -> Iterator[list[str]]:
-    lines: list[str] = []
-    try:
-        saved = os.dup(2)
-    except OSError:  # stderr is closed: nothing can be printed either
-        yield lines
-        return
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lines
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            file.seek(0)
-            lines += file.read().decode("utf-8", "replace").splitlines()
-
-
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device ggml can compute on. `memory_bytes` is 0 where the backend does not say."""
+    """A device ggml can compute on. `memory_bytes` and what is free of it are 0 where the backend does not say."""
 
     name: str
     description: str
     memory_bytes: int
+    free_bytes: int = 0
 
 
 def versions() -> dict[str, str]:
@@ -192,7 +161,7 @@ def devices() -> list[Device]:
         device, free, total = get(i), ctypes.c_size_t(), ctypes.c_size_t()
         memory(device, ctypes.byref(free), ctypes.byref(total))
         texts = (name(device).decode("utf-8", "replace"), description(device).decode("utf-8", "replace"))
-        found.append(Device(*texts, total.value))
+        found.append(Device(*texts, total.value, free.value))
     return found
 
 

@@ -8,8 +8,10 @@ can declare its options from here. Knows nothing of llama.cpp's structures (`res
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rest_local.errors import OptionError
 
@@ -193,6 +195,19 @@ class ModelOptions:
             raise OptionError("tensor split: at least one share must be above 0")
         if self.flash_attention == "off" and self.cache_type_v not in (None, *FLOAT_CACHE_TYPES):
             raise OptionError(f"cache type V {self.cache_type_v} needs flash attention; leave --flash-attn at auto")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelOptions:
+        """Of `dataclasses.asdict`, also by way of JSON. Raises TypeError for another shape, OptionError."""
+        nested = {
+            "override_kv": tuple(Override(**each) for each in data["override_kv"]),
+            "override_tensor": tuple(Placement(**each) for each in data["override_tensor"]),
+            "lora": tuple(Adapter(Path(each["path"]), each["scale"]) for each in data["lora"]),
+            "devices": tuple(data["devices"]),
+            "tensor_split": tuple(data["tensor_split"]),
+            "rope": Rope(**data["rope"]),
+        }
+        return cls(**{**data, **nested})
 
 
 def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -24,14 +22,15 @@ import llama_cpp
 
 from rest_local import paths
 from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound
-from rest_local.llama import library
+from rest_local.llama import child, library
 from rest_local.llama.adapters import Adapters
 from rest_local.llama.batch import Batch
 from rest_local.llama.gguf_header import check_header
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
 from rest_local.llama.parameters import LoadParameters
 
-TIMEOUT_SECONDS = 300.0  # mapping 100 GB from a slow disk is done in less; a file that makes llama.cpp spin is not
+TIMEOUT_SECONDS = 60.0  # for a small file; one that makes llama.cpp spin takes longer
+SECONDS_PER_BYTE = 2.4e-9  # more for a large one: 300 s in all for 100 GB, which a slow disk maps in less
 
 
 Files = Sequence[tuple[Path, os.stat_result]]
@@ -69,10 +68,15 @@ def _cause(files: Files, vocab_only: bool, options: ModelOptions) -> str | None:
     trial = _trial(files[0][0], vocab_only, options)
     if _remembered(files, trial):
         return None
-    cause = _cause_in_child(trial)
+    cause = _cause_in_child(trial, timeout_seconds(files))
     if not cause:
         _remember(files, trial)
     return cause
+
+
+def timeout_seconds(files: Files) -> float:
+    """How long loading the files may take in a child process that does not read the weights."""
+    return TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
 
 
 def _trial(path: Path, vocab_only: bool, options: ModelOptions) -> str:
@@ -128,32 +132,20 @@ def one_line(errors: list[str]) -> str:
     return f"llama.cpp cannot load it: {cause[:300]}" if cause else "llama.cpp cannot load it"
 
 
-def _cause_in_child(trial: str) -> str | None:
-    command = [sys.executable, "-m", "rest_local.llama.probe", trial]
-    root = Path(__file__).parents[2]  # -m looks in the working directory first: let that be ours, not the user's
+def _cause_in_child(trial: str, timeout: float) -> str | None:
     try:
-        child = subprocess.run(
-            command, cwd=root, capture_output=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return f"llama.cpp did not finish loading it in {TIMEOUT_SECONDS:.0f} s"
+        ended = child.run(__name__, trial, timeout)
     except OSError as error:
         library.logger.warning("model %s: not probed in a child process: %s", json.loads(trial)["path"], error)
         return None
-    if child.returncode < 0:
-        return f"llama.cpp crashed on it ({_signal_name(-child.returncode)})"
-    try:
-        cause = json.loads(child.stdout.splitlines()[-1])["error"]
-    except (ValueError, IndexError, KeyError, TypeError):
-        return f"probing it in a child process failed with exit code {child.returncode}"
+    if ended.code is None:
+        return f"llama.cpp did not finish loading it in {timeout:.0f} s"
+    if ended.signal_name:
+        return f"llama.cpp crashed on it ({ended.signal_name})"
+    if not ended.lines or "error" not in ended.lines[-1]:
+        return f"probing it in a child process failed with exit code {ended.code}"
+    cause = ended.lines[-1]["error"]
     return str(cause) if cause else None
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _record(files: Files, trial: str) -> bytes:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_local.errors import OptionError
+from rest_local.grammar.grammar import Grammar
 
 MAX_SEED = 0xFFFFFFFE  # llama.cpp takes 0xFFFFFFFF for "any seed"
-MAX_GRAMMAR_BYTES = 1 << 20
-MAX_GRAMMAR_DEPTH = 256  # llama.cpp's parser recurses once per bracket
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Sampling:
     repeat_penalty  > 0, 1 = off; presence_penalty and frequency_penalty: 0 = off; all over the last `repeat_last_n`
                     tokens, the prompt's included (0 = off, -1 = all)
     logit_bias      pairs of token id and bias added to its logit; -inf forbids the token
-    grammar         GBNF text with a rule `root`
+    grammar         what `rest_local.grammar` makes of GBNF, Lark or a JSON schema
 
     Raises OptionError for a value outside these."""
 
@@ -41,7 +40,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: str | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _real("temperature", self.temperature, 0.0, 1e6)
@@ -55,8 +54,8 @@ class Sampling:
         _real("presence_penalty", self.presence_penalty, -1e6, 1e6)
         _real("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
         _check_bias(self.logit_bias)
-        if self.grammar is not None:
-            _check_grammar(self.grammar)
+        if not (self.grammar is None or isinstance(self.grammar, Grammar)):
+            raise OptionError("grammar: give what gbnf, lark or json_schema of rest_local.grammar returns")
 
     @property
     def penalizes(self) -> bool:
@@ -87,16 +86,3 @@ def _check_bias(pairs: Any) -> None:
         _whole("logit_bias token", token, 0, 2**31 - 1)
         if bias != -math.inf:
             _real("logit_bias of a token", bias, -1e6, 1e6)
-
-
-def _check_grammar(grammar: Any) -> None:
-    if not isinstance(grammar, str) or not grammar.strip() or "\0" in grammar:
-        raise OptionError("grammar: give GBNF text with a rule `root`")
-    if len(grammar.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:
-        raise OptionError(f"grammar: longer than {MAX_GRAMMAR_BYTES} bytes")
-    depth = deepest = 0
-    for character in grammar:
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    if deepest > MAX_GRAMMAR_DEPTH:
-        raise OptionError(f"grammar: brackets nested deeper than {MAX_GRAMMAR_DEPTH}")

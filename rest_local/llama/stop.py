@@ -46,9 +46,13 @@ class Stop:
         if running is not None:
             running.abort()
 
-    def enter(self, running: Running) -> None:
+    def check(self) -> None:
+        """Raises ServiceClosed once it is set."""
         if self._is_set:
             raise ServiceClosed
+
+    def enter(self, running: Running) -> None:
+        self.check()
         self._running = running
 
 
@@ -57,3 +61,10 @@ def enter(running: Running) -> None:
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is not None:
         stop.enter(running)
+
+
+def check() -> None:
+    """Between two parts of long work in this thread that is no decode. Raises ServiceClosed where it was stopped."""
+    stop: Stop | None = getattr(_here, "stop", None)
+    if stop is not None:
+        stop.check()

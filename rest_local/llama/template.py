@@ -1,53 +1,16 @@
 """A model's chat template: messages to prompt text, as Hugging Face's `apply_chat_template` renders it.
 
-Knows nothing about models: Jinja source in, text out. Templates come with model files, so they are run in Jinja's
-immutable sandbox: no attributes of Python's own, no changing what they were given. Rules: transformers,
-`utils/chat_template_utils.py`: trim_blocks, lstrip_blocks, loop controls, `generation`, raise_exception, tojson.
+Knows nothing about models: Jinja source in, text out. Templates come with model files, so they are rendered in a
+sandbox (`sandbox`), in a child process with a limit of time and memory (`renderer`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
-from typing import Any, NoReturn
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from rest_local.errors import TemplateFailed
-
-MAX_REPEAT = 1 << 20  # a template that multiplies text or numbers past this is not a chat template
-
-
-class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's tokens for training; here it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012 - the attribute is Jinja's
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses `'x' * 10**9` and its like, which would take the memory."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        for value, times in ((left, right), (right, left)):
-            too_long = (
-                isinstance(value, (str, list, tuple)) and isinstance(times, int) and len(value) * times > MAX_REPEAT
-            )
-            if too_long or (operator == "**" and isinstance(times, (int, float)) and abs(times) > 64):
-                raise jinja2.TemplateRuntimeError(f"{operator} gives too large a result")
-        return super().call_binop(context, operator, left, right)
+from rest_local.llama.renderer import render_limited
 
 
 def render(
@@ -65,51 +28,16 @@ def render(
     `messages`: dicts with `role` and `content` (and what else the template reads). `bos`, `eos`: how the vocabulary
     renders them, None = it has none. `variables`: further names for the template, such as enable_thinking.
     The text holds special tokens spelled out: tokenize it with special=True, add_special=False.
-    Raises TemplateFailed: not valid Jinja, it refused the messages, or tried what the sandbox forbids."""
+    Raises TemplateFailed: not valid Jinja, it refused the messages, tried what the sandbox forbids; TemplateTooCostly:
+    it passed a limit of time or memory; ServiceClosed where the thread was stopped."""
     names: dict[str, Any] = {**(variables or {}), "messages": list(messages), "tools": tools, "documents": None}
     names |= {"bos_token": bos or "", "eos_token": eos or "", "add_generation_prompt": add_generation_prompt}
     try:
-        return _render(template, names)
+        return render_limited(template, names)
     except TypeError as error:
         if tools is not None:
             raise TemplateFailed(f"TypeError: {error}") from error
     try:  # some templates loop over `tools` without asking whether there are any
-        return _render(template, names | {"tools": []})
+        return render_limited(template, names | {"tools": []})
     except TypeError as error:
         raise TemplateFailed(f"TypeError: {error}") from error
-
-
-def _render(template: str, names: Mapping[str, Any]) -> str:
-    try:
-        return _compiled(template).render(names)
-    except jinja2.TemplateError as error:
-        raise TemplateFailed(error.message or type(error).__name__) from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
-        raise TemplateFailed(f"{type(error).__name__}: {error}") from error
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension])
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
-    return environment.from_string(template)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike Jinja's own, does not escape for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

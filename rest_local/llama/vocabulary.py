@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
@@ -16,10 +17,9 @@ import numpy as np
 from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
-from rest_local.errors import ModelError, OptionError
-
-# llama.cpp counts bytes in int32, and some pre-tokenizers recurse per character; a larger text is split by the caller.
-MAX_TEXT_BYTES = 1 << 26
+from rest_local.errors import ModelError
+from rest_local.grammar.tokens import Tokens
+from rest_local.llama.tokenizer import Lease, Tokenizer
 
 _hashes: dict[object, str] = {}  # of this process, by Vocabulary's cache key
 
@@ -39,10 +39,13 @@ class Vocabulary:
     same key are hashed once per process."""
 
     def __init__(self, pointer: int, name: str, cache_key: object = None) -> None:
-        self._pointer: int | None = pointer
+        self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
+        self._tokenizer = Tokenizer(self._lease, name)
         self.name = name
         self._cache_key = cache_key
         self._pieces: dict[int, bytes] = {}  # that were asked for; some 15 MB where every token of 150 000 was
+        self._grammar_tokens: Tokens | None = None
+        self._grammar_lock = threading.Lock()
         self.size: int = bindings.llama_vocab_n_tokens(pointer)
         self.type: int = bindings.llama_vocab_type(pointer)
         self.add_bos: bool = bool(bindings.llama_vocab_get_add_bos(pointer))
@@ -58,37 +61,27 @@ class Vocabulary:
     @property
     def pointer(self) -> int:
         """llama_vocab_p. Raises ModelError once the model is closed."""
-        if self._pointer is None:
-            raise ModelError(f"vocabulary {self.name}: its model is closed; open the model again")
-        return self._pointer
+        return self._lease.pointer
 
     def invalidate(self) -> None:
-        """Called by the model when it is closed: from here on every use raises, instead of reading freed memory."""
-        self._pointer = None
+        """Called by the model when it is closed: waits for calls under way in other threads (milliseconds); from here
+        on every use raises, instead of reading freed memory."""
+        self._lease.end()
 
-    def tokenize(self, text: str | bytes, *, special: bool = False, add_special: bool = False) -> NDArray[np.int32]:
+    def tokenize(
+        self, text: str | bytes, *, special: bool = False, add_special: bool = False, most: int | None = None
+    ) -> NDArray[np.int32]:
         """The token ids of a text, int32 [n].
 
         `special`: text that spells a special token becomes that token (templates; never for text of others).
-        `add_special`: BOS and EOS are added where the model is configured so. Invalid UTF-8 and lone surrogates are
-        replaced first: llama.cpp only ever sees valid UTF-8. Raises OptionError above MAX_TEXT_BYTES."""
-        data = _valid_utf8(text)
-        if len(data) > MAX_TEXT_BYTES:
-            raise OptionError(f"text of {len(data)} bytes: at most {MAX_TEXT_BYTES} are tokenized at once; split it")
-        tokens = np.empty(len(data) // 3 + 16, np.int32)
-        count = self._tokenize_into(tokens, data, add_special, special)
-        if count < 0:
-            tokens = np.empty(-count, np.int32)
-            count = self._tokenize_into(tokens, data, add_special, special)
-        if count < 0:
-            raise ModelError(f"vocabulary {self.name}: llama.cpp cannot tokenize a text of {len(data)} bytes; split it")
-        result: NDArray[np.int32] = tokens[:count].copy()
-        return result
+        `add_special`: BOS and EOS are added where the model is configured so. `most`: the rest of the text is not read
+        once there are more tokens than this, so a result that is longer than `most` may not be whole. Invalid UTF-8
+        and lone surrogates are replaced first: llama.cpp only ever sees valid UTF-8.
 
-    def _tokenize_into(self, tokens: NDArray[np.int32], data: bytes, add_special: bool, special: bool) -> int:
-        address = tokens.ctypes.data_as(bindings.llama_token_p)
-        count: int = llama_cpp.llama_tokenize(self.pointer, data, len(data), address, len(tokens), add_special, special)
-        return count
+        Time and memory are linear in the text, special tokens included, and no text overflows the stack of a thread
+        (`rest_local.llama.tokenizer`). Raises ServiceClosed where the thread was stopped (`rest_local.llama.stop`),
+        ModelError where the model is closed meanwhile."""
+        return self._tokenizer.tokenize(_valid(text), special, add_special, most)
 
     def piece(self, token: int, special: bool = True) -> bytes:
         """The bytes of one token, whole (llama-cpp-python cuts them at 32). About 1 us, and 0.1 us when asked again.
@@ -101,10 +94,11 @@ class Vocabulary:
             raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
         # Not shared: ctypes gives up the GIL in the call, and threads would write over each other's pieces.
         buffer = ctypes.create_string_buffer(64)
-        length = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, 64, 0, special)
-        if length < 0:
-            buffer = ctypes.create_string_buffer(-length)
-            length = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, -length, 0, special)
+        with self._lease.use() as pointer:
+            length = llama_cpp.llama_token_to_piece(pointer, token, buffer, 64, 0, special)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                length = llama_cpp.llama_token_to_piece(pointer, token, buffer, -length, 0, special)
         piece = buffer.raw[: max(length, 0)]
         if special:
             self._pieces[int(token)] = piece
@@ -129,6 +123,25 @@ class Vocabulary:
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, not text. False outside the vocabulary."""
         return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_control(self.pointer, token))
+
+    def special_token(self, text: str) -> int | None:
+        """The control token that is spelled so, if there is one."""
+        tokens = self.tokenize(text, special=True)
+        token = int(tokens[-1]) if len(tokens) else -1  # some vocabularies put a space in front
+        return token if self.is_control(token) and self.piece(token) == text.encode() else None
+
+    def grammar_tokens(self) -> Tokens:
+        """What grammars are compiled for. At 128 000 tokens 1 s the first time, 0.4 s of it with the GIL held."""
+        with self._grammar_lock:
+            if self._grammar_tokens is None:
+                hidden = bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
+                hidden |= bindings.LLAMA_TOKEN_ATTR_UNUSED
+                attribute, pointer = bindings.llama_vocab_get_attr, self.pointer
+                special = [token for token in range(self.size) if attribute(pointer, token) & hidden]
+                pieces = [self.piece(token) for token in range(self.size)]
+                encode = lambda text: self.tokenize(text).tolist()  # noqa: E731
+                self._grammar_tokens = Tokens(pieces, special, self.ends.tolist(), encode)
+            return self._grammar_tokens
 
     @property
     def special_ids(self) -> tuple[int | None, ...]:
@@ -177,7 +190,7 @@ def _token(function: Callable[[int], int], pointer: int) -> int | None:
     return None if token == bindings.LLAMA_TOKEN_NULL else token
 
 
-def _valid_utf8(text: str | bytes) -> bytes:
-    if isinstance(text, str):
-        return text.encode("utf-8", "replace")
-    return text.decode("utf-8", "replace").encode("utf-8")
+def _valid(text: str | bytes) -> str:
+    if isinstance(text, bytes):
+        return text.decode("utf-8", "replace")
+    return text.encode("utf-8", "replace").decode()

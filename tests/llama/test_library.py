@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,14 +61,6 @@ def test_only_errors_are_collected_and_only_inside_the_block(lines: LogLines) ->
     assert (outer, inner) == (["a", "c"], ["c"])
 
 
-def test_stderr_of_c_code_is_captured_and_restored(capfd: pytest.CaptureFixture[str]) -> None:
-    with library.captured_stderr() as printed:
-        os.write(2, b"from C\n")
-    os.write(2, b"after\n")
-    assert printed == ["from C"]
-    assert capfd.readouterr().err == "after\n"
-
-
 def test_the_library_names_its_versions_backends_and_devices() -> None:
     assert set(library.versions()) == {"llama-cpp-python", "llama.cpp", "ggml"}
     assert "CPU" in library.backends()
@@ -110,24 +100,3 @@ def test_a_muted_log_is_silent_until_it_is_not(
 
 def test_tensors_can_be_placed_in_main_memory() -> None:
     assert library.buffer_types()["CPU"] > 0
-
-
-def test_captures_of_many_threads_leave_stderr_where_it_was() -> None:
-    """A server reads grammars in several threads; the descriptor is one for the process."""
-    before = os.fstat(2)
-    found: list[bool] = []
-
-    def capture(number: int) -> None:
-        for _ in range(20):
-            with library.captured_stderr() as lines:
-                os.write(2, f"thread {number}\n".encode())
-            found.append(lines == [f"thread {number}"])
-
-    threads = [threading.Thread(target=capture, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [True] * 160
-    after = os.fstat(2)
-    assert (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from rest_local.bench.tiny import ARCHITECTURES
 from rest_local.errors import ModelError, ModelInvalid
-from rest_local.llama import probe
+from rest_local.llama import child, probe
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 
@@ -82,13 +81,13 @@ def test_a_file_is_probed_once_until_it_changes(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children = []
-    run = subprocess.run
+    run = child.run
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         children.append(arguments)
-        return run(*arguments, **options)
+        return run(*arguments)
 
-    monkeypatch.setattr(probe.subprocess, "run", counted)
+    monkeypatch.setattr(child, "run", counted)
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model("llama").read_bytes())
     for _ in range(2):
@@ -111,7 +110,7 @@ def _child_that(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str) -> Non
     script = folder / "python"
     script.write_text(f"#!/bin/sh\n{does}\n")
     script.chmod(0o700)
-    monkeypatch.setattr(probe.sys, "executable", str(script))
+    monkeypatch.setattr(child.sys, "executable", str(script))
 
 
 @pytest.mark.parametrize(

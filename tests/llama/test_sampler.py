@@ -11,13 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from rest_local.errors import GenerationError, OptionError
+from rest_local.grammar import gbnf
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
 Logits = NDArray[np.float32]
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-DIGITS = 'root ::= [0-9]+ "."'
+DIGITS = gbnf('root ::= [0-9]+ "."')
 
 
 @pytest.fixture(scope="module")
@@ -199,26 +200,6 @@ def test_grammar_with_sampling_stays_in_the_language(vocabulary: Vocabulary) -> 
         assert text[-1:] == b"."
 
 
-@pytest.mark.parametrize("grammar", ["root ::= (", "top ::= [a]", 'root ::= root "a" | "b"', "root ::= undefined", "!"])
-def test_an_invalid_grammar_is_one_line_and_prints_nothing(
-    vocabulary: Vocabulary, grammar: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(OptionError, match=r"grammar: llama.cpp cannot read it: .") as caught:
-        Sampler(vocabulary, Sampling(grammar=grammar))
-    assert "\n" not in str(caught.value)
-    captured = capfd.readouterr()
-    assert captured.err == captured.out == ""
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_grammar_no_token_can_satisfy_is_an_error(vocabulary: Vocabulary, temperature: float) -> None:
-    nothing = np.full(vocabulary.size, -np.inf, np.float32)
-    with Sampler(vocabulary, Sampling(grammar=DIGITS, temperature=temperature)) as sampler:
-        with pytest.raises(GenerationError, match="grammar"):
-            sampler.sample(nothing)
-        assert vocabulary.piece(sampler.sample(_rows(1, vocabulary.size)[0])).isdigit()  # next works
-
-
 def test_accepting_what_cannot_be_raises_and_next_works(vocabulary: Vocabulary) -> None:
     (seven,), (letter,) = vocabulary.tokenize("7").tolist(), vocabulary.tokenize("x").tolist()
     with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:
@@ -243,7 +224,7 @@ def test_a_clone_goes_its_own_way_from_the_same_state(vocabulary: Vocabulary) ->
 
 def test_reset_is_a_new_sampler(vocabulary: Vocabulary) -> None:
     rows = _rows(20, vocabulary.size, spread=1.0)
-    for options in ({"temperature": 1.0, "presence_penalty": 2.0}, {"grammar": 'root ::= [0-9]{1,30} "."'}):
+    for options in ({"temperature": 1.0, "presence_penalty": 2.0}, {"grammar": gbnf('root ::= [0-9]{1,30} "."')}):
         with Sampler(vocabulary, Sampling(seed=4, **options)) as sampler:  # type: ignore[arg-type]
             first = _generate(sampler, rows[:1])
             sampler.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from rest_local.bench.tiny import tiny
 from rest_local.errors import ModelInvalid, ModelNotFound
-from rest_local.llama import probe
+from rest_local.llama import child
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.shards import shards_of
@@ -77,13 +76,13 @@ def test_a_part_in_the_wrong_place_is_refused(split: Path) -> None:
 
 def test_a_change_in_any_part_is_probed_again(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = []
-    run = subprocess.run
+    run = child.run
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         children.append(arguments)
-        return run(*arguments, **options)
+        return run(*arguments)
 
-    monkeypatch.setattr(probe.subprocess, "run", counted)
+    monkeypatch.setattr(child, "run", counted)
     keys = []
     for _ in range(2):
         with Model.open(split) as model:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rest_local.bench import gguf_file
 from rest_local.bench.gguf_file import byte_vocabulary
 from rest_local.errors import OptionError
-from rest_local.llama import vocabulary as vocabulary_module
+from rest_local.llama import tokenizer as tokenizer_module
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -69,7 +69,8 @@ def test_a_text_of_more_tokens_than_guessed_is_whole(tiny: Vocabulary) -> None:
 
 
 def test_a_text_that_is_too_long_is_refused(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_module, "MAX_TEXT_BYTES", 10)
+    """Of what llama.cpp is given at once."""
+    monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10)
     with pytest.raises(OptionError, match="11 bytes"):
         tiny.tokenize("x" * 11)
 

@@ -1,0 +1,105 @@
+"""What this CPU can multiply matrices with, which of it this llama.cpp was built to use, and what compiled it.
+
+Reads `/proc/cpuinfo` or asks sysctl; the compiler is what it left in the `.comment` section of the ELF library (no
+other place names it). Where a platform does not tell, the answer is empty.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import struct
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llama_cpp import llama_cpp as bindings
+
+from rest_local.llama import library
+
+ELF64_LITTLE = b"\x7fELF\x02\x01"
+SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
+SYSCTL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Something that multiplies matrices or dot products. `flags`: its names in `/proc/cpuinfo` (Linux) and sysctl
+    (macOS). `built`: its name in llama.cpp's own line of features.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    built: str
+
+
+UNITS = (
+    Unit("AMX", ("amx_int8",), "AMX_INT8"),
+    Unit("AVX-512", ("avx512f",), "AVX512"),
+    Unit("AVX-512 VNNI", ("avx512_vnni",), "AVX512_VNNI"),
+    Unit("AVX-512 BF16", ("avx512_bf16",), "AVX512_BF16"),
+    Unit("AVX VNNI", ("avx_vnni",), "AVX_VNNI"),
+    Unit("SME", ("sme", "hw.optional.arm.FEAT_SME"), "SME"),
+    Unit("I8MM", ("i8mm", "hw.optional.arm.FEAT_I8MM"), "MATMUL_INT8"),
+    Unit("SVE", ("sve",), "SVE"),
+    Unit("DotProd", ("asimddp", "hw.optional.arm.FEAT_DotProd"), "DOTPROD"),
+)
+
+
+def matrix_units() -> dict[str, bool]:
+    """The units of this CPU, and whether this llama.cpp was built to use each."""
+    here, built = cpu_flags(), set(re.findall(r"(\w+) = 1", library.system_info()))
+    return {unit.name: unit.built in built for unit in UNITS if here.intersection(unit.flags)}
+
+
+def cpu_flags() -> set[str]:
+    """All that the system says about the CPU; empty where it says nothing."""
+    if platform.system() == "Darwin":
+        names = [flag for unit in UNITS for flag in unit.flags if flag.startswith("hw.")]
+        try:
+            said = subprocess.run(
+                ["sysctl", *names], capture_output=True, text=True, timeout=SYSCTL_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return set()
+        return {line.split(":")[0] for line in said.stdout.splitlines() if line.endswith(": 1")}
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return set()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return set(found[1].split()) if found else set()
+
+
+def compilers() -> list[str]:
+    """What compiled the part of llama.cpp that computes on the CPU; empty where its library does not say."""
+    loaded = Path(bindings._lib._name)
+    parts: Iterable[Path] = (*sorted(loaded.parent.glob("libggml-cpu*.so")), loaded)
+    for path in parts:
+        try:
+            found = comment(path.read_bytes())
+        except OSError:
+            continue
+        if found:
+            return found
+    return []
+
+
+def comment(data: bytes) -> list[str]:
+    """The strings in the `.comment` section of a 64-bit little-endian ELF file; empty for whatever else it is."""
+    if not data.startswith(ELF64_LITTLE):
+        return []
+    try:
+        (table,) = struct.unpack_from("<Q", data, 0x28)
+        size, count, names_at = struct.unpack_from("<HHH", data, 0x3A)
+        sections = [SECTION.unpack_from(data, table + size * i) for i in range(count)]
+        names = sections[names_at]
+    except (struct.error, IndexError, OverflowError):
+        return []
+    for section in sections:
+        name_at, begin, length = names[4] + section[0], section[4], section[5]
+        if data[name_at : name_at + 9] == b".comment\0":
+            texts = (text.decode("utf-8", "replace").strip() for text in data[begin : begin + length].split(b"\0"))
+            return list(dict.fromkeys(text for text in texts if text))
+    return []

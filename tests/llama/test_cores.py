@@ -1,0 +1,121 @@
+"""Which processors count as a thread's worth, from what the system tells: scripted trees of /sys and /proc."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rest_local.llama import cores as module
+from rest_local.llama.cores import cores, default_threads
+
+
+def machine(
+    root: Path,
+    siblings: list[str],
+    capacity: list[int] | None = None,
+    frequency: list[int] | None = None,
+    old: bool = False,
+) -> Path:
+    """`siblings`: by processor, the hardware threads of its core."""
+    for cpu, text in enumerate(siblings):
+        place = root / f"sys/devices/system/cpu/cpu{cpu}"
+        (place / "topology").mkdir(parents=True)
+        (place / "topology" / ("thread_siblings_list" if old else "core_cpus_list")).write_text(text + "\n")
+        if capacity:
+            (place / "cpu_capacity").write_text(f"{capacity[cpu]}\n")
+        if frequency:
+            (place / "cpufreq").mkdir()
+            (place / "cpufreq/cpuinfo_max_freq").write_text(f"{frequency[cpu]}\n")
+    return root
+
+
+def quota(root: Path, group: str, version: int = 2, **files: str) -> None:
+    process = root / "proc/self"
+    process.mkdir(parents=True, exist_ok=True)
+    controllers = "0:" if version == 2 else "4:cpu,cpuacct"
+    (process / "cgroup").write_text(f"{controllers}:/a/b\n")
+    place = root / "sys/fs/cgroup" / ("" if version == 2 else "cpu") / group
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (place / name.replace("__", ".")).write_text(text + "\n")
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_hardware_threads_of_one_core_count_once(tmp_path: Path, old: bool) -> None:
+    root = machine(tmp_path, ["0,4", "1,5", "2,6", "3,7"] * 2, old=old)
+    assert cores(set(range(8)), root) == 4
+    assert cores({0, 4}, root) == 1
+    assert cores({0, 1, 4}, root) == 2
+
+
+def test_cores_without_hardware_threads_are_not_halved(tmp_path: Path) -> None:
+    assert cores(set(range(16)), machine(tmp_path, [str(n) for n in range(16)])) == 16
+
+
+def test_only_processors_this_process_may_use_count(tmp_path: Path) -> None:
+    assert cores({3, 5}, machine(tmp_path, [str(n) for n in range(8)])) == 2
+
+
+def test_efficiency_cores_do_not_count(tmp_path: Path) -> None:
+    """An Intel hybrid by the kernel's list: 2 performance cores of two threads, 4 efficiency cores."""
+    root = machine(tmp_path, ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"])
+    (root / "sys/devices/cpu_atom").mkdir(parents=True)
+    (root / "sys/devices/cpu_atom/cpus").write_text("4-7\n")
+    assert cores(set(range(8)), root) == 2
+    assert cores({4, 5, 6}, root) == 3  # where nothing else may be used, they do
+
+
+def test_slow_cores_by_capacity_or_clock_do_not_count(tmp_path: Path) -> None:
+    """big.LITTLE by capacity; favoured cores of one kind, whose clocks differ by a tenth, are all counted."""
+    alone = [str(n) for n in range(8)]
+    assert cores(set(range(8)), machine(tmp_path / "arm", alone, capacity=[446] * 4 + [871] * 3 + [1024])) == 4
+    assert cores(set(range(8)), machine(tmp_path / "old", alone, frequency=[1_800_000] * 4 + [2_800_000] * 4)) == 4
+    assert cores(set(range(8)), machine(tmp_path / "same", alone, frequency=[5_000_000] * 6 + [5_600_000] * 2)) == 8
+
+
+@pytest.mark.parametrize(
+    ("group", "version", "files", "expected"),
+    [
+        ("a/b", 2, {"cpu__max": "300000 100000"}, 3),
+        ("a/b", 2, {"cpu__max": "150000 100000"}, 2),
+        ("a/b", 2, {"cpu__max": "1000 100000"}, 1),
+        ("a/b", 2, {"cpu__max": "max 100000"}, 8),
+        ("a", 2, {"cpu__max": "200000 100000"}, 2),
+        ("", 2, {"cpu__max": "200000 100000"}, 2),
+        ("a/b", 1, {"cpu__cfs_quota_us": "250000", "cpu__cfs_period_us": "100000"}, 3),
+        ("a/b", 1, {"cpu__cfs_quota_us": "-1", "cpu__cfs_period_us": "100000"}, 8),
+        ("a/b", 2, {"cpu__max": "nonsense"}, 8),
+        ("a/b", 2, {"cpu__max": "900000 100000"}, 8),
+    ],
+)
+def test_the_quota_of_the_control_group_is_a_limit(
+    tmp_path: Path, group: str, version: int, files: dict[str, str], expected: int
+) -> None:
+    root = machine(tmp_path, [str(n) for n in range(8)])
+    quota(root, group, version, **files)
+    assert cores(set(range(8)), root) == expected
+
+
+def test_where_nothing_is_told_every_processor_counts(tmp_path: Path) -> None:
+    assert cores(set(range(6)), tmp_path) == 6
+    assert cores(set(), tmp_path) == 1
+
+
+def test_a_mac_says_how_many_performance_cores_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"hw.perflevel0.physicalcpu": "6\n", "hw.physicalcpu": "10\n"}
+
+    def sysctl(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        text = known.get(command[-1])
+        return subprocess.CompletedProcess(command, text is None, text or "", "")
+
+    monkeypatch.setattr(module.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(module.subprocess, "run", sysctl)
+    assert default_threads() == 6
+    del known["hw.perflevel0.physicalcpu"]  # an Intel Mac
+    assert default_threads() == 10
+
+
+def test_this_machine_has_one_at_least() -> None:
+    assert 1 <= default_threads() <= len(module.usable_cpus())

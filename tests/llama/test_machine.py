@@ -1,0 +1,69 @@
+"""What the CPU has, what llama.cpp was built to use, and what compiled it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rest_local.llama import library, machine
+
+
+@pytest.mark.parametrize(
+    ("flags", "built", "units"),
+    [
+        ({"amx_int8", "avx512f"}, "CPU : AVX512 = 1 | ", {"AMX": False, "AVX-512": True}),
+        ({"amx_int8"}, "CPU : AMX_INT8 = 1 | REPACK = 1 | ", {"AMX": True}),
+        (
+            {"asimddp", "i8mm", "sme"},
+            "CPU : MATMUL_INT8 = 1 | SME = 1 |",
+            {"SME": True, "I8MM": True, "DotProd": False},
+        ),
+        ({"hw.optional.arm.FEAT_SME"}, "CPU : NEON = 1 |", {"SME": False}),
+        ({"sse2"}, "CPU : AVX512 = 1 |", {}),
+    ],
+)
+def test_units_of_the_cpu_are_told_apart_by_use(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], built: str, units: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(library, "system_info", lambda: built)
+    assert machine.matrix_units() == units
+
+
+def test_names_of_units_are_those_of_this_llama_cpp() -> None:
+    """A unit that is never reported as used would be a lie."""
+    parts = [path.read_bytes() for path in Path(machine.bindings._lib._name).parent.iterdir() if path.is_file()]
+    for unit in machine.UNITS:
+        assert any(unit.built.encode() in part for part in parts), unit.name
+
+
+def test_cpuinfo_of_an_arm_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(
+        machine.Path, "read_text", lambda *_: "processor\t: 0\nFeatures\t: fp asimd i8mm\n\nprocessor\t: 1\n"
+    )
+    assert machine.cpu_flags() == {"fp", "asimd", "i8mm"}
+
+
+def test_a_machine_that_says_nothing_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(machine.Path, "read_text", absent)
+    assert machine.cpu_flags() == set()
+
+
+@pytest.mark.skipif(not (shutil.which("cc") and Path("/proc/self/exe").exists()), reason="needs a C compiler on Linux")
+def test_the_compiler_is_read_from_a_library_that_it_built(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int a;\n")
+    library_file = tmp_path / "a.so"
+    subprocess.run(["cc", "-shared", "-o", str(library_file), str(tmp_path / "a.c")], check=True)
+    data = library_file.read_bytes()
+    version = subprocess.run(["cc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+    assert any(version in text for text in machine.comment(data))
+    for damaged in (data[:100], data[: len(data) // 2], b"", b"MZ", data[:40] + b"\xff" * 24 + data[64:]):
+        machine.comment(damaged)  # raises nothing

@@ -1,0 +1,241 @@
+"""Long and hostile texts: the tokens of llama.cpp's own call, no crash, linear cost, and an end when asked for."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as bindings
+
+from rest_local.errors import ModelError, ServiceClosed
+from rest_local.llama import splitting
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions, Override
+from rest_local.llama.splitting import PART, SHORT_PART, Places, fits
+from rest_local.llama.stop import Stop
+from rest_local.llama.tokenizer import Tokenizer
+from rest_local.llama.vocabulary import Vocabulary
+from rest_local.paths import demo_model
+
+SharedData = Callable[[str], Path]
+CODE = "".join(path.read_text() for path in sorted(Path(splitting.__file__).parent.glob("*.py")))[:14_000]
+RANDOM = random.Random(7)
+PARTS = ("foo", "Bar", " ", "  ", "\n", "\n\n", "'s", "'", "9", "123", "(", ")", "/", "//", "é", "e\u0301", "中", "。")
+MORE = ("\t", "日本", "don't", "WE'LL", "-", "_", "=", "\r\n", "<|im_end|>", "Ünï", ",", "½", "\u2028", "a\n/", "🎉")
+TEXTS = {
+    "code": CODE,
+    "crlf": CODE.replace("\n", "\r\n"),
+    "minified": CODE.replace("\n", "").replace("    ", ""),
+    "chinese": "模型检查许多标记\uff0c一切都取决于是否值得。那么\uff0c为什么不呢\uff1f这是一个很长的句子\uff01" * 100,
+    "base64": base64.b64encode(RANDOM.randbytes(6000)).decode(),
+    "hex": RANDOM.randbytes(4000).hex(),
+    "json": json.dumps([{"id": i, "x": RANDOM.random(), "name": "a b"} for i in range(200)], separators=(",", ":")),
+    "mixed": "".join(RANDOM.choice(PARTS + MORE) for _ in range(4000)),
+}
+# Each with patterns of its own; the others of llama.cpp's list share them.
+KINDS = ("gpt-2", "llama-bpe", "qwen2", "qwen35", "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3")
+KINDS += ("falcon", "starcoder", "bloom", "viking", "seed-coder", "exaone-moe", "youtu", "tiny_aya", "kimi-k2")
+KINDS += ("superbpe", "default", "chameleon", "bailingmoe", "minicpm5", "jais-2", "afmoe", "laguna", "ufakzeka")
+KINDS += ("spark2_5", "gemma4")
+
+
+def opened(path: Path, kind: str = "") -> Model:
+    """`kind`: the pre-tokenizer to use instead of the model's own."""
+    override = (Override.parse(f"tokenizer.ggml.pre=str:{kind}"),) if kind else ()
+    return Model.open(path, vocab_only=True, options=ModelOptions(override_kv=override))
+
+
+def whole(vocabulary: Vocabulary, text: str, *, special: bool = False, add_special: bool = False) -> list[int]:
+    """llama.cpp's own call."""
+    data = text.encode()
+    tokens = np.empty(len(data) + 64, np.int32)
+    address = tokens.ctypes.data_as(bindings.llama_token_p)
+    count = llama_cpp.llama_tokenize(vocabulary.pointer, data, len(data), address, len(tokens), add_special, special)
+    return tokens[:count].tolist()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Vocabulary]:
+    with opened(demo_model()) as model:
+        yield model.vocabulary
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts so small that every text has dozens of cuts."""
+    monkeypatch.setattr(splitting, "PART", 300)
+    monkeypatch.setattr(splitting, "SHORT_PART", 100)
+
+
+def check_equal(vocabulary: Vocabulary) -> None:
+    for name, text in TEXTS.items():
+        assert vocabulary.tokenize(text).tolist() == whole(vocabulary, text), name
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["llama-spm", "qwen2", "llama-bpe"])
+def test_the_parts_of_a_text_give_the_tokens_of_the_whole(shared_data: SharedData, name: str) -> None:
+    with opened(shared_data(f"ggml-vocab-{name}.gguf")) as model:
+        check_equal(model.vocabulary)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", KINDS)
+def test_for_every_pre_tokenizer_too(kind: str) -> None:
+    with opened(demo_model(), kind) as model:
+        check_equal(model.vocabulary)
+
+
+def test_special_tokens_start_and_end_are_those_of_the_whole(shared_data: SharedData) -> None:
+    text = "<|im_start|>user\nHi <s>there</s><|im_end|>\n<|begin_of_text|><|eot_id|>  x <|im_start|>"
+    for path in (demo_model(), *(shared_data(f"ggml-vocab-{n}.gguf") for n in ("llama-spm", "qwen2", "llama-bpe"))):
+        with opened(path) as model:
+            for options in ({}, {"special": True}, {"add_special": True}, {"special": True, "add_special": True}):
+                for said in (text, "", "<|im_end|>", "\n", CODE[:3000] + text):
+                    found = model.vocabulary.tokenize(said, **options).tolist()
+                    assert found == whole(model.vocabulary, said, **options), (path.name, said[:20], options)
+
+
+def test_a_text_without_a_safe_place_is_cut_all_the_same() -> None:
+    for run in ("a", " ", "\n", "中", "."):
+        parts = list(Places(["a", "b"]).parts(run * 10_000))
+        assert "".join(parts) == run * 10_000
+        assert max(map(len, parts)) == SHORT_PART
+
+
+def test_ordinary_text_is_cut_into_large_parts() -> None:
+    text = CODE * 3
+    parts = list(Places(["a"]).parts(text))
+    assert "".join(parts) == text
+    assert len(parts) <= 2 * len(text) // PART + 1
+    assert fits(CODE[:PART])
+
+
+CRASH = """
+import sys, threading
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions, Override
+threading.stack_size(512 * 1024)
+override = Override.parse("tokenizer.ggml.pre=str:" + sys.argv[1])
+with Model.open(sys.argv[2], vocab_only=True, options=ModelOptions(override_kv=(override,))) as model:
+    def work():
+        for run in ("a", "A", "1", ".", " ", "\\n", "\\n ", "aA", "='", "a ", "\\u4e2d", "e\\u0301", "\\t.", "..\\n"):
+            n = len(model.vocabulary.tokenize((run * 100_000)[:100_000]))
+            assert n > 0, run
+        print("alive")
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["tekken", "gpt-4o", "deepseek-v3", "deepseek-llm", "bloom", "exaone-moe", "seed-coder"]
+)
+def test_a_hundred_thousand_equal_characters_end_no_process(kind: str) -> None:
+    """In a child, on a thread with the stack that macOS gives one."""
+    command = [sys.executable, "-c", CRASH, kind, str(demo_model())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]
+
+
+def test_what_is_read_is_linear_in_special_tokens(demo: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp is never given more than one marker at a time, whose list it would walk for each."""
+    calls: list[int] = []
+    call = Tokenizer._whole
+
+    def watched(self: Tokenizer, pointer: int, data: bytes, **options: Any) -> Any:
+        calls.append(len(data))
+        return call(self, pointer, data, **options)
+
+    monkeypatch.setattr(Tokenizer, "_whole", watched)
+    text = "<|im_start|>user\nhello<|im_end|>\n" * 20_000
+    tokens = demo.tokenize(text, special=True)
+    (start,) = demo.tokenize("<|im_start|>", special=True).tolist()
+    assert tokens.tolist().count(start) == 20_000
+    assert sum(calls) < 1000, "the same few stretches were tokenized anew"
+
+
+def test_no_more_is_read_than_is_wanted(demo: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    call = Tokenizer._call
+
+    def watched(self: Tokenizer, text: str) -> Any:
+        read.append(len(text))
+        return call(self, text)
+
+    monkeypatch.setattr(Tokenizer, "_call", watched)
+    text = CODE * 100
+    tokens = demo.tokenize(text, most=500)
+    assert len(tokens) > 500
+    assert tokens.tolist() == demo.tokenize(text).tolist()[: len(tokens)]
+    read.clear()
+    demo.tokenize(text, most=500)
+    assert sum(read) <= PART
+
+
+def test_a_stop_ends_it_at_the_next_part(demo: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, calls = Stop(), 0
+    call = Tokenizer._call
+
+    def watched(self: Tokenizer, text: str) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            stop.set()
+        return call(self, text)
+
+    monkeypatch.setattr(Tokenizer, "_call", watched)
+    with stop.here(), pytest.raises(ServiceClosed):
+        demo.tokenize(CODE * 100)
+    assert calls == 3
+    assert len(demo.tokenize("next"))
+
+
+def test_a_model_is_not_freed_while_a_thread_tokenizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` waits for the call under way; the thread's next call is an error instead of a read of freed memory."""
+    model = opened(demo_model())
+    inside, go, freed = threading.Event(), threading.Event(), threading.Event()
+    call = Tokenizer._whole
+
+    def held(self: Tokenizer, pointer: int, data: bytes, **options: Any) -> Any:
+        inside.set()
+        assert go.wait(60)
+        assert not freed.is_set(), "freed under the thread's feet"
+        return call(self, pointer, data, **options)
+
+    monkeypatch.setattr(Tokenizer, "_whole", held)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            model.vocabulary.tokenize(CODE * 10)
+        except ModelError as error:
+            errors.append(error)
+
+    def close() -> None:
+        model.close()
+        freed.set()
+
+    worker, closer = threading.Thread(target=work), threading.Thread(target=close)
+    worker.start()
+    assert inside.wait(60)
+    closer.start()
+    while not model.closed:
+        pass
+    assert not freed.wait(0.1)
+    go.set()
+    worker.join(60)
+    closer.join(60)
+    assert freed.is_set()
+    assert len(errors) == 1
