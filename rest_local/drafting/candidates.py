@@ -30,8 +30,8 @@ _SURENESS = N_ROWS * N_SHARES  # buckets of a draft model's own probability
 MOST_CANDIDATES = 24  # per source and node: HumanEval 1.79, 1.81 and 1.82 at 6.5 nodes with 8, 16 and 24 of them,
 FEW_CANDIDATES = 8  # and without what words say about them no difference
 
-Behind = tuple[int, int]  # the two newest tokens before a place, the newest last
-NOTHING: Behind = (-1, -1)
+PrecedingBigram = tuple[int, int]  # the two newest tokens before a place, the newest last
+NOTHING: PrecedingBigram = (-1, -1)
 
 _MANY = 256  # rows and lengths beyond are in the last bucket
 
@@ -83,7 +83,7 @@ class SourceRows:
     Plain lists: walking a few dozen rows is faster in Python than in numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None, newest: Behind = NOTHING) -> None:
+    def __init__(self, source: int, rows: Rows, store: object = None, newest: PrecedingBigram = NOTHING) -> None:
         """`store`: whose they are, to say later where they come from; `newest`: the tokens they go on behind."""
         self.source, self.store, self.newest = source, store, newest
         self.match = rows.matches()

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama import library
+from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -69,7 +69,20 @@ class DraftModel:
         for. Takes its load time, and a few passes. Raises ModelError (and what `Model.open` does), OptionError where
         the vocabularies differ.
         """
-        model = Model.open(path, n_gpu_layers=n_gpu_layers, options=options)
+        gpu = library.supports_gpu() and n_gpu_layers != 0
+
+        def context_settings(tried: ModelOptions, size: int) -> ContextSettings:
+            return ContextSettings(
+                n_ctx=size, n_cells=size * n_texts, n_slots=n_texts, n_branches=1, n_batch=min(BATCH, size),
+                flash_attention=gpu and tried.flash_attention != "off", threads=threads, offload_kqv=tried.kv_offload,
+            )  # fmt: skip
+
+        chosen = ladder.choose(
+            path, n_gpu_layers, options or ModelOptions(), lambda tried: [context_settings(tried, n_ctx)]
+        )
+        if chosen.warning:
+            log.warning("%s", chosen.warning)
+        model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
         try:
             if model.vocabulary.hash != vocabulary.hash:
                 raise OptionError(
@@ -79,12 +92,7 @@ class DraftModel:
             if model.is_recurrent or model.is_hybrid or model.has_encoder:
                 raise OptionError(f"draft model {path}: cannot take back tokens; choose one with attention only")
             size = min(n_ctx, model.n_ctx_train or n_ctx)
-            gpu = library.supports_gpu() and n_gpu_layers != 0
-            settings = ContextSettings(
-                n_ctx=size, n_cells=size * n_texts, n_slots=n_texts, n_branches=1, n_batch=min(BATCH, size),
-                flash_attention=gpu, threads=threads,
-            )  # fmt: skip
-            context = Context(model, settings)
+            context = Context(model, context_settings(model.options, size))
             try:
                 return cls(model, context)
             except BaseException:

@@ -18,8 +18,8 @@ from rest_local.drafting.candidates import (
     MODEL,
     MOST_CANDIDATES,
     NOTHING,
-    Behind,
     Candidate,
+    PrecedingBigram,
     SourceRows,
     model_cell,
 )
@@ -30,21 +30,21 @@ LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measu
 
 Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the path so far, by source
 Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that go on through it
-Judged = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the numbers of what corrected it
+Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the numbers of what corrected it
 
 _NOBODY: tuple[float, int, Members] = (0.0, -1, [])
 
 
 class Proposal:
-    """What was proposed below one node: by source the candidates, and merged by token. `judged`: what was made of their
+    """What was proposed below one node: by source the candidates, and merged by token. `calibrated`: their corrected
     probabilities; `asked`: what a draft model said, where it was asked.
     """
 
-    __slots__ = ("asked", "by_source", "judged", "merged")
+    __slots__ = ("asked", "by_source", "calibrated", "merged")
 
     def __init__(self, by_source: list[tuple[SourceRows, list[Candidate]]], merged: Merged) -> None:
         self.by_source, self.merged = by_source, merged
-        self.judged: Sequence[Judged] = ()
+        self.calibrated: Sequence[Calibrated] = ()
         self.asked: Sequence[Candidate] = ()
 
 
@@ -60,6 +60,7 @@ class Draft:
     proposals: dict[int, Proposal] = field(default_factory=dict)
     lookup_us: float | None = None
     growth: Growth | None = None
+    skipped: bool = False  # the policy chose not to look anything up
 
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
         """(evidence cell, was it right) for every proposal along the tokens the model gave, submitted or not."""
@@ -70,9 +71,9 @@ class Draft:
             outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.asked]
         return outcomes
 
-    def judgements(self, tokens: Sequence[int]) -> list[tuple[Sequence[Judged], int]]:
+    def calibrations(self, tokens: Sequence[int]) -> list[tuple[Sequence[Calibrated], int]]:
         """What was judged at each node along `tokens`, and the token that was right there."""
-        return [(proposal.judged, token) for proposal, token in self._along(tokens)]
+        return [(proposal.calibrated, token) for proposal, token in self._along(tokens)]
 
     def hits(self, tokens: Sequence[int]) -> list[bool]:
         """Whether a draft model's first candidate was right, wherever it was asked along `tokens`."""
@@ -94,7 +95,7 @@ class Draft:
 
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted, given its parent was
 # Corrects the probabilities of the candidates below a node, by what they stand behind.
-Judge = Callable[[Behind, Merged], list[Judged]]
+Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
 # Asks a draft model what follows a path, or not: the path, its joint probability, and that of the likeliest token known
 # to follow it -> tokens with probabilities, the likeliest first.
@@ -127,7 +128,7 @@ def propose(members: Members, depth: int, estimate: Estimate, most: int = MOST_C
 class Growth:
     """A tree that grows by its likeliest open candidate, a node at a time. 25 us for the first candidates, 5 us a node.
 
-    `draft`: what has grown so far. `most`: nodes it may have. `ask`: what else can be known about a node. `judge`:
+    `draft`: what has grown so far. `most`: nodes it may have. `ask`: what else can be known about a node. `calibrate`:
     what to make of the sources' candidates.
     """
 
@@ -138,12 +139,12 @@ class Growth:
         most: int,
         leaves: int,
         ask: Ask | None = None,
-        judge: Judge | None = None,
+        calibrate: Calibrate | None = None,
     ) -> None:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
-        self._estimate, self._ask, self._judge = estimate, ask, judge
-        self._candidates = FEW_CANDIDATES if judge is None else MOST_CANDIDATES
+        self._estimate, self._ask, self._calibrate = estimate, ask, calibrate
+        self._candidates = FEW_CANDIDATES if calibrate is None else MOST_CANDIDATES
         self._newest = sources[0].newest if sources else NOTHING
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
@@ -167,14 +168,11 @@ class Growth:
         self._expand(node, -minus_joint, tree.depth[node], members)
 
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
-        if len(members) == 1 and len(members[0][1]) == 1 and self._ask is None:
-            self._go_on(node, joint, depth, members)
-            return
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
-        if self._judge is not None and merged:
-            proposal.judged = self._judge(self._behind(node), merged)
-            for token, probability, _ in proposal.judged:
+        if self._calibrate is not None and merged:
+            proposal.calibrated = self._calibrate(self._behind(node), merged)
+            for token, probability, _ in proposal.calibrated:
                 _, source, below = merged[token]
                 merged[token] = (probability, source, below)
         if self._ask is not None and len(self.draft.tree) < self.most:
@@ -184,27 +182,7 @@ class Growth:
                 self._arrivals += 1
                 heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
 
-    def _go_on(self, node: int, joint: float, depth: int, members: Members) -> None:
-        """`_expand` where one text goes on, as below most nodes: the same, in two thirds of the time."""
-        rows, numbers = members[0]
-        candidate = rows.only(numbers, depth)
-        if candidate is None:
-            self.draft.proposals[node] = Proposal([], {})
-            return
-        token, cell, _ = candidate
-        probability = self._estimate(cell)
-        merged = {token: (probability, rows.source, members)}
-        proposal = self.draft.proposals[node] = Proposal([(rows, [candidate])], merged)
-        if self._judge is not None:
-            proposal.judged = self._judge(self._behind(node), merged)
-            for _, corrected, _ in proposal.judged:
-                probability = corrected
-                merged[token] = (probability, rows.source, members)
-        if joint * probability >= LEAST_PROBABILITY:
-            self._arrivals += 1
-            heappush(self._heap, (-joint * probability, self._arrivals, node, token, rows.source, members))
-
-    def _behind(self, node: int) -> Behind:
+    def _behind(self, node: int) -> PrecedingBigram:
         """The last two tokens of the path to a node."""
         if node == ROOT:
             return self._newest
@@ -233,14 +211,14 @@ def draft(
     limit: int,
     leaves: int,
     ask: Ask | None = None,
-    judge: Judge | None = None,
+    calibrate: Calibrate | None = None,
 ) -> Draft:
     """Grow a tree of at most `limit` nodes and `leaves` leaves.
 
     `worth` is asked before each addition with the joint probability of the best open candidate; candidates come in
     falling order, so the first no ends the growth.
     """
-    growth = Growth(sources, estimate, limit, leaves, ask, judge)
+    growth = Growth(sources, estimate, limit, leaves, ask, calibrate)
     while (best := growth.best) and worth(best):
         growth.grow()
     return growth.draft

@@ -26,6 +26,7 @@ DEPTH = 16  # tokens of continuation a row brings
 DATASTORE_ROWS = 64
 HISTORY_ROWS = 48
 CONTEXT_ROWS = 24
+MISALIGNED = 8  # finds between two tokens that a search for a repeat goes on from
 LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 95% behind 25 (planning.acceptance)
 
 
@@ -40,7 +41,7 @@ class Lookup(Protocol):
     def rows(
         self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
     ) -> list[SourceRows]: ...
-    def repeats(self) -> bool: ...
+    def repeats(self, n: int = LONG_REPEAT) -> bool: ...
 
 
 class Searchable(Protocol):
@@ -114,16 +115,21 @@ class Sources:
             self._bytes += array("i", tokens)
             self._whole = True
 
-    def repeats(self) -> bool:
-        """Whether the newest LONG_REPEAT tokens stand in the sequence before, or the answer follows the prediction: one
-        search of its bytes, about 5 us.
+    def repeats(self, n: int = LONG_REPEAT) -> bool:
+        """Whether the newest `n` tokens stand in the sequence before, or the answer follows the prediction: a search of
+        its bytes, about 5 us. Also True where only bytes between two tokens were found so far, which is rare.
         """
         if self._prediction and self._prediction.follows:
             return True
         end = len(self._bytes)
-        newest = self._bytes[-4 * LONG_REPEAT :]
-        found = self._bytes.rfind(newest, 0, end - 4)
-        return end >= 8 * LONG_REPEAT and found >= 0 and found % 4 == 0
+        if end < 8 * n:
+            return False
+        newest, found = self._bytes[-4 * n :], end - 4 * n
+        for _ in range(MISALIGNED):
+            found = self._bytes.rfind(newest, 0, found + 4 * n - 1)
+            if found < 0 or found % 4 == 0:
+                return found >= 0
+        return True
 
     def rows(self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES) -> list[SourceRows]:
         """Rows that continue the end of the sequence, by source; sources without a match are left out.

@@ -1,142 +1,146 @@
 """The cost curve: what one `llama_decode` of n tokens costs at a context length, in milliseconds.
 
-Contract: measured through a probe that the caller supplies, bounded in time, kept as a table of context lengths x batch
-sizes, refined by every real step, stored as JSON. It is uneven (8 to 16 costs little, 16 to 24 nearly doubles,
-DESIGN.md
-section 4) and differs by machine, model and settings, which is why it is measured. Knows nothing about llama.cpp.
+Contract: a table of context lengths x batch sizes, corrected by every real step (`rest_local.planning.corrections`),
+stored as JSON with how certain it is. It differs by machine, model and settings (DESIGN.md section 4), which is why it
+is measured. What holds on every machine holds here: more tokens never cost less, n tokens never more than n single
+steps, attention grows linearly with the context beyond the last length of the table. Knows nothing about llama.cpp.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-LARGEST = SIZES[-1]
-BLEND = 0.05  # weight of one real step against what is known
-BLEND_PLAIN = 0.15  # of one of a single token: everything is paid for in such steps, and few of them may be looked at
-OUTLIER = 3.0  # a step this many times dearer than known is clipped: the machine hiccupped
+from rest_local.planning.corrections import GIVEN, Corrections, Doubt
+from rest_local.planning.corrections import LARGEST as LARGEST
 
-Probe = Callable[[int, int], float]  # (tokens in the batch, tokens in the context) -> milliseconds
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
+LEAST_SD = 0.01  # t(1) itself has none, and should not outweigh all others
+TOGETHER = 32  # observations that are folded in at once; the filter is linear, so a large error takes several goes
+_BUCKET = 8  # bits: steps whose contexts differ by less than 256 tokens are learned from together
+
+BusyNow = Callable[[float], bool]  # after a step of so many milliseconds: whether other processes took part of it
 
 
 class CostCurve:
-    """`ms[c, n - 1]`: cost of n = 1..64 tokens at `contexts[c]` tokens of context. float64 [contexts, 64]."""
+    """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
 
-    def __init__(self, contexts: list[int], ms: NDArray[np.float64]) -> None:
-        self.contexts = contexts
-        self._seen: dict[tuple[int, bool], int] = {}
-        self._take(ms)
+    Times that fall with n or with the context are taken as the lower of the two, and t(n) as at most n t(1). `doubt`:
+    how certain the table is. `busy_now` is asked after every observed step.
+    """
 
-    def _take(self, ms: NDArray[np.float64]) -> None:
-        self._ms = ms
-        self._rows: list[list[float]] = ms.tolist()
-        # What `observe` learned since, as factors: of all sizes, of all but n = 1, and of single ones. Behind a forward
-        # pass with its cold caches, changing numpy rows cost 48 us a step, noting a factor a few.
-        self._all = [1.0] * len(ms)
-        self._drafted = [1.0] * len(ms)
-        self._single: list[dict[int, float]] = [{} for _ in range(len(ms))]
+    def __init__(
+        self,
+        contexts: Sequence[int],
+        ms: NDArray[np.float64],
+        doubt: Doubt = GIVEN,
+        busy_now: BusyNow | None = None,
+    ) -> None:
+        self.contexts = list(contexts)
+        self.busy_now = busy_now
+        self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
+        self._corrections = Corrections(doubt)
+        self._queue: list[tuple[int, int, float, bool]] = []
+        self._refresh()
+
+    @classmethod
+    def from_points(
+        cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]], doubt: Doubt = GIVEN
+    ) -> CostCurve:
+        """Linear between the measured sizes; beyond the largest, in proportion to it."""
+        return cls(contexts, cls.table_of(sizes, ms), doubt)
+
+    @staticmethod
+    def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+        """The rows of `from_points` for n = 1..64, as given."""
+        table = []
+        for row in ms:
+            line = np.interp(_COUNTS, sizes, row)
+            if sizes[-1] < LARGEST and len(sizes) > 1:
+                line = np.where(sizes[-1] < _COUNTS, row[-1] * _COUNTS / sizes[-1], line)
+            table.append(line)
+        return np.array(table, np.float64)
+
+    def copy(self) -> CostCurve:
+        """One that learns by itself from here on."""
+        return CostCurve(self.contexts, self.ms.copy(), self.doubt, self.busy_now)
 
     @property
     def ms(self) -> NDArray[np.float64]:
-        """The table as it is now; not to be written to."""
-        if self._seen and any(f != 1.0 for f in (*self._all, *self._drafted)):
-            ms = self._ms * np.array(self._all)[:, None]
-            ms[:, 1:] *= np.array(self._drafted)[:, None]
-            for row, single in zip(ms, self._single, strict=True):
-                for n, factor in single.items():
-                    row[n - 1] *= factor
-            self._take(ms)
-        return self._ms
+        """The most likely times, corrections included; not to be written to."""
+        self._fold_in()
+        return self._rows
 
-    def _known(self, c: int, n: int) -> float:
-        """`ms[c, n - 1]` without bringing the table up to date."""
-        drafted = self._drafted[c] * self._single[c].get(n, 1.0) if n > 1 else 1.0
-        return self._rows[c][n - 1] * self._all[c] * drafted
+    @property
+    def doubt(self) -> Doubt:
+        """How certain the table is now."""
+        self._fold_in()
+        return self._corrections.doubt
 
-    @classmethod
-    def from_points(cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> CostCurve:
-        """Linear between the measured sizes; beyond the largest, along the last slope."""
-        n = np.arange(1, LARGEST + 1)
-        table = []
-        for row in ms:
-            line = np.interp(n, sizes, row)
-            if sizes[-1] < LARGEST and len(sizes) > 1:
-                slope = row[-1] / sizes[-1]
-                line = np.where(n > sizes[-1], row[-1] + slope * (n - sizes[-1]), line)
-            table.append(line)
-        return cls(list(contexts), np.array(table, np.float64))
+    @property
+    def noise(self) -> float:
+        """Relative spread of plain steps that followed one another, as seen lately."""
+        return self._corrections.noise
 
-    def _between(self, n_ctx: int) -> tuple[int, int, float]:
-        """The measured lengths around `n_ctx`, and how far it is from the first to the second; beyond the last at most
-        three times that distance, so that a curve falling with length by noise stays positive."""
-        high = min(bisect_left(self.contexts, n_ctx), len(self.contexts) - 1)
-        low = max(high - 1, 0)
-        if low == high or n_ctx <= self.contexts[0]:
-            return low, low, 0.0
-        weight = (n_ctx - self.contexts[low]) / (self.contexts[high] - self.contexts[low])
-        rising = self._known(high, 1) >= self._known(low, 1)
-        return low, high, min(weight, 4.0 if rising else 1.0)
+    @noise.setter
+    def noise(self, value: float) -> None:
+        self._corrections.noise = value
 
     def at(self, n_ctx: int) -> NDArray[np.float64]:
-        """Milliseconds of n = 1..64 tokens, float64 [64], interpolated between the measured context lengths."""
-        low, high, weight = self._between(n_ctx)
-        ms = self.ms
-        line = ms[low] + weight * (ms[high] - ms[low])
-        return np.asarray(np.maximum(line, 0.5 * np.minimum(ms[low], ms[high])))
+        """Milliseconds of n = 1..64 tokens to plan by, float64 [64]. A size that was hardly ever observed on this
+        machine counts as what it may cost at best, a standard deviation less, so that it is tried.
+        """
+        self._fold_in()
+        return self._line(self._hopeful, self._hopeful_slope, n_ctx)
+
+    def expected(self, n_ctx: int) -> NDArray[np.float64]:
+        """The most likely milliseconds of n = 1..64 tokens, float64 [64]."""
+        self._fold_in()
+        return self._line(self._rows, self._slope, n_ctx)
+
+    def uncertainty(self, n_ctx: int) -> NDArray[np.float64]:
+        """Standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
+        self._fold_in()
+        return self._corrections.ratio_sd(self._attention_share(n_ctx))
 
     def per_cell(self, n: int) -> float:
         """Milliseconds that one more token in the cells costs a decode of n tokens; 0 where one length was measured."""
         if len(self.contexts) < 2:
             return 0.0
-        length = self.contexts[-1] - self.contexts[0]
-        return max(0.0, (self._known(len(self.contexts) - 1, n) - self._known(0, n)) / length)
+        rows = self.ms
+        return float(rows[-1, n - 1] - rows[0, n - 1]) / (self.contexts[-1] - self.contexts[0])
 
     def per_token(self, n_ctx: int) -> float:
         """Milliseconds that one more token costs a large batch."""
-        cost = self.at(n_ctx)
+        cost = self.expected(n_ctx)
         return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
 
-    def observe(self, n: int, n_ctx: int, ms: float) -> None:
-        """Refine from a real step of n tokens that took `ms`: the first few of a session count most.
+    def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
+        """Learn from a real step of n tokens that took `ms`: about a microsecond, the rest when the curve is next read.
 
-        A plain step speaks for the speed of the machine, so all sizes follow it, or plain steps alone would make drafts
-        look ever dearer. A drafted one speaks for all drafted ones, which find caches and threads as it did, and a
-        little more for its own size.
+        `busy`: whether other processes took part of the machine; None: as `busy_now` says. A time that no clock can
+        have measured (not finite, or not positive) is dropped.
         """
-        if not 1 <= n <= LARGEST:
+        if not 1 <= n <= LARGEST or not ms > 0 or not math.isfinite(ms):
             return
-        low, high, weight = self._between(n_ctx)
-        now = self._known(low, n)
-        if low != high:
-            now += weight * (self._known(high, n) - now)
-        change = min(ms, OUTLIER * now) / now - 1.0
-        share = min(max(weight, 0.0), 1.0)
-        self._follow(low, n, change, 1.0 - share if low != high else 1.0)
-        if low != high:  # both, or the other one would keep its part of an error for good
-            self._follow(high, n, change, share)
+        if busy is None:
+            busy = self.busy_now is not None and self.busy_now(ms)
+        self._queue.append((n, n_ctx, ms, busy))
+        if len(self._queue) >= TOGETHER:
+            self._fold_in()
 
-    def _follow(self, c: int, n: int, change: float, share: float) -> None:
-        """Move the row of one context length by `change`, as far as that length has a `share` in the step's."""
-        seen = self._seen.get((c, n > 1), 0)
-        if share >= 0.5:
-            self._seen[c, n > 1] = seen + 1
-        change *= share
-        if n == 1:
-            self._all[c] *= 1.0 + change * max(BLEND_PLAIN, 1.0 / (seen + 2))
-            return
-        self._drafted[c] *= 1.0 + change * max(BLEND / 2, 1.0 / (seen + 2))
-        single = self._single[c]
-        for size in (n - 1, n, n + 1):  # neighbours share part of the news
-            if 1 < size <= LARGEST:
-                factor = 1.0 + change * (BLEND if size == n else BLEND / 2)
-                single[size] = single.get(size, 1.0) * factor
+    def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
+        """Whether the prices of these sizes at this length need no further measurement."""
+        sd = self.uncertainty(n_ctx)
+        return bool(max(sd[n - 1] for n in sizes) <= CERTAIN)
 
     def table(self) -> list[dict[str, float]]:
         """Rows {n_ctx, n, ms, ratio} at the measured sizes, for people and for JSON."""
@@ -147,47 +151,132 @@ class CostCurve:
         ]
 
     def to_json(self) -> str:
-        return json.dumps({"contexts": self.contexts, "ms": self.ms.tolist()})
+        doubt = self.doubt
+        sd = {"speed": doubt.speed, "sizes": doubt.sizes, "attention": doubt.attention}
+        return json.dumps({"contexts": self.contexts, "ms": self.ms.tolist(), "sd": sd, "noise": self.noise})
 
     @classmethod
     def from_json(cls, text: str) -> CostCurve:
-        """Raises ValueError where the text is not a curve."""
+        """Raises ValueError where the text is not a curve, or one that no machine can have."""
         data: Any = json.loads(text)
         try:
             ms = np.array(data["ms"], np.float64)
             contexts = [int(c) for c in data["contexts"]]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a cost curve: {error}") from error
-        if ms.shape != (len(contexts), LARGEST) or not np.isfinite(ms).all() or (ms <= 0).any():
-            raise ValueError(f"not a cost curve: table of shape {ms.shape}")
-        return cls(contexts, ms)
+            sd, noise = data["sd"], float(data["noise"])
+            doubt = Doubt(float(sd["speed"]), tuple(map(float, sd["sizes"])), tuple(map(float, sd["attention"])))
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"not a cost curve: {error!r}") from error
+        check_table(contexts, ms)
+        if not 0 <= noise <= 1:
+            raise ValueError("not a cost curve: noise is a share of 1")
+        curve = cls(contexts, ms, doubt)
+        if not np.allclose(curve.ms, ms, rtol=1e-3):
+            raise ValueError("not a cost curve: times fall, or n tokens cost more than n single ones")
+        curve.noise = noise
+        return curve
+
+    # Learning
+
+    def _fold_in(self) -> None:
+        """Learn from what was observed since: steps of one size, length and kind together, by their median."""
+        if not self._queue:
+            return
+        queue, self._queue = self._queue, []
+        groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}
+        for n, n_ctx, ms, busy in queue:
+            groups.setdefault((n, n_ctx >> _BUCKET, busy), []).append((n_ctx, math.log(ms)))
+        for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they tell the speed
+            n_ctx = seen[len(seen) // 2][0]
+            logs = sorted(value for _, value in seen)
+            middle = logs[len(logs) // 2]
+            base, attention = self._parts(n, n_ctx)
+            expected = base + attention
+            self._corrections.learn(n, attention / expected, middle - math.log(expected), len(seen), busy)
+            if n == 1 and len(seen) > 3:
+                self._corrections.learn_noise(1.48 * sorted(abs(value - middle) for value in logs)[len(logs) // 2])
+        self._refresh()
+
+    def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
+        """What n tokens are expected to take without attention to tokens beyond the first length, and for it."""
+        own, attention = self._corrections.factor(n)
+        first, contexts = float(self._table[0, n - 1]), self.contexts
+        if n_ctx <= contexts[0] or len(contexts) == 1:
+            return first * own, 0.0
+        high = min(bisect_left(contexts, n_ctx), len(contexts) - 1)
+        begin, end = float(self._table[high - 1, n - 1]), float(self._table[high, n - 1])
+        further = begin + (end - begin) * (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
+        return first * own, (further - first) * attention
+
+    def _refresh(self) -> None:
+        """Bring the rows up to date with the corrections. About 0.1 ms."""
+        base, attention = self._corrections.factors()
+        rows = self._table[0] * base + (self._table - self._table[0]) * attention
+        if (rows[:, 1:] < rows[:, :-1]).any():  # what is known less gives way to what is known better
+            weights = 1.0 / np.maximum(self._corrections.ratio_sd(_NOTHING), LEAST_SD) ** 2
+            rows = np.maximum.accumulate([isotonic(row, weights) for row in rows], axis=0)
+        self._rows = self._hopeful = physical(rows)
+        self._slope = self._hopeful_slope = _beyond(self.contexts, self._rows)
+        if self._corrections.doubts_sizes:
+            doubt = np.maximum(self._corrections.ratio_sd(_NOTHING) - GIVEN.sizes[0], 0.0)
+            self._hopeful = np.maximum.accumulate(physical(self._rows * np.exp(-doubt)), axis=0)
+            self._hopeful_slope = _beyond(self.contexts, self._hopeful)
+
+    def _attention_share(self, n_ctx: int) -> NDArray[np.float64]:
+        """Which part of each time is paid for tokens beyond the first length of the table, [64]."""
+        line = self._line(self._rows, self._slope, n_ctx)
+        base = self._table[0] * self._corrections.factors()[0]
+        return np.asarray(np.clip(1.0 - base / line, 0.0, 1.0))
+
+    def _line(self, rows: NDArray[np.float64], slope: NDArray[np.float64], n_ctx: int) -> NDArray[np.float64]:
+        """Between the lengths of the table, or beyond the last: sums of rows that are physical, so physical."""
+        contexts = self.contexts
+        if n_ctx <= contexts[0]:
+            return np.array(rows[0])
+        if n_ctx >= contexts[-1]:
+            return np.asarray(rows[-1] + (n_ctx - contexts[-1]) * slope)
+        high = bisect_left(contexts, n_ctx)
+        weight = (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
+        return np.asarray(rows[high - 1] + weight * (rows[high] - rows[high - 1]))
 
 
-def measure(probe: Probe, contexts: Iterable[int], budget_s: float, repeats: int = 3) -> CostCurve:
-    """Time `probe` at SIZES for each context length, the least of `repeats` interleaved rounds, within `budget_s`.
-
-    The least, because whatever else the machine does can only make a decode slower.
-
-    `contexts` is read lazily, so that its owner can stop where a longer one is not affordable. When the time runs out,
-    larger sizes are extrapolated from the last slope and further contexts left out; n = 1..8 at the first context are
-    always measured once.
+def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times of n = 1, 2, ... tokens, along the last axis, within what holds on every machine: none is below that of one
+    token, a size that costs more than a larger one is filled up to that, and n tokens can be evaluated one by one.
     """
-    end = time.perf_counter() + budget_s
-    rows: list[list[float]] = []
-    done: list[int] = []
-    shared = len(SIZES)
-    for context in contexts:
-        samples: list[list[float]] = [[] for _ in SIZES]
-        for _ in range(repeats):
-            for i, size in enumerate(SIZES[:shared]):
-                late = time.perf_counter() > end
-                if late and (samples[i] or (i >= 6 and not done) or done):
-                    break
-                samples[i].append(probe(size, context))
-        complete = next((i for i, s in enumerate(samples) if not s), len(SIZES))
-        if complete == 0 or (done and complete < shared):
-            break
-        shared = complete
-        rows.append([min(s) for s in samples[:complete]])
-        done.append(context)
-    return CostCurve.from_points(done, SIZES[:shared], [row[:shared] for row in rows])
+    first = rows[..., :1]
+    rows = np.minimum.accumulate(np.maximum(rows, first)[..., ::-1], axis=-1)[..., ::-1]
+    return np.asarray(np.minimum(rows, first * _COUNTS[: rows.shape[-1]]))
+
+
+def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """The nearest sequence that never falls: where values fall, their weighted mean (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(
+        values.tolist(), (np.ones(len(values)) if weights is None else weights).tolist(), strict=True
+    ):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (high, w1, n1), (low, w2, n2) = blocks[-2], blocks[-1]
+            blocks[-2:] = [((high * w1 + low * w2) / (w1 + w2), w1 + w2, n1 + n2)]
+    return np.repeat([mean for mean, _, _ in blocks], [n for _, _, n in blocks])
+
+
+def check_table(contexts: Sequence[int], ms: NDArray[np.float64]) -> None:
+    """Raises ValueError where this cannot be a table of times."""
+    if ms.ndim != 2 or not contexts or ms.shape != (len(contexts), LARGEST):
+        raise ValueError(f"not a cost curve: {len(contexts)} lengths and a table of shape {ms.shape}")
+    if not np.isfinite(ms).all() or (ms <= 0).any():
+        raise ValueError("not a cost curve: times are positive numbers")
+    if contexts[0] < 0 or any(high <= low for low, high in itertools.pairwise(contexts)):
+        raise ValueError("not a cost curve: lengths must rise")
+
+
+def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Milliseconds for each further token of context, by size less one, [64]."""
+    if len(contexts) < 2:
+        return np.zeros(LARGEST)
+    return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))
+
+
+_COUNTS = np.arange(1, LARGEST + 1)
+_NOTHING = np.zeros(LARGEST)

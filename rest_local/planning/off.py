@@ -5,7 +5,7 @@ from __future__ import annotations
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.policy import Situation, Stateless
+from rest_local.planning.policy import Stateless, StepContext
 
 
 class Off(Stateless):
@@ -13,6 +13,6 @@ class Off(Stateless):
 
     name = "off"
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The empty tree."""
         return Draft(DraftTree())

@@ -1,8 +1,8 @@
 """What a policy is: who decides, before each step, whether to look anything up and which tree to submit.
 
 Contract: `fork` one for each request, `begin` with it, then for each step `draft` and, once the model has spoken,
-`learn`. A policy owns its parameters and what it has learned; it knows nothing of llama.cpp, memory cells or text. One
-module each: `off`, `auto`, `rest`, `sam`, `respec`.
+`learn`. `catch_up` comes later, perhaps after the next `draft`. A policy owns its parameters and what it has learned;
+it knows nothing of llama.cpp, memory cells or text. One module each: `off`, `auto`, `rest`, `sam`, `respec`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 NEWEST = 3  # tokens whose entropies are kept: ReSpec's trigger looks no further back
 
 
-class Situation(NamedTuple):
+class StepContext(NamedTuple):
     """What a policy may know before a step."""
 
     n_ctx: int  # tokens in the cells: what attention has to pass over
     limit: int  # most nodes that can be submitted; 0 where the model cannot verify any
     leaves: int  # most branches; 1 where only chains can be verified
     entropies: Sequence[float] = ()  # nats, of what gave the newest tokens, newest last; NEWEST at most
-    beside: int = 0  # roots of other requests in the same forward pass
+    n_other: int = 0  # roots of other requests in the same forward pass
+    entropy_ms: float = 0.0  # that computing entropies held up the last step; 0 where a device computes meanwhile
 
 
 class StepCost(NamedTuple):
-    """What one step did for one request, and took. `lookup_ms`, to ask the sources and, where nothing came of it, to
-    find that out, is None where nobody was asked; `driver_ms` leaves it and the decode out. `decode_ms` is that of the
-    whole forward pass, which also held `beside` roots and `nodes_beside` drafted tokens of other requests; of those who
-    share it, one `leads`: the cost curve learns from its step only, and from none of a pass that also held a part of a
-    prompt (`prompted`). `asked_ms` is what asking a draft model took, in none of the others.
+    """What one step did for one request, and how long it took, in milliseconds.
+
+    `lookup_ms`: the lookup and, where nothing was submitted, all drafting; None without a lookup. `driver_ms`: the rest
+    of the driver's time, without the decode. `decode_ms`: the whole forward pass, which also held `n_other` roots and
+    `n_other_nodes` drafted tokens of other requests. The cost curve learns from the one request of a pass whose
+    `updates_curve` is set, and from no pass that held a part of a prompt (`prompted`). `asked_ms`: queries to a draft
+    model, in none of the others.
     """
 
     n_ctx: int
@@ -43,9 +46,9 @@ class StepCost(NamedTuple):
     decode_ms: float
     driver_ms: float
     lookup_ms: float | None = None
-    beside: int = 0
-    nodes_beside: int = 0
-    leads: bool = True
+    n_other: int = 0
+    n_other_nodes: int = 0
+    updates_curve: bool = True
     asked_ms: float = 0.0
     prompted: bool = False
 
@@ -62,7 +65,7 @@ class Policy(Protocol):
     """Not thread safe; one for each request, made by `fork` from the engine's own."""
 
     name: str
-    watches_entropy: bool  # whether `Situation.entropies` is worth computing
+    watches_entropy: bool  # whether `StepContext.entropies` is worth computing
 
     def fork(self) -> Policy:
         """One for another request, at the same time: what was learned is shared, what is owed is not."""
@@ -71,18 +74,25 @@ class Policy(Protocol):
     def begin(self, n_ctx: int) -> None:
         """A new request of `n_ctx` prompt tokens."""
 
-    def together(self, n_ctx: int, limit: int, beside: int) -> Plan | None:
-        """The rule for `limit` nodes over the trees of 1 + `beside` requests; None: all that was drafted, while it
+    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
+        """The rule for `limit` nodes over the trees of 1 + `n_other` requests; None: all that was drafted, while it
         fits.
         """
         ...
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
         ...
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """What the model said after this draft, whether submitted or not, and what the step took."""
+        """What the model said after this draft, whether submitted or not, and what the step took. The next forward pass
+        waits for it: what needs more than some 10 us is noted, and left to `catch_up`.
+        """
+
+    def catch_up(self) -> None:
+        """The part of learning that can wait. Once after each `learn`, of any fork; on a device that computes by
+        itself, after the next `draft`, while it computes.
+        """
 
 
 class Stateless:
@@ -97,9 +107,12 @@ class Stateless:
     def begin(self, n_ctx: int) -> None:
         """Nothing to prepare."""
 
-    def together(self, n_ctx: int, limit: int, beside: int) -> Plan | None:
+    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
         """No rule but the room."""
         return None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Nothing to learn."""
+
+    def catch_up(self) -> None:
+        """Nothing was noted."""

@@ -23,7 +23,7 @@ _FOLLOW = 0.05
 
 
 @dataclass
-class Trust:
+class DraftModelStats:
     """What is known of a draft model: how often its first candidate was right, and what it saved a step, in plain steps
     (one step in three, until anything is known).
     """
@@ -36,7 +36,7 @@ class Trust:
         """Plain steps that a new request may lose to it: who gave a draft model wants it tried, at once and not after
         the steps that would earn the first draft; but a STAKE at most, and less the less it saves.
         """
-        return STAKE * max(0.0, min(self.gain / Trust.gain, 1.0))
+        return STAKE * max(0.0, min(self.gain / DraftModelStats.gain, 1.0))
 
     def learn(self, hits: Iterable[bool]) -> None:
         for hit in hits:
@@ -46,10 +46,10 @@ class Trust:
         self.gain += _FOLLOW * (max(-1.0, min(steps, 4.0)) - self.gain)
 
 
-class Questions:
+class DraftModelQueries:
     """The questions of one step. `purse`: milliseconds that they may take."""
 
-    def __init__(self, follower: Follower, plan: Plan, trust: Trust, purse: float) -> None:
+    def __init__(self, follower: Follower, plan: Plan, trust: DraftModelStats, purse: float) -> None:
         self._follower, self._plan, self._trust = follower, plan, trust
         self._purse = purse
 

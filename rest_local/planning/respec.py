@@ -25,7 +25,7 @@ from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import NEWEST, Situation, StepCost
+from rest_local.planning.policy import NEWEST, StepContext, StepCost
 
 CERTAIN = 1.5  # nats
 LAMBDA = 0.5
@@ -72,7 +72,7 @@ class ReSpec:
         other._proposed, other._own = [], {}
         return other
 
-    def together(self, n_ctx: int, limit: int, beside: int) -> None:
+    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> None:
         """No rule but the room."""
 
     def begin(self, n_ctx: int) -> None:
@@ -82,11 +82,13 @@ class ReSpec:
         if len(self._scores) > MOST_SCORES:
             self._scores.clear()
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The chosen candidates as branches of one tree; nobody is asked where the target is uncertain."""
         self._proposed = []
-        if at.limit < 1 or (self._trigger and not certain(at.entropies)):
+        if at.limit < 1:
             return Draft(DraftTree())
+        if self._trigger and not certain(at.entropies):
+            return Draft(DraftTree(), skipped=True)
         begun = time.perf_counter()
         tree = DraftTree(at.leaves)
         for candidate in self._choose(sources.rows()):
@@ -102,6 +104,9 @@ class ReSpec:
             accepted = _agreeing(candidate.tokens, tokens)
             proposed = max(1, submitted, min(len(candidate.tokens), len(tokens)))
             self._of(candidate.place)[candidate.place] = follow(candidate.score, accepted, proposed)
+
+    def catch_up(self) -> None:
+        """Scores are kept as they come."""
 
     def _score(self, place: Place) -> float:
         return self._of(place).get(place, START)

@@ -13,7 +13,7 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.frequency import longest_of, most_frequent
-from rest_local.planning.policy import Situation, Stateless
+from rest_local.planning.policy import Stateless, StepContext
 
 STORED = ("datastore", "history")
 NODES = 64
@@ -28,7 +28,7 @@ class Rest(Stateless):
 
     name = "rest"
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The most frequent beginnings of what followed the longest match; empty where stored text has none."""
         if at.limit < 1:
             return Draft(DraftTree())

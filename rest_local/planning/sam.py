@@ -15,7 +15,7 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.frequency import longest_of, most_frequent
-from rest_local.planning.policy import Situation, Stateless
+from rest_local.planning.policy import Stateless, StepContext
 from rest_local.retrieval.rows import MAX_MATCH
 
 MOST, FACTOR = 60, 4
@@ -31,7 +31,7 @@ class Sam(Stateless):
 
     name = "sam"
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """Chain or tree from the longer match; empty where there is none."""
         if at.limit < 1:
             return Draft(DraftTree())

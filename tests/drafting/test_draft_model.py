@@ -172,7 +172,7 @@ def test_a_failing_decode_ends_the_drafting_with_one_warning(
             assert follower.ask([5]) == []
             assert follower.ask([6]) == []
         assert not follower.can_ask
-        assert len(caplog.records) == 1
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 def test_a_text_longer_than_its_context_is_not_followed(tiny_model: TinyModel) -> None:

@@ -1,4 +1,4 @@
-"""The quick ways of growing a tree decide as the plain ones do."""
+"""A tree grows alike with and without a draft model that says nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.drafter import Behind, Draft, Growth, Judge, Judged, Merged, draft
+from rest_local.drafting.drafter import Calibrate, Calibrated, Draft, Growth, Merged, PrecedingBigram, draft
 from rest_local.retrieval.rows import Rows
 
 TOKENS = 6
@@ -24,14 +24,14 @@ def _estimate(cell: int) -> float:
     return 0.05 + 0.9 * (cell * 37 % 101) / 101
 
 
-def _judge(behind: Behind, candidates: Merged) -> list[Judged]:
+def _calibrate(behind: PrecedingBigram, candidates: Merged) -> list[Calibrated]:
     """By the words alone, so that every node has its own answer."""
     return [(token, 0.05 + 0.9 * ((7 * token + 3 * behind[0] + behind[1]) % 11) / 11, (token,)) for token in candidates]
 
 
-def _slow(sources: list[SourceRows], least: float, most: int, leaves: int, judge: Judge | None) -> Draft:
-    """Node by node, and with somebody to be asked, who says nothing: then nothing is taken for granted."""
-    growth = Growth(sources, _estimate, most, leaves, lambda path, joint, known: (), judge)
+def _slow(sources: list[SourceRows], least: float, most: int, leaves: int, calibrate: Calibrate | None) -> Draft:
+    """Node by node, and with a draft model that says nothing."""
+    growth = Growth(sources, _estimate, most, leaves, lambda path, joint, known: (), calibrate)
     while growth.best >= least:
         growth.grow()
     return growth.draft
@@ -40,7 +40,7 @@ def _slow(sources: list[SourceRows], least: float, most: int, leaves: int, judge
 def _told(drafted: Draft) -> list[object]:
     tree = drafted.tree
     proposals = [
-        ([(rows.source, [c[:2] for c in found]) for rows, found in p.by_source], list(p.merged), list(p.judged))
+        ([(rows.source, [c[:2] for c in found]) for rows, found in p.by_source], list(p.merged), list(p.calibrated))
         for _, p in sorted(drafted.proposals.items())
     ]
     return [tree.token, tree.parent, tree.depth, tree.probability, tree.source, tree.children, tree.n_leaves, proposals]
@@ -53,22 +53,24 @@ def _told(drafted: Draft) -> list[object]:
     st.integers(1, 8),
     st.booleans(),
 )
-def test_one_row_that_goes_on_is_one_of_many(
-    found: list[tuple[list[list[int]], list[int]]], least: float, most: int, leaves: int, judged: bool
+def test_a_silent_draft_model_changes_nothing(
+    found: list[tuple[list[list[int]], list[int]]], least: float, most: int, leaves: int, calibrated: bool
 ) -> None:
     sources = [_rows(number, texts, matches) for number, (texts, matches) in enumerate(found)]
-    judge = _judge if judged else None
-    quick = draft(sources, _estimate, lambda probability: probability >= least, most, leaves, judge=judge)
-    assert _told(quick) == _told(_slow(sources, least, most, leaves, judge))
+    calibrate = _calibrate if calibrated else None
+    quick = draft(sources, _estimate, lambda probability: probability >= least, most, leaves, calibrate=calibrate)
+    assert _told(quick) == _told(_slow(sources, least, most, leaves, calibrate))
     paths = [quick.tree.path(node) for node in range(len(quick.tree))]
     for path in paths[-3:]:
-        slow = _slow(sources, least, most, leaves, judge)
+        slow = _slow(sources, least, most, leaves, calibrate)
         assert quick.outcomes([*path, 0]) == slow.outcomes([*path, 0])
-        assert [(list(j), t) for j, t in quick.judgements(path)] == [(list(j), t) for j, t in slow.judgements(path)]
+        assert [(list(j), t) for j, t in quick.calibrations(path)] == [(list(j), t) for j, t in slow.calibrations(path)]
 
 
-def test_who_judges_nothing_changes_nothing() -> None:
+def test_a_calibrator_that_corrects_nothing_changes_nothing() -> None:
     rows = _rows(1, [[1, 2, 3, 4, 5]], [9] * 7)
-    drafts = [draft([rows], _estimate, lambda p: p > 0.03, 9, 8, judge=judge) for judge in (None, lambda b, m: [])]
+    drafts = [
+        draft([rows], _estimate, lambda p: p > 0.03, 9, 8, calibrate=calibrate) for calibrate in (None, lambda b, m: [])
+    ]
     assert drafts[0].tree.token == drafts[1].tree.token != []
     assert drafts[0].tree.probability == drafts[1].tree.probability

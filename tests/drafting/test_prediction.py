@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.prediction import START, Prediction
+from rest_local.drafting import prediction as module
+from rest_local.drafting.prediction import START, Alignment, Prediction
 from rest_local.drafting.sources import Sources
 
 OLD = list(range(100, 200)) + list(range(300, 400))
@@ -27,7 +28,7 @@ def test_the_beginning_is_drafted_before_anything_was_said() -> None:
     assert drafted(prediction, []) == [OLD[:16]]
 
 
-def test_it_goes_along_and_trusts_more_with_every_token() -> None:
+def test_it_goes_along_with_more_evidence_with_every_token() -> None:
     prediction = Prediction(OLD)
     said = tell(prediction, [], OLD[:20])
     rows = prediction.rows(np.array(said, np.int32), 8)
@@ -72,6 +73,55 @@ def test_a_single_token_far_ahead_does_not_move_the_place_where_it_was_left() ->
     assert drafts[0] == OLD[26:42]
 
 
+def forward(old: list[int], at: int, said: list[int]) -> dict[int, float]:
+    """By place the probability that the next token is copied from there: the model of `Alignment`, without arrays."""
+    first, end = max(at - module.BEFORE, 0), min(at + module.AFTER, len(old))
+    copied, new = dict.fromkeys(range(first, end + 1), 0.0), 1.0
+
+    def following(n: int) -> dict[int, float]:
+        resume = module.RESUME if n <= module.SOON else module.RESUME_LATER
+        skips = {place: float(module._SKIP[place - at + module.BEFORE]) for place in copied}
+        if at + n in skips:
+            skips[at + n] *= module.SAME_LENGTH
+        return {place: resume * new * skips[place] + module.KEEP * copied[place] for place in copied}
+
+    for n, token in enumerate(said):
+        coming = following(n)
+        resume = module.RESUME if n <= module.SOON else module.RESUME_LATER
+        known = any(old[place] == token for place in range(first, end))
+        chance = max(old.count(token) / len(old) if known else 0.0, 1e-4)
+        new = (new * (1 - resume) + (1 - module.KEEP) * sum(copied.values())) * chance
+        for place in copied:
+            copied[place] = coming[place - 1] if place > first and old[place - 1] == token else 0.0
+        total = new + sum(copied.values())
+        new, copied = new / total, {place: p / total for place, p in copied.items()}
+    return following(len(said))
+
+
+@given(
+    st.lists(st.integers(0, 7), min_size=1, max_size=600), st.integers(0, 600), st.lists(st.integers(0, 8), max_size=9)
+)
+def test_the_places_have_the_probabilities_of_the_model(old: list[int], at: int, said: list[int]) -> None:
+    at = min(at, len(old))
+    alignment = Alignment(np.array(old, np.int32), at)
+    for token in said:
+        alignment.extend(token)
+    expected = forward(old, at, said)
+    found = alignment.places()
+    assert [p for _, p in found] == sorted((p for _, p in found), reverse=True)
+    for place, probability in found:
+        assert probability == pytest.approx(expected[place], rel=1e-3)
+    likely = [p for p in expected.values() if p >= 1.001 * module.LEAST]
+    assert len(found) >= min(len(likely), module.WIDEST)
+
+
+def test_a_likelier_place_has_a_higher_level() -> None:
+    levels = [module._level(p) for p in (0.08, 0.2, 0.4, 0.6, 0.8, 0.99)]
+    assert levels == sorted(levels)
+    assert levels[0] >= 1
+    assert levels[-1] == START
+
+
 def test_at_the_end_nothing_more_is_drafted() -> None:
     prediction = Prediction(OLD)
     said = tell(prediction, [], OLD)
@@ -90,7 +140,8 @@ def test_in_another_language_it_only_guesses() -> None:
     for token in range(5000, 5100):
         said = tell(prediction, said, [token])
         rows = prediction.rows(np.array(said, np.int32)[-32:], 16)
-        assert rows.match.max(initial=0) <= 1
+        assert rows.match.max(initial=0) <= 2
+    assert len(rows) == 0
     assert not prediction.follows
 
 

@@ -34,6 +34,19 @@ def test_a_long_repeat_is_recognised() -> None:
     assert not sources.repeats()
 
 
+@given(st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=24), st.integers(1, 4))
+def test_short_repeats_are_those_of_whole_tokens(tokens: list[int], n: int) -> None:
+    """Ids whose bytes also agree between two tokens: those count as long as no more than a few are met."""
+    sources = Sources([], 100_000)
+    sources.restart(tokens)
+    newest = tokens[-n:]
+    occurs = any(tokens[at : at + n] == newest for at in range(len(tokens) - n))
+    if occurs and len(tokens) >= 2 * n:
+        assert sources.repeats(n)
+    if all(token not in (0, 256, 65536) for token in tokens):
+        assert sources.repeats(n) == (occurs and len(tokens) >= 2 * n)
+
+
 @given(st.lists(st.lists(st.integers(0, 5), max_size=30), min_size=1, max_size=6))
 def test_restarting_is_starting_anew(sequences: list[list[int]]) -> None:
     kept = Sources([], 1000)

@@ -14,14 +14,14 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.policies import POLICIES, make_policy
-from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.planning.respec import ALPHA, LAMBDA, LONGEST, ReSpec, certain, follow
 from rest_local.planning.rest import FEW, MATCHES, Rest
 from rest_local.planning.sam import Sam
 from rest_local.retrieval.rows import Rows
 
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])
-ROOMY = Situation(100, 63, 64)
+ROOMY = StepContext(100, 63, 64)
 DONE = StepCost(100, 1, 0, 1.0, 0.0)
 
 Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation)
@@ -40,7 +40,7 @@ class Fixed:
 
     def extend(self, tokens: Sequence[int]) -> None: ...
 
-    def repeats(self) -> bool:
+    def repeats(self, n: int = 8) -> bool:
         return False
 
     def rows(self, limit: int | None = None, depth: int = 16, only: Container[str] = SOURCES) -> list[SourceRows]:
@@ -71,20 +71,20 @@ def branches(tree: DraftTree) -> set[tuple[int, ...]]:
     return found
 
 
-def drafted(policy: Policy, found: Found, at: Situation = ROOMY) -> DraftTree:
+def drafted(policy: Policy, found: Found, at: StepContext = ROOMY) -> DraftTree:
     return policy.draft(Fixed(found), at).tree
 
 
 ROW = st.tuples(st.integers(1, 32), st.lists(st.integers(0, 5), min_size=1, max_size=16))
 FOUND = st.dictionaries(st.sampled_from(["datastore", "history", "context"]), st.lists(ROW, min_size=1, max_size=30))
 AT = st.builds(
-    Situation, st.integers(1, 4000), st.integers(0, 63), st.integers(1, 8), st.lists(st.floats(0, 12)), st.just(0)
+    StepContext, st.integers(1, 4000), st.integers(0, 63), st.integers(1, 8), st.lists(st.floats(0, 12)), st.just(0)
 )
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(found=FOUND, at=AT, said=st.lists(st.integers(0, 5), min_size=1, max_size=8))
-def test_no_policy_exceeds_its_limits(name: str, found: Found, at: Situation, said: list[int]) -> None:
+def test_no_policy_exceeds_its_limits(name: str, found: Found, at: StepContext, said: list[int]) -> None:
     policy = make_policy(name, FLAT)
     policy.begin(at.n_ctx)
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_rest_takes_the_most_frequent_of_the_longest_match() -> None:
     assert tree.token[:2] == [1, 2]
     assert tree.probability[:2] == [0.75, 0.5]
     assert branches(tree) == {(1, 2), (1, 3), (4,)}
-    assert branches(drafted(Rest(), found, Situation(100, 63, 1))) == {(1, 2)}
+    assert branches(drafted(Rest(), found, StepContext(100, 63, 1))) == {(1, 2)}
 
 
 def test_rest_counts_matches_above_16_as_one_and_below_2_as_none() -> None:
@@ -156,9 +156,9 @@ def test_the_trigger_weighs_the_newest_against_the_mean() -> None:
 
 def test_the_trigger_asks_nobody_where_the_target_is_uncertain() -> None:
     found: Found = {"context": [(5, [1, 2, 3])]}
-    unsure = Situation(100, 63, 8, (4.0, 4.0, 4.0))
+    unsure = StepContext(100, 63, 8, (4.0, 4.0, 4.0))
     sources = Fixed(found)
-    assert ReSpec().draft(sources, unsure) == Draft(DraftTree(), {}, None)
+    assert ReSpec().draft(sources, unsure) == Draft(DraftTree(), skipped=True)
     assert sources.asked == []
     assert len(drafted(ReSpec(trigger=False), found, unsure)) == 3
     assert (ReSpec().watches_entropy, ReSpec(trigger=False).watches_entropy) == (True, False)

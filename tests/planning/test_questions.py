@@ -15,8 +15,8 @@ from rest_local.drafting.draft_model import Follower, Likely
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.policy import Situation, StepCost
-from rest_local.planning.questions import Questions, Trust
+from rest_local.planning.policy import StepContext, StepCost
+from rest_local.planning.questions import DraftModelQueries, DraftModelStats
 
 GPU = CostCurve.from_points([512], [1, 8, 16, 32, 64], [[10, 11.5, 14.5, 21, 36]])
 CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 362]])
@@ -71,7 +71,7 @@ def told(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, e
         if follower.at >= begun + each:
             begun = follower.at
             policy.begin(512)
-        drafted = policy.draft(sources, Situation(512, 63, 8))
+        drafted = policy.draft(sources, StepContext(512, 63, 8))
         tree, node = drafted.tree, ROOT
         accepted: list[int] = []
         while children := [c for c in tree.children_of(node) if tree.token[c] == story[follower.at + len(accepted)]]:
@@ -117,14 +117,14 @@ def test_what_is_known_already_is_not_asked() -> None:
     follower = Scripted(range(100), 0.9, 0.1)
     ms = GPU.at(512).tolist()
     slope = [0.2] * len(ms)
-    trust = Trust(right=0.7)
-    ask = Questions(follower, Plan(ms, slope), trust, 100.0)
+    trust = DraftModelStats(right=0.7)
+    ask = DraftModelQueries(follower, Plan(ms, slope), trust, 100.0)
     assert not ask((), 1.0, 0.95)
     assert not ask((), 0.01, 0.0)
     assert follower.passes == 0
     assert ask((), 1.0, 0.1)
     assert follower.passes == 1
-    assert not Questions(follower, Plan(ms, slope), trust, 0.05)((), 1.0, 0.0)
+    assert not DraftModelQueries(follower, Plan(ms, slope), trust, 0.05)((), 1.0, 0.0)
 
 
 def test_cells_of_a_draft_model_stand_for_its_own_probability() -> None:

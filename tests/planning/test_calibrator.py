@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.drafter import Merged
-from rest_local.planning.wording import DAMPING, LEAST, RATE, SLOTS, Wording
+from rest_local.planning.calibrator import DAMPING, LEAST, RATE, SLOTS, TokenCalibrator
 
 BEHIND = (7, 8)
 
@@ -18,8 +18,10 @@ def candidates(estimates: dict[int, float]) -> Merged:
     return {token: (estimate, 0, []) for token, estimate in estimates.items()}
 
 
-def probabilities(wording: Wording, behind: tuple[int, int], estimates: dict[int, float]) -> dict[int, float]:
-    return {token: probability for token, probability, _ in wording.judge(behind, candidates(estimates))}
+def probabilities(
+    calibrator: TokenCalibrator, behind: tuple[int, int], estimates: dict[int, float]
+) -> dict[int, float]:
+    return {token: probability for token, probability, _ in calibrator.calibrate(behind, candidates(estimates))}
 
 
 class Naive:
@@ -41,8 +43,8 @@ class Naive:
         return 1 / (1 + exp(-odds))
 
     def learn(self, behind: tuple[int, int], estimates: dict[int, float], right: int) -> None:
-        judged = {token: self.probability(behind, token, estimates) for token in estimates}
-        for token, probability in judged.items():
+        calibrated = {token: self.probability(behind, token, estimates) for token in estimates}
+        for token, probability in calibrated.items():
             error = (token == right) - probability
             if error * error < LEAST:
                 continue
@@ -65,48 +67,48 @@ NODES = st.lists(
 
 @given(NODES)
 def test_a_naive_regression_says_the_same(nodes: list[tuple[tuple[int, int], dict[int, float], int]]) -> None:
-    wording, naive = Wording(), Naive()
+    calibrator, naive = TokenCalibrator(), Naive()
     for behind, estimates, right in nodes:
-        judged = wording.judge(behind, candidates(estimates))
-        for token, probability, _ in judged:
+        calibrated = calibrator.calibrate(behind, candidates(estimates))
+        for token, probability, _ in calibrated:
             assert 0.0 < probability < 1.0
             assert probability == pytest.approx(naive.probability(behind, token, estimates))
-        wording.learn([(judged, right)])
+        calibrator.learn([(calibrated, right)])
         naive.learn(behind, estimates, right)
 
 
 def test_nothing_learned_corrects_nothing() -> None:
     estimates = {1: 0.9, 2: 0.05, 150_000: 0.6}
-    assert probabilities(Wording(), BEHIND, estimates) == pytest.approx(estimates)
+    assert probabilities(TokenCalibrator(), BEHIND, estimates) == pytest.approx(estimates)
 
 
 def test_a_token_that_is_never_right_falls_and_others_of_its_evidence_stay() -> None:
-    wording = Wording()
+    calibrator = TokenCalibrator()
     for _ in range(60):
-        wording.learn([(wording.judge(BEHIND, candidates({1: 0.5})), 9)])
-        wording.learn([(wording.judge((3, 4), candidates({2: 0.5})), 2)])
-    behind = probabilities(wording, BEHIND, {1: 0.5})[1]
-    elsewhere = probabilities(wording, (5, 6), {1: 0.5})[1]
-    other = probabilities(wording, (5, 6), {11: 0.5})[11]
+        calibrator.learn([(calibrator.calibrate(BEHIND, candidates({1: 0.5})), 9)])
+        calibrator.learn([(calibrator.calibrate((3, 4), candidates({2: 0.5})), 2)])
+    behind = probabilities(calibrator, BEHIND, {1: 0.5})[1]
+    elsewhere = probabilities(calibrator, (5, 6), {1: 0.5})[1]
+    other = probabilities(calibrator, (5, 6), {11: 0.5})[11]
     assert behind < 0.05
     assert behind < elsewhere < other
     assert other == pytest.approx(0.5, abs=0.1)
 
 
 def test_what_is_learned_is_forgotten_when_it_turns_out_otherwise() -> None:
-    wording = Wording()
+    calibrator = TokenCalibrator()
     for right in (*[9] * 40, *[1] * 80):
-        wording.learn([(wording.judge(BEHIND, candidates({1: 0.3})), right)])
-    assert probabilities(wording, BEHIND, {1: 0.3})[1] > 0.8
+        calibrator.learn([(calibrator.calibrate(BEHIND, candidates({1: 0.3})), right)])
+    assert probabilities(calibrator, BEHIND, {1: 0.3})[1] > 0.8
 
 
 @given(
     st.tuples(st.integers(-1, 1 << 20), st.integers(-1, 1 << 20)), st.integers(0, 1 << 20), st.floats(1e-6, 0.999999)
 )
 def test_every_token_has_its_slots(behind: tuple[int, int], token: int, estimate: float) -> None:
-    wording = Wording()
-    ((_, _, used),) = judged = wording.judge(behind, candidates({token: estimate}))
+    calibrator = TokenCalibrator()
+    ((_, _, used),) = calibrated = calibrator.calibrate(behind, candidates({token: estimate}))
     assert all(0 <= slot < SLOTS for slot in used[:4])
     assert used[4] >= SLOTS
-    wording.learn([(judged, token)])
-    assert probabilities(wording, behind, {token: estimate})[token] > estimate * (1 - 1e-9)
+    calibrator.learn([(calibrated, token)])
+    assert probabilities(calibrator, behind, {token: estimate})[token] > estimate * (1 - 1e-9)

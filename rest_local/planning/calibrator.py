@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import exp, log, sqrt
 
-from rest_local.drafting.candidates import Behind
-from rest_local.drafting.drafter import Judged, Merged
+from rest_local.drafting.candidates import PrecedingBigram
+from rest_local.drafting.drafter import Calibrated, Merged
 
 SLOTS = 1 << 18  # of all weights that tokens have; those that collide share one. Chat with 1 << 16: 0.3% fewer tokens
 RATE = 0.5  # 0.3 to 0.7 are within half a percent of log loss
@@ -27,49 +27,51 @@ LEAST = 1e-5  # squared errors below are not learned from
 DAMPING = 1.0  # squared errors that a weight begins with
 HALVES = 16  # the odds count by halves of a nat, from -8 to 8,
 QUARTERS = 8  # and the sum of all estimates by quarters, up to 2
+MOST_SOURCES = 4  # and how many sources propose the token, 3 or more as one
 
 _MASK = SLOTS - 1
 _SPREAD, _LAST, _BEFORE = 0x237B1, 0x2CA6B, 0x1AE35  # odd and below SLOTS: neighbouring ids come to lie far apart
 _LINE = QUARTERS + 1
+_ODDS = 2 * HALVES + 1
 _LARGEST = HALVES / 2
 _MIDDLE = HALVES + 0.5
 
 
-class Wording:
+class TokenCalibrator:
     """Not thread safe. 2 lists of 262 000 floats: 4 MB, and 48 bytes for each weight that was learned."""
 
     def __init__(self) -> None:
-        n = SLOTS + (2 * HALVES + 1) * _LINE
+        n = SLOTS + MOST_SOURCES * _ODDS * _LINE
         self._weights = [0.0] * n
         self._squares = [DAMPING] * n
 
-    def judge(self, behind: Behind, candidates: Merged) -> list[Judged]:
+    def calibrate(self, preceding: PrecedingBigram, candidates: Merged) -> list[Calibrated]:
         """The corrected probability of each of `candidates`. 1 us a node and 0.6 us a
         candidate; those of little evidence, too, or HumanEval loses 2% of its tokens a step."""
         weights = self._weights
-        before, last = behind[0] * _BEFORE + 1, behind[1] * _LAST + 2
+        before, last = preceding[0] * _BEFORE + 1, preceding[1] * _LAST + 2
         after = last & _MASK
         common = weights[after]
         together = 0.0  # a loop: most nodes have one candidate, for which `sum` and `min` take longer than the rest
         for found in candidates.values():
             together += found[0]
         crowd = SLOTS + (int(4.0 * together) if together < QUARTERS / 4 else QUARTERS)
-        judged: list[Judged] = []
-        for token, (estimate, _, _) in candidates.items():
+        calibrated: list[Calibrated] = []
+        for token, (estimate, _, members) in candidates.items():
             odds = log(estimate / (1.0 - estimate))
             own = token * _SPREAD
             alone, pair, apart = own & _MASK, own + last & _MASK, own + before & _MASK
             half = int(2.0 * odds + _MIDDLE) if -_LARGEST < odds < _LARGEST else 2 * HALVES if odds > 0.0 else 0
-            among = crowd + half * _LINE
+            among = crowd + (half + _ODDS * min(len(members), MOST_SOURCES - 1)) * _LINE
             odds += common + weights[alone] + weights[pair] + weights[apart] + weights[among]
-            judged.append((token, 1.0 / (1.0 + exp(-odds)), (alone, pair, apart, after, among)))
-        return judged
+            calibrated.append((token, 1.0 / (1.0 + exp(-odds)), (alone, pair, apart, after, among)))
+        return calibrated
 
-    def learn(self, judgements: Iterable[tuple[Iterable[Judged], int]]) -> None:
+    def learn(self, calibrations: Iterable[tuple[Iterable[Calibrated], int]]) -> None:
         """What was judged at some nodes, and the token that the model gave there."""
         weights, squares = self._weights, self._squares
-        for judged, right in judgements:
-            for token, probability, used in judged:
+        for calibrated, right in calibrations:
+            for token, probability, used in calibrated:
                 error = (token == right) - probability
                 square, step = error * error, RATE * error
                 if square < LEAST:
