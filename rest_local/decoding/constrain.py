@@ -1,34 +1,35 @@
 """Drops the nodes of a draft tree that the request's constraint forbids, before they are submitted.
 
-Contract: a node is kept if everything on the way down to it may be said. The constraint itself is only looked at:
-branches are followed on clones of it, which are freed. Knows nothing about logits.
+Contract: a node is kept if everything on the way down to it may be said. The constraint is only looked at. Knows
+nothing about logits.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+import time
+from collections.abc import Sequence
+from typing import Protocol
 
 from rest_local.drafting.tree import ROOT, DraftTree
 
-_Self = TypeVar("_Self", bound="Following")
+MOST_MS = 1.0
+"""Of one tree. An ordinary grammar takes 0.05 ms; one that takes longer loses the branches that were not looked at."""
+_clock = time.perf_counter
 
 
 class Following(Protocol):
-    """`rest_local.llama.constraint.Constraint`, or a fake of the same behaviour. See there for each member."""
+    """`rest_local.grammar.constraint.Constraint`, or a fake of the same behaviour. See there for each member."""
 
     @property
     def is_free(self) -> bool: ...
-    def allows(self, token: int) -> bool: ...
-    def advance(self, token: int) -> None: ...
-    def clone(self: _Self) -> _Self: ...
-    def close(self) -> None: ...
+    def longest(self, tokens: Sequence[int]) -> int: ...
 
 
 def prune(tree: DraftTree, constraint: Following) -> DraftTree:
     """The tree without what may not be said and all below it; the same object where nothing is dropped.
 
-    Measured with a JSON grammar and a 152 k vocabulary (CPU, one core): 13 to 18 us a node, nearly all of it in
-    llama.cpp, and 17 us for each clone: one, and one more for every further branch that goes on."""
+    Branches are looked at one by one, the likeliest first, until `MOST_MS` are over. Measured with a JSON schema and
+    152 000 tokens (one core of a Zen 4): 26 us in the median and 126 us at most for four branches of 5 nodes."""
     if constraint.is_free or not len(tree):
         return tree
     kept = _allowed(tree, constraint)
@@ -41,24 +42,21 @@ def prune(tree: DraftTree, constraint: Following) -> DraftTree:
     return pruned
 
 
-def _allowed(tree: DraftTree, constraint: Following) -> list[int]:
-    kept: list[int] = []
-    stack = [(ROOT, constraint.clone())]  # nodes, and the constraint after each
-    try:
-        while stack:
-            node, after = stack[-1]
-            allowed = [child for child in tree.children_of(node) if after.allows(tree.token[child])]
-            kept += allowed
-            inner = [child for child in allowed if tree.children_of(child)]
-            if not inner:
-                stack.pop()[1].close()
-                continue
-            for child in inner[1:]:  # the first goes on with the parent's own
-                stack.insert(len(stack) - 1, (child, after.clone()))
-                stack[-2][1].advance(tree.token[child])
-            stack[-1] = (inner[0], after)
-            after.advance(tree.token[inner[0]])
-    finally:
-        for _, after in stack:
-            after.close()
+def _allowed(tree: DraftTree, constraint: Following) -> set[int]:
+    kept: set[int] = set()
+    over = _clock() + 1e-3 * MOST_MS
+    leaves = [node for node in range(len(tree)) if not tree.children_of(node)]
+    for leaf in sorted(leaves, key=lambda node: -tree.probability[node]):
+        if _clock() > over:
+            break
+        branch = _branch(tree, leaf)
+        kept.update(branch[: constraint.longest([tree.token[node] for node in branch])])
     return kept
+
+
+def _branch(tree: DraftTree, leaf: int) -> list[int]:
+    """The nodes from below the root down to a leaf."""
+    branch = [leaf]
+    while (parent := tree.parent[branch[-1]]) != ROOT:
+        branch.append(parent)
+    return branch[::-1]

@@ -48,7 +48,8 @@ class Earlier:
             return None
         recall(memory, acceptance)
         about = {"model": model.name[:MODEL_LENGTH], "description": model.description}
-        return cls(History.open(path, VocabularyId(*model.vocabulary.identity), about), acceptance, memory)
+        identity = VocabularyId(*model.vocabulary.identity)
+        return cls(History.open(path, identity, about, mmap=model.options.mmap), acceptance, memory)
 
     def add(self, answer: Sequence[int]) -> None:
         """The tokens of one generation, whole or broken off. Writes now and then, which takes some 50 ms."""

@@ -15,7 +15,6 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,11 +37,12 @@ from rest_local.decoding.shift import shifted
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.totals import Totals
-from rest_local.decoding.tuning import settings_for
+from rest_local.decoding.tuning import contexts_to_try, settings_for
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
+from rest_local.llama import ladder
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -52,6 +52,7 @@ from rest_local.llama.template import render
 from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
+from rest_local.planning.measuring import Measured, Progress
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
@@ -148,7 +149,7 @@ class Engine:
         draft_model: str | Path | None = None,
         draft_gpu_layers: int | None = None,
     ) -> Engine:
-        """Open a model (None: the demo model) and datastores by name or path; measure the cost curve the first time.
+        """Open a model (None: the demo model) and datastores by name or path; estimate the cost curve the first time.
 
         `n_ctx`: tokens of context, 0 for what the model was trained for, None for that or 4 096, whichever is less.
         `exact`: chains only, in settings in which drafting provably gives the same bits. `history`: draft from what
@@ -161,20 +162,29 @@ class Engine:
         `options`: how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and
         chosen. `draft_model`: a smaller model of the same vocabulary, which adds what it would say to the drafts of
         `auto` where that pays.
-        Takes the model's load time and, the first time, a few seconds of measuring. Raises ModelError, DatastoreError,
-        OptionError.
+        Takes the model's load time and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
+        ModelError, DatastoreError, OptionError.
         """
         _relaxed(verify, exact)
         if policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
         with ExitStack() as undo:
-            opened = Model.open(model or demo_model(), n_gpu_layers=n_gpu_layers, options=options)
+            path = model or demo_model()
+            chosen = ladder.choose(
+                path,
+                n_gpu_layers,
+                options or ModelOptions(),
+                lambda tried: contexts_to_try(tried, n_ctx or DEFAULT_CONTEXT, threads or 0, slots, cells, exact),
+                n_ctx,
+            )
+            opened = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
             undo.callback(opened.close)
             vocabulary = opened.vocabulary
             stores = []
             for name in datastores:
-                path, known = datastore_path(name), vocabulary.identity
-                store = Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name)
+                place, known = datastore_path(name), vocabulary.identity
+                mmap = None if opened.options.mmap else False
+                store = Datastore.open(place, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
                 stores.append(undo.enter_context(store))
             trained = opened.n_ctx_train or DEFAULT_CONTEXT
             size = n_ctx or (trained if n_ctx == 0 else min(DEFAULT_CONTEXT, trained))
@@ -188,6 +198,8 @@ class Engine:
             lane = Lane.open(opened, settings, exact, draft_model=drafter)
             undo.callback(lane.close)
             engine = cls(lane, stores, policy, history, verify, context_shift)
+            if chosen.warning:
+                engine._lanes.warn(chosen.warning)
             undo.pop_all()
             return engine
 
@@ -224,7 +236,7 @@ class Engine:
             **self.totals.to_dict(),
             "cells_used": sum(slot.n_past for slot in self.slots),
             "cells": self._lane.context.n_cells,
-            "cost_curve_age_s": round(time.time() - self._lane.tuning.measured_at, 1),
+            "cost_curve_age_s": round(self._lane.tuning.age, 1),
         }
 
     @property
@@ -235,6 +247,21 @@ class Engine:
     @property
     def cost_curve(self) -> CostCurve:
         return self._lane.tuning.curve
+
+    @property
+    def calibration(self) -> dict[str, Any]:
+        """How far the cost curve can be trusted: final or provisional, its age, noise and uncertainty by size."""
+        return self._lane.tuning.state()
+
+    def compare(self) -> None:
+        """Run the self-test of `self_test`, if it was never run: some seconds, while nothing is asked."""
+        self._lane.compare()
+
+    def tune(self, report: Progress | None = None) -> Measured:
+        """Measure the cost curve thoroughly, while nothing is asked, and keep it for the next start: about 700 plain
+        steps. Raises ModelError, and ValueError where the clock stands still.
+        """
+        return self._lane.tune(report)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -253,8 +280,15 @@ class Engine:
         }
 
     @property
+    def threads_in_use(self) -> int:
+        """Threads of the next forward pass: fewer than `settings` says while other programs want the processors."""
+        return self._lane.threads
+
+    @property
     def self_test(self) -> dict[str, Any]:
-        """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap."""
+        """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap; empty
+        where nothing was compared yet (`compare`).
+        """
         return self._lane.tuning.self_test
 
     def generate(
@@ -283,7 +317,9 @@ class Engine:
         if isinstance(prediction, str):
             prediction = self.predictions.tokenize(prediction)
         request = Request(
-            self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt],
+            self.tokenize(prompt, most=None if self.context_shift else self.n_ctx)
+            if isinstance(prompt, str)
+            else [int(t) for t in prompt],
             max_tokens=max_tokens,
             sampling=sampling or Sampling(),
             stop=tuple(stop),
@@ -370,6 +406,10 @@ class Engine:
         """
         return self._lanes.step(number)
 
+    def use_idle_time(self, seconds: float) -> bool:
+        """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
+        return self._lanes.use_idle_time(seconds)
+
     def cancel(self, job: Job) -> None:
         """End a job now, wherever it is."""
         self._lanes.cancel(job)
@@ -388,6 +428,7 @@ class Engine:
         """Draft from these from now on, requests under way as well; between two steps. Those used before can be closed
         then, by their owner.
         """
+        self._lanes.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
         self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
         history = self._earlier.history if self._earlier else None
@@ -412,12 +453,17 @@ class Engine:
             raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
         return [known[name] for name in names if name in known]
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, *, most: int | None = None) -> list[int]:
         """Token ids with the model's start token and parsed special tokens; a start token the text has is not
-        doubled.
+        doubled. Raises PromptTooLong where there are more than `most`, as soon as that is known: the number it tells is
+        then an estimate, from how much of the text that many took.
         """
         vocabulary = self.model.vocabulary
-        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True).tolist()
+        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most).tolist()
+        if most is not None and len(tokens) > most:
+            read = sum(len(vocabulary.piece(token)) for token in tokens)
+            estimate = round(len(tokens) * len(text.encode("utf-8", "replace")) / max(read, 1))
+            raise PromptTooLong(max(estimate, len(tokens)), most, estimated=estimate > len(tokens))
         if len(tokens) > 1 and tokens[0] == tokens[1] == vocabulary.bos:
             del tokens[0]
         if not tokens and vocabulary.bos is not None:

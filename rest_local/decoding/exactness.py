@@ -7,7 +7,7 @@ the two; where it does, the arg-max flips at near-ties. The result is a rate and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -66,27 +66,35 @@ class Comparison:
         self.largest_gap = max(self.largest_gap, other.largest_gap)
         self.largest_change = max(self.largest_change, other.largest_change)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
+        """Of `to_dict`. Raises KeyError, TypeError or ValueError for another shape."""
+        result = cls(*(type(value)(data[name]) for name, value in asdict(cls()).items()))
+        if not 0 <= result.flips <= result.different <= result.rows:
+            raise ValueError(f"not a comparison: {result}")
+        return result
+
     def to_dict(self) -> dict[str, Any]:
         rate = 1e4 * self.flips / max(self.rows, 1)
         return {**asdict(self), "exact": self.exact, "flips_per_10000": round(rate, 2)}
 
 
-class _Runner:
+class Runner:
     """Evaluates chains on one sequence whose ids all agree."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.n_past = 0
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens in large batches, as a prompt is."""
+    def prefill(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """Evaluate tokens at the current position in large batches, as a prompt is."""
         backend = self.backend
         for begin in range(0, len(tokens), backend.n_batch):
             part = tokens[begin : begin + backend.n_batch]
-            backend.batch.fill(part, np.arange(begin, begin + len(part)), 0, backend.n_branches, 0)
+            backend.batch.fill(part, np.arange(self.n_past, self.n_past + len(part)), 0, backend.n_branches, 0)
             if code := backend.decode():
                 raise DecodeFailed(code, len(part))
-        self.n_past = len(tokens)
+            self.n_past += len(part)
 
     def evaluate(self, tokens: Sequence[int], keep: int) -> Logits:
         """Rows of `tokens` at the current position; the first `keep` stay in the cells. float32 [n, n_vocab] view."""
@@ -114,11 +122,11 @@ def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: 
     rng = np.random.default_rng(7)
     try:
         backend.clear()
-        alone = _Runner(backend)
+        alone = Runner(backend)
         alone.prefill(prefix)
         reference = np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
         backend.clear()
-        runner = _Runner(backend)
+        runner = Runner(backend)
         runner.prefill(prefix)
         for size in _sizes(len(text), longest, rng):
             begin = runner.n_past - len(prefix)
@@ -145,7 +153,7 @@ def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
     """
     try:
         backend.clear()
-        alone = _Runner(backend)
+        alone = Runner(backend)
         return np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
     finally:
         backend.clear()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rest_local.decoding.faults import of_request
-from rest_local.decoding.generation import Chooser, Generation
+from rest_local.decoding.generation import Chooser, Generation, Taken
 from rest_local.decoding.request import Request
 from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
@@ -48,6 +48,7 @@ class Job:
         self.submitted = time.perf_counter()
         self._make, self._finished = make, finished
         self._pieces: deque[Piece] = deque()
+        self._taken: Taken | None = None  # the newest step, whose text is not delivered yet
 
     @property
     def result(self) -> Result:
@@ -100,8 +101,19 @@ class Job:
         else:
             self.generation.resume(slot, text)
 
-    def give(self, piece: Piece) -> None:
-        """Something new to read."""
+    def receive(self, taken: Taken, begun: float) -> None:
+        """The tokens of a step that began at `begun`: only what decides whether the answer goes on. The rest is
+        `deliver`, which the end of the job does, too.
+        """
+        self._taken = taken
+        self.answer.receive(taken.tokens, begun)
+
+    def deliver(self) -> None:
+        """Finish the step that was received, and make its text readable; nothing where that was done."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        piece = self.answer.take(taken.finish())
         if piece.text or piece.tokens:
             self._pieces.append(piece)
             if self.wake:
@@ -118,7 +130,12 @@ class Job:
         """The end, however it came; again does nothing."""
         if self.done:
             return
+        if self.generation is not None:
+            self.generation.over = True
         try:
+            self.deliver()
+            if self.done:  # ended by the one that was woken for it
+                return
             last = self.answer.end(reason)
             self.error = error
             self.sampler.close()

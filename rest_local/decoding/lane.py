@@ -7,29 +7,50 @@ section 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rest_local.decoding.backend import Capability
+from rest_local.decoding.backend import Backend, Capability
+from rest_local.decoding.calibration import Calibration
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.job import OwnedChooser
 from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.self_test import N_BATCH, N_CTX, Background, SelfTest
 from rest_local.decoding.slot import Slot
-from rest_local.decoding.tuning import Tuning, capability_of, tune
+from rest_local.decoding.threads import ThreadGovernor
+from rest_local.decoding.tuning import (
+    Tuning,
+    capability_of,
+    exact_self_test,
+    fast_self_test,
+    load_meter,
+    self_test_text,
+    tune,
+    tune_thoroughly,
+)
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
+from rest_local.errors import DecodeFailed, ModelError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.planning.auto import Auto
+from rest_local.planning.cost import LARGEST
+from rest_local.planning.measuring import Measured, Progress
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
 
+log = logging.getLogger("rest_local.engine")
+NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
+
 
 class Lane:
-    """`warnings`: what is off, and why."""
+    """`warnings`: what is off, and why. An exact lane whose self-test is not complete decodes plainly and continues it
+    in the background; drafting begins when it has found nothing.
+    """
 
     def __init__(
         self,
@@ -51,6 +72,15 @@ class Lane:
         self.aside: list[Searchable] = [] if aside is None else aside
         self.draft_model = draft_model
         self._sources: dict[int, Sources] = {}  # by slot: what is indexed of its text stays with it
+        self._self_test = self._background() if exact and tuning.testing else None
+        adapts = not exact and not context.settings.threads and context.threads > 1
+        self._governor = ThreadGovernor(context.threads) if adapts else None
+        meter = load_meter(model, context, self._governor)
+        tuning.curve.busy_now = meter.busy
+        shares = self.capability.shares
+        self._calibration = Calibration(
+            self.scheduler, tuning.curve, lambda: self_test_text(model, context.n_ctx), meter, enabled=shares
+        )
 
     @classmethod
     def open(
@@ -97,13 +127,114 @@ class Lane:
         jobs = (*self.scheduler.admitted, *self.scheduler.waiting)
         return any(job.generation is not None and job.generation.sources is sources for job in jobs)
 
+    @property
+    def threads(self) -> int:
+        """Of the next forward pass."""
+        return self._governor.threads if self._governor else self.context.threads
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether `use_idle_time` has something to do."""
+        return self._self_test is not None or (self._drafts and self._calibration.has_idle_work)
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether it matters what a batch costs."""
+        return self.capability.kind != "none"
+
+    def after_pass(self, seconds: float) -> None:
+        """A forward pass took `seconds`: the number of threads may change, and a part of the self-test may follow, or
+        a batch whose price is uncertain.
+        """
+        if (governor := self._governor) is not None:
+            n_tokens = self.context.batch.n_tokens
+            if n_tokens > LARGEST:
+                governor.restart()
+            elif governor.after_pass(n_tokens, seconds, self._plain_steps):
+                self.context.use_threads(governor.threads)
+        if (background := self._self_test) is not None:
+            self._continue(lambda: background.after_pass(seconds))
+        elif self._drafts:
+            self._calibration.after_pass(seconds)
+
+    def use_idle_time(self, seconds: float) -> None:
+        """Continue the self-test for so long, or time one batch whose price is uncertain."""
+        if (background := self._self_test) is not None:
+            self._continue(lambda: background.run(seconds))
+        elif self._drafts:
+            self._calibration.use_idle_time()
+
+    def compare(self) -> None:
+        """Run the self-test of fast settings, while nothing is asked, if it was never run: some seconds. Kept prefixes
+        are lost.
+        """
+        if self.exact or self.tuning.self_test:
+            return
+        self.scheduler.slots.forget()
+        self.tuning.self_test = fast_self_test(self.model, self.context, self.capability).to_dict()
+
+    def tune(self, report: Progress | None = None) -> Measured:
+        """Measure thoroughly, in a context of its own: `tune_thoroughly`. What is stored is used from the next start
+        on.
+        """
+        self.tuning, result = tune_thoroughly(self.model, self.context.settings, self.tuning, report)
+        return result
+
     def close(self) -> None:
-        """Keep what was learned of the costs; free the cells."""
+        """Keep what was learned of the costs, and the rows of the self-test so far; free the cells."""
         try:
             if not self.model.closed:
                 self.tuning.store()
         finally:
+            if self._self_test is not None:
+                self._self_test.close()
             self.context.close()
+
+    def _plain_steps(self, passes: Mapping[int, int]) -> float:
+        """What passes cost by the curve, in plain steps. `passes`: how many there were, by their number of tokens."""
+        line = self.tuning.curve.at(sum(slot.n_past for slot in self.scheduler.slots.slots))
+        return float(sum(count * line[n - 1] for n, count in passes.items()) / line[0])
+
+    # The self-test in the background
+
+    def _background(self) -> Background:
+        settings = self.context.settings
+        n_ctx, n_batch = min(self.context.n_ctx, N_CTX), min(self.context.n_batch, N_BATCH)
+        own = replace(
+            settings, n_ctx=n_ctx, n_cells=n_ctx, n_batch=n_batch, n_ubatch=min(self.context.n_ubatch, n_batch)
+        )
+        drafts = capability_of(self.model, self.context, exact=True)
+
+        def make(context: Backend) -> SelfTest:
+            return exact_self_test(self.model, context, drafts, self.tuning.self_test)
+
+        return Background(lambda: Context(self.model, own), make)
+
+    def _continue(self, part: Callable[[], SelfTest | None]) -> None:
+        """Runs a part; what it found is kept, and decides about drafting when nothing is left to compare."""
+        try:
+            test = part()
+        except (DecodeFailed, ModelError) as error:
+            self._end_self_test(f"--exact: the self-test cannot be run ({error}); decoding plainly")
+            return
+        if test is None or not (test.complete or test.comparison.rows > self.tuning.rows_compared):
+            return
+        self.tuning.note_self_test(test.to_dict())
+        self.tuning.store()
+        if test.complete:
+            self._end_self_test()
+
+    def _end_self_test(self, failure: str = "") -> None:
+        background, self._self_test = self._self_test, None
+        assert background is not None
+        background.close()
+        self.capability, warning = _capability(self.model, self.context, self.tuning, self.exact)
+        for job in (*self.scheduler.admitted, *self.scheduler.waiting):
+            if job.generation is not None:
+                job.generation.capability = self.capability
+        if told := failure or warning:
+            self.warnings.append(told)
+            log.warning("%s", told)
 
 
 def _beyond_training(model: Model, context: Context) -> str:
@@ -119,8 +250,10 @@ def _beyond_training(model: Model, context: Context) -> str:
 def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> tuple[Capability, str]:
     capability = capability_of(model, context, exact)
     if exact and not tuning.exact and capability.kind != "none":
-        reason = "no settings of this backend verify drafts bit for bit"
-        return replace(capability, kind="none", reason=f"exact: {reason}"), f"--exact: {reason}; decoding plainly"
+        if tuning.testing:
+            return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), ""
+        warning = f"--exact: {NO_EXACT_SETTINGS}; decoding plainly"
+        return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning
     if capability.kind == "none":
         return capability, f"drafting is off: {capability.reason}"
     return capability, ""

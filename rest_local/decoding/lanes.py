@@ -8,32 +8,45 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
-from rest_local.decoding.tuning import settings_for
+from rest_local.decoding.tuning import contexts_to_try, settings_for
 from rest_local.errors import ModelError
+from rest_local.llama import ladder, library
+from rest_local.llama.model import Model
 
 log = logging.getLogger("rest_local.engine")
 
+TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
+
 
 class Lanes:
-    """`shared`: an engine's own lane, for exact requests as well where the engine is exact. `warnings`: what is off,
-    and why, of all that were opened.
-    """
+    """`shared`: an engine's own lane, for exact requests as well where the engine is exact."""
 
     def __init__(self, shared: Lane) -> None:
         self.shared = shared
-        self.warnings = [*shared.warnings]
         self._exact: Lane | None = shared if shared.exact else None
-        self._opening = threading.Lock()  # of that lane, by whoever asks first
+        self._opening = threading.Lock()  # held while that lane is opened
+        self._while_loading: list[str] = []
 
     def __iter__(self) -> Iterator[Lane]:
         """Those that are open."""
         yield self.shared
         if self._exact is not None and self._exact is not self.shared:
             yield self._exact
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is off, and why, in all that are open; and what loading gave up."""
+        of_lanes = (warning for lane in self for warning in lane.warnings)
+        return list(dict.fromkeys((*self._while_loading, *of_lanes)))
+
+    def warn(self, warning: str) -> None:
+        """Add a warning of loading the model."""
+        self._while_loading.append(warning)
 
     def exact(self) -> Lane:
         """The lane for exact requests. The first call on an engine that is not exact takes seconds: it opens a context
@@ -44,14 +57,34 @@ class Lanes:
                 shared = self.shared
                 if shared.model.closed:
                     raise ModelError(f"model {shared.model.path}: is closed")
+                self._try_exact(shared.model, shared.context.threads)
                 settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
                 lane = Lane.open(shared.model, settings, True, shared.aside, shared.draft_model)
                 for warning in lane.warnings:
-                    if warning not in self.warnings:
-                        self.warnings.append(warning)
-                        log.warning("%s", warning)  # who loaded the engine has shown its warnings long ago
+                    if warning not in shared.warnings:
+                        log.warning("%s", warning)  # those of the engine were shown when it was loaded
                 self._exact = lane
             return self._exact
+
+    def _try_exact(self, model: Model, threads: int) -> None:
+        """Compute in a child process in the settings of exact requests. On a GPU that was done at load. Raises
+        ModelError where they need the weights to be loaded in another way.
+        """
+        if library.supports_gpu():
+            return
+        chosen = ladder.choose(
+            model.path,
+            model.n_gpu_layers,
+            model.options,
+            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, exact=True),
+        )
+        if not chosen.warning:
+            return
+        if chosen.options.repack != model.options.repack:
+            raise ModelError(f"{chosen.warning}; for exact requests start again with --no-repack")
+        self.warn(chosen.warning)
+        log.warning("%s", chosen.warning)
+        model.options = chosen.options  # flash attention off, in contexts that are made from now on
 
     def submit(self, job: Job) -> None:
         """Queue a job where it belongs."""
@@ -63,8 +96,24 @@ class Lanes:
         busy = [lane for lane in self if lane.scheduler.busy]
         for lane in busy:
             lane.context.number_decodes(number)
+            begun = time.perf_counter()
             lane.scheduler.step()
+            lane.after_pass(time.perf_counter() - begun)
+            if len(busy) > 1:
+                lane.scheduler.deliver()  # text does not wait for the pass of the other lane
         return bool(busy)
+
+    def deliver(self) -> None:
+        """Finish what the last passes left to be done, where a device computes on its own."""
+        for lane in self:
+            lane.scheduler.deliver()
+
+    def use_idle_time(self, seconds: float) -> bool:
+        """Do what was put off until nothing is asked, for so long in each lane; False where there is nothing."""
+        idle = [lane for lane in self if lane.has_idle_work]
+        for lane in idle:
+            lane.use_idle_time(seconds)
+        return bool(idle)
 
     def jobs(self) -> Iterator[Job]:
         """All that are served or wait."""

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.retrieval.tokenizing import chunks
 
 log = logging.getLogger("rest_local.decoding")
 
@@ -32,16 +31,10 @@ class Predictions:
 
     def tokenize(self, text: str) -> NDArray[np.int32]:
         """The tokens of a text, its beginning where it is longer than `most` tokens: of that the rest is not read."""
-        parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-        room, unread = self.most, len(text)
-        for chunk in chunks(text):
-            parts.append(self._vocabulary.tokenize(chunk, special=False))
-            room, unread = room - len(parts[-1]), unread - len(chunk)
-            if room <= 0:
-                break
-        if room < 0 or unread:
+        tokens = self._vocabulary.tokenize(text, most=self.most)
+        if len(tokens) > self.most:
             self._warn()
-        return np.concatenate(parts)[: self.most]
+        return tokens[: self.most]
 
     def take(self, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
         """Ids that somebody gave, up to the first that the model does not have."""

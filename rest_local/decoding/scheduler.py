@@ -51,18 +51,23 @@ class _Pass:
 
 
 class Scheduler:
-    """Not thread safe. `curve` tells how large a part of a prompt may be.
+    """Not thread safe. `curve` tells how large a part of a prompt may be. `overlaps`: as for `Forward`.
+
+    Where the device computes on its own, the text of a pass is delivered once the next pass is submitted. No pass is
+    submitted for an answer that has ended: its tokens say so, and where there are stop strings, its text is read first.
 
     A job is in `waiting` (no slot), or in `admitted` (a slot, and evaluates its prompt or generates), or done.
     """
 
-    def __init__(self, backend: Backend, capability: Capability, curve: CostCurve) -> None:
+    def __init__(
+        self, backend: Backend, capability: Capability, curve: CostCurve, overlaps: bool | None = None
+    ) -> None:
         self.backend = backend
         self._shares = capability.shares
         self.slots = Slots(backend, capability.shares)
         self.waiting: deque[Job] = deque()
         self.admitted: list[Job] = []  # the oldest first
-        self._forward = Forward(backend, make_room=self.slots.evict)
+        self._forward = Forward(backend, self.slots.evict, overlaps)
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
         self._passes = 0
@@ -101,6 +106,12 @@ class Scheduler:
         if self.admitted:
             self._pass(list(self.admitted))
         self._unbooked_ms += 1e3 * (time.perf_counter() - self._unbooked_since)
+
+    def deliver(self) -> None:
+        """Give out what the last pass left to be done, request by request."""
+        for job in list(self.admitted):
+            with self._own_fault(job):
+                job.deliver()
 
     # Admission
 
@@ -161,6 +172,8 @@ class Scheduler:
         self._held = None
         job.slot = None
         self.waiting.appendleft(job)
+        with self._own_fault(job):
+            job.deliver()
 
     # One forward pass
 
@@ -170,7 +183,8 @@ class Scheduler:
         tried = self._plan(jobs)
         while tried is not None:
             try:
-                outcomes = self._forward.step(self._wanted(tried.running), tried.parts, self.slots.idle_cells)
+                running = self._wanted(tried.running)
+                outcomes = self._forward.step(running, tried.parts, self.slots.idle_cells, self.deliver)
             except (DecodeFailed, RequestFailed) as error:
                 tried = self._instead(tried, error)
                 continue
@@ -262,27 +276,29 @@ class Scheduler:
             self.part_seconds.append(time.perf_counter() - begun)
         self._charge_idle(len(done.running))
         for job, outcome in zip(done.served, outcomes, strict=True):
-            if not job.done:  # cancelled by who was woken for another
+            if not job.done:  # it failed while the pass was computed, or another one's owner was woken and cancelled it
                 with self._own_fault(job):
-                    self._deliver(job, outcome, begun)
+                    self._receive(job, outcome, begun)
+        if not self._forward.overlaps:
+            self.deliver()
 
     def _book(self, done: _Pass) -> None:
         """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""
         now = time.perf_counter()
         ms, self._unbooked_ms = self._unbooked_ms + 1e3 * (now - self._unbooked_since), 0.0
         self._unbooked_since = now
-        answers = [(job.answer.statistics, 1 + len(job.generation.tree)) for job in done.running if job.generation]
-        prompts = [(part.generation.statistics, part.n) for part in done.parts]
-        each = ms / sum(n for _, n in (*answers, *prompts))
-        for statistics, n in answers:
-            statistics.answer_share_ms += n * each
-        for statistics, n in prompts:
+        counts = [1 + len(job.generation.tree) for job in done.running if job.generation]
+        each = ms / (sum(counts) + sum(part.n for part in done.parts))
+        for job, n in zip(done.running, counts, strict=True):
+            job.answer.statistics.answer_share_ms += n * each
+        for part in done.parts:
+            statistics = part.generation.statistics
             if statistics.steps:  # text of an answer, evaluated anew
-                statistics.answer_share_ms += n * each
+                statistics.answer_share_ms += part.n * each
             else:
-                statistics.prompt_share_ms += n * each
+                statistics.prompt_share_ms += part.n * each
 
-    def _deliver(self, job: Job, outcome: Outcome, begun: float) -> None:
+    def _receive(self, job: Job, outcome: Outcome, begun: float) -> None:
         if isinstance(outcome, RestLocalError):
             self._finish(job, "error", outcome)
             return
@@ -290,7 +306,7 @@ class Scheduler:
             if not job.prefilling and job.request.max_tokens == 0:
                 self._finish(job, "length")
             return
-        job.give(job.answer.take(outcome, begun))
+        job.receive(outcome, begun)
         if job.answer.ended:
             self._finish(job, "stop")
         elif job.answer.left <= 0 or _is_late(job) or self._is_full(job):

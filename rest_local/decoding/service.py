@@ -33,6 +33,7 @@ log = logging.getLogger("rest_local.service")
 
 QUEUE = 64
 IDLE_S = 5.0  # without work, after which the engine lets go of memory that it can map again in milliseconds
+IDLE_PART_S = 0.05  # that the engine works for itself before orders are looked at again
 _numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the one that it was meant for
 T = TypeVar("T")
 Wake = Callable[[bool], None]
@@ -246,6 +247,8 @@ class Service:
             with self._lock:
                 self._alive = {number: job for number, job in self._alive.items() if not job.done}
                 while not self._orders and not self._alive and not self._closing:
+                    if self._use_idle_time() or self._orders or self._closing:
+                        continue  # what came while the lock was released woke no one
                     if not self._lock.wait(None if trimmed else IDLE_S):
                         self.engine.trim()
                         trimmed = True
@@ -259,6 +262,14 @@ class Service:
                 return False
             if self._alive:
                 return True
+
+    def _use_idle_time(self) -> bool:
+        """Let the engine work for itself for a moment, without the lock; False where it has nothing to do."""
+        self._lock.release()
+        try:
+            return self.engine.use_idle_time(IDLE_PART_S)
+        finally:
+            self._lock.acquire()
 
     def _end_all(self) -> None:
         with self._lock:

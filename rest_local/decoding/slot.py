@@ -224,6 +224,19 @@ class Slot:
                 self.backend.copy(self.first_id, self.first_id + branch, self._held[branch], self.n_past)
         self._joined = n
 
+    def release_branches(self) -> bool:
+        """Detach every id but the first from the cells; whether that changes anything. The next tree attaches them.
+
+        A sliding window drops old cells id by id, so that an id that was not brought up to the newest tokens can come
+        to hold others than the first. llama.cpp then refuses a token that has both ids (-1).
+        """
+        others = range(1, self.n_branches)
+        if self._joined == 1 and not any(self._held[branch] for branch in others):
+            return False
+        released = [self.backend.remove(self.first_id + branch, 0, -1) for branch in others]
+        self._joined, self._held = 1, [0] * self.n_branches
+        return all(released)
+
     @property
     def _is_alone(self) -> bool:
         """Whether all cells are this slot's, so that one call removes from all ids."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,11 @@ class StopFinder:
         self._first = {s[0] for s in self._stops}
         self._held = ""
 
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to find."""
+        return bool(self._stops)
+
     def feed(self, text: str) -> tuple[str, bool]:
         """Text that is certain, and whether a stop string was found behind it."""
         seen = len(self._held)
@@ -139,7 +144,10 @@ class Answer:
         self._stops = StopFinder(stop)
         self._ends = ends
         self._begun: float | None = None
+        self._counted_to = 0.0  # all time of the answer up to there is in `_predicted_ms`
         self._predicted_ms = 0.0
+        self._kept = 0  # tokens of the step received that belong to the answer
+        self._text: str | None = None  # theirs, where it was needed at once
         self._complete = False
 
     @property
@@ -152,21 +160,23 @@ class Answer:
         """Since the first step of the answer began."""
         return 0.0 if self._begun is None else time.perf_counter() - self._begun
 
-    def take(self, step: Step, begun: float) -> Piece:
-        """The tokens of one step, which began at `begun` (`time.perf_counter`), up to where the answer ends."""
-        self._begun = begun if self._begun is None else self._begun
-        text, kept = "", 0
-        for token in step.tokens:
-            if self._ends(token):
-                self.ended = True
-                rest, found = self._stops.feed(self._detokenizer.finish())
-                text += rest + ("" if found else self._stops.finish())
-                break
-            kept += 1
-            certain, self.ended = self._stops.feed(self._detokenizer.feed(token))
-            text += certain
-            if self.ended:
-                break
+    def receive(self, tokens: Sequence[int], begun: float) -> None:
+        """The tokens of a step that began at `begun` (`time.perf_counter`): how many of them the answer has `left`, and
+        whether it is `ended`. Looks at text only where stop strings are asked for; `take` does the rest.
+        """
+        if self._begun is None:
+            self._begun = begun
+        self._counted_to = max(self._counted_to, begun)
+        self._kept = next((place for place, token in enumerate(tokens) if self._ends(token)), len(tokens))
+        self.ended = self._kept < len(tokens)
+        self._text = self._read(tokens) if self._stops.active else None
+        self.left -= self._kept
+        self._count_time()
+
+    def take(self, step: Step) -> Piece:
+        """What the step received last gives to read."""
+        kept = self._kept
+        text = self._read(step.tokens) if self._text is None else self._text
         piece = Piece(
             text,
             tuple(step.tokens[:kept]),
@@ -174,13 +184,31 @@ class Answer:
             tuple(step.logprobs[:kept]),
             tuple(step.origins[:kept]),
         )
-        self.left -= kept
-        self._predicted_ms += 1e3 * (time.perf_counter() - begun)
         self.result.text += text
         self.result.tokens += piece.tokens
         self.result.sources += piece.sources
         self.result.logprobs += piece.logprobs
+        self._count_time()
         return piece
+
+    def _read(self, tokens: Sequence[int]) -> str:
+        """The text that is certain after the tokens of a step; a stop string in it ends the answer there."""
+        text = ""
+        for place, token in enumerate(tokens[: self._kept]):
+            certain, found = self._stops.feed(self._detokenizer.feed(token))
+            text += certain
+            if found:
+                self.ended, self._kept = True, place + 1
+                return text
+        if self.ended:
+            rest, found = self._stops.feed(self._detokenizer.finish())
+            text += rest + ("" if found else self._stops.finish())
+        return text
+
+    def _count_time(self) -> None:
+        now = time.perf_counter()
+        self._predicted_ms += 1e3 * (now - self._counted_to)
+        self._counted_to = now
 
     def end(self, reason: str) -> Piece:
         """The text that was still held back. Completes the result; a second call changes nothing."""

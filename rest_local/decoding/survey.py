@@ -15,9 +15,11 @@ from typing import Any
 
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.exactness import Comparison, Drafts, Logits, compare_drafts, rows_alone
-from rest_local.decoding.tuning import ROLLBACK, DecodeProbe, capability_of, self_test_text, settings_for
+from rest_local.decoding.timing import DecodeProbe
+from rest_local.decoding.tuning import ROLLBACK, capability_of, self_test_text, settings_for
 from rest_local.errors import ModelError
-from rest_local.llama.context import Context, ContextSettings, default_threads
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, ModelOptions
 
@@ -193,7 +195,7 @@ def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
     size = min(STEP, context.max_outputs)
     probe(size, length)  # the first decode of a size also builds its graph
     try:
-        return min(probe(1, length) for _ in range(REPEATS)), min(probe(size, length) for _ in range(REPEATS))
+        return min(probe(1, length).ms for _ in range(REPEATS)), min(probe(size, length).ms for _ in range(REPEATS))
     finally:
         context.clear()
 

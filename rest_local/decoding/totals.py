@@ -29,6 +29,8 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     relaxed: int = 0
+    lookups: int = 0
+    lookups_skipped: int = 0
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, statistics: Statistics, result: Result) -> None:
@@ -44,6 +46,8 @@ class Totals:
         self.drafted += statistics.drafted
         self.accepted += statistics.accepted
         self.relaxed += statistics.relaxed
+        self.lookups += len(statistics.lookup_us)
+        self.lookups_skipped += statistics.lookups_skipped
         for source, counts in statistics.by_source.items():
             mine = self.by_source.setdefault(source, {"drafted": 0, "accepted": 0})
             for key, count in counts.items():

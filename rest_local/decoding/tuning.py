@@ -1,9 +1,10 @@
-"""Choose how to compute, once per machine and model: settings, cost curve and exactness, measured and cached.
+"""Choose how to compute, and what is known of its costs: settings and cost curve, kept per machine and model.
 
-Contract: a model and what the user fixed go in, an open context with its measured `Tuning` comes out. Fast mode takes
-the settings in which verification is cheapest; exact mode the first in which the self-test finds no difference
-(DESIGN.md section 4). The result is kept on disk per model file, llama.cpp, machine, threads and context; a damaged
-or foreign file there is measured again, never fatal.
+Contract: a model and what the user fixed go in, an open context with its `Tuning` comes out. Fast mode takes settings
+by a rule, or those that `rest-local tune` found cheaper; exact mode the first in which the self-test finds no
+difference (DESIGN.md section 4). A machine that is new is asked for a few steps only, and its curve estimated from
+them: `rest_local.decoding.calibration` measures the rest later, `tune_thoroughly` now. The result is kept on disk per
+model file, llama.cpp, machine and threads; a damaged or foreign file there is measured again, never fatal.
 """
 
 from __future__ import annotations
@@ -11,50 +12,103 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rest_local.decoding.backend import Backend, Capability, remove_tail
+from rest_local.decoding.backend import Backend, Capability
 from rest_local.decoding.exactness import Comparison, compare_chains, compare_trees
-from rest_local.errors import DecodeFailed, ModelError
-from rest_local.llama import library
-from rest_local.llama.context import Context, ContextSettings, default_threads
+from rest_local.decoding.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest
+from rest_local.decoding.threads import ThreadGovernor
+from rest_local.decoding.timing import DecodeProbe, LoadMeter
+from rest_local.errors import ModelError, OptionError
+from rest_local.llama import ladder, library
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
 from rest_local.paths import cache_dir, write_atomically
-from rest_local.planning.cost import LARGEST, CostCurve, measure
+from rest_local.planning.cost import LARGEST, CostCurve
+from rest_local.planning.curves import estimated
+from rest_local.planning.measuring import Measured, Progress, Timing, measure, quick
 
 log = logging.getLogger("rest_local.tuning")
 progress = log.getChild("progress")  # what takes a while, for people who wait for it
 
-FORMAT = 5
-WARM_MS = 5.0  # for longer plain steps what the last decode left behind makes no difference
-BUDGET_S = 2.0  # for the cost curve
-CONTEXTS = (64, 512, 2048)  # lengths at which it is measured, where they fit and can be afforded
+FORMAT = 7
+CONTEXTS = (64, 512, 2048)  # lengths at which `tune_thoroughly` measures, where they fit
+ATTENTION = 2.0  # what attention costs on a CPU, to the weights' multiplications: 2.2 were measured (0.5B, Xeon)
 ROLLBACK = 16  # recurrent state snapshots to ask for: the longest chain such a model can take back
-FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type: what is tried where the user left it open
+FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type; the rule for a CPU, a GPU the other way round
 EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
+CHARACTERS = 16  # of real text, that are at least one token
 SELF_TEST_TOKENS = 256
 SELF_TEST_S = 2.0
-SELF_TEST_DEPTH = 700  # tokens before the text in the second part of the exact self-test
 
 
 @dataclass
 class Tuning:
-    """What was chosen and measured. `exact`: the self-test found no bit of difference."""
+    """What was chosen and measured. `exact`: a whole self-test found no bit of difference. `unsuitable`: settings in
+    which it found one, or that llama.cpp refuses. `estimate`: the shipped curve whose shape was taken; empty where
+    all was measured.
+    """
 
     settings: ContextSettings
     curve: CostCurve
     self_test: dict[str, Any]
     exact: bool
     measured_at: float = 0.0  # seconds since the epoch
+    unsuitable: list[ContextSettings] = field(default_factory=list)
+    estimate: str = ""
     path: Path | None = None
+    seconds: float = 0.0  # that `tune` took in this process
+
+    @property
+    def final(self) -> bool:
+        """Whether every price is certain, at the shortest and at a usual length; else it is provisional: used with
+        caution, and measured further.
+        """
+        return self.curve.is_certain(0) and self.curve.is_certain(min(CONTEXTS[-1], self.settings.n_ctx))
+
+    @property
+    def age(self) -> float:
+        """Seconds since the first measurement; 0 where the clock was set back since."""
+        return max(0.0, time.time() - self.measured_at)
+
+    def state(self) -> dict[str, Any]:
+        """For people and for JSON: how far the curve can be trusted."""
+        doubt = self.curve.uncertainty(0)
+        return {
+            "state": "final" if self.final else "provisional",
+            "age_s": round(self.age, 1),
+            "noise": round(self.curve.noise, 4),
+            "uncertainty": {str(n): round(float(doubt[n - 1]), 3) for n in (2, 4, 8, 16, 64)},
+            "estimated_from": self.estimate or None,
+            "seconds": round(self.seconds, 3),
+        }
+
+    @property
+    def rows_compared(self) -> int:
+        """By the self-test."""
+        return int(self.self_test.get("rows", 0))
+
+    @property
+    def testing(self) -> str:
+        """How far the self-test of `--exact` is, in words; nothing where it is complete or can promise nothing."""
+        known = self.self_test
+        if not known or known.get("complete", True) or self.settings in self.unsuitable:
+            return ""
+        return f"the self-test has compared {known['rows']} of {known['rows_needed']} rows"
+
+    def note_self_test(self, known: dict[str, Any]) -> None:
+        """Take over what the self-test has found since (`SelfTest.to_dict`)."""
+        self.self_test, self.exact = known, bool(known["exact"])
+        if known["different"]:
+            self.unsuitable.append(self.settings)
 
     def store(self) -> None:
         """Keep it, with what real steps have taught the curve. A cache that cannot be written costs time only."""
@@ -69,7 +123,9 @@ class Tuning:
     def to_json(self) -> str:
         return json.dumps({
             "format": FORMAT, "settings": self.settings.to_dict(), "curve": json.loads(self.curve.to_json()),
-            "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at,
+            "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
+            "estimate": self.estimate,
+            "unsuitable": [settings.to_dict() for settings in self.unsuitable],
         })  # fmt: skip
 
     @classmethod
@@ -81,8 +137,15 @@ class Tuning:
         try:
             settings = ContextSettings.from_dict(data["settings"])
             curve = CostCurve.from_json(json.dumps(data["curve"]))
-            return cls(settings, curve, data["self_test"], data["exact"], float(data["measured_at"]))
-        except (KeyError, TypeError) as error:
+            known = data["self_test"]
+            enough = not known or Comparison.from_dict(known).rows >= LEAST_ROWS
+            unsuitable = [ContextSettings.from_dict(each) for each in data["unsuitable"]]
+            measured_at, estimate = float(data["measured_at"]), str(data["estimate"])
+            if not isinstance(known, dict) or not math.isfinite(measured_at):
+                raise ValueError("not a tuning: a self-test and a time are needed")
+            exact = data["exact"] is True and enough
+            return cls(settings, curve, known, exact, measured_at, unsuitable, estimate)
+        except (KeyError, TypeError, AttributeError, OverflowError, OptionError) as error:
             raise ValueError(f"not a tuning: {error}") from error
 
 
@@ -121,8 +184,8 @@ def settings_for(
 
 
 def candidates(wanted: ContextSettings, options: ModelOptions, exact: bool) -> list[ContextSettings]:
-    """The settings to choose from, the preferred first: all that `options` leaves open. A quantized V needs flash
-    attention.
+    """The settings to choose from, the preferred first on a CPU: all that `options` leaves open. A quantized V needs
+    flash attention.
     """
     result: list[ContextSettings] = []
     for flash, cache_type in EXACT if exact else FAST:
@@ -135,122 +198,242 @@ def candidates(wanted: ContextSettings, options: ModelOptions, exact: bool) -> l
     return result
 
 
-def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
-    """An open context in the chosen settings, with what was measured; from the cache where it was measured before.
+def contexts_to_try(
+    options: ModelOptions, n_ctx: int, threads: int, n_slots: int, n_cells: int | None, exact: bool
+) -> list[ContextSettings]:
+    """The contexts that may be made of a model whose kind is not known yet: what a child process tries first
+    (`rest_local.llama.ladder`).
 
-    What `model.options` fixes of flash attention and cache types is kept, the rest is chosen.
-    The first time takes about 5 seconds where a step takes a millisecond, and more for a larger model: 33 were seen for
-    one of 0.5B on a busy machine. BUDGET_S and SELF_TEST_S bound how often something is repeated, not the passes that
-    each settings and size need at least once; exact mode tries up to four settings. `progress` says so before.
+    On a CPU in fast mode only the one that is used: each takes about 16 plain steps, and `tune_thoroughly` tries the
+    others. On a GPU those of a later exact request too, because the model does not fit it twice.
     """
-    name = f"{_key(model, wanted, exact)}.json"
+    wanted = replace(settings_for(options, n_ctx, threads, n_slots, n_cells), n_rs_seq=ROLLBACK)
+    result = candidates(wanted, options, exact)
+    if not library.supports_gpu():
+        return result if exact else result[:1]
+    else:
+        result += [settings for settings in candidates(wanted, options, not exact) if settings not in result]
+    return result
+
+
+def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
+    """An open context in the chosen settings, with what is known of its costs, from the cache where there is something.
+
+    What `model.options` fixes of flash attention and cache types is kept, the rest is chosen. The first time, fast mode
+    takes at most 15 plain steps for it, exact mode also the first rows of a self-test, of up to four settings.
+    """
+    begun = time.perf_counter()
+    context, tuning = _tune(model, _branched(model, wanted), exact)
+    tuning.seconds = time.perf_counter() - begun
+    return context, tuning
+
+
+def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
     path: Path | None = None
+    unsuitable: list[ContextSettings] = []
     try:
-        path = cache_dir() / "tuning" / name
+        path = cache_dir() / "tuning" / f"{_key(model, wanted, exact)}.json"
         tuning = Tuning.from_json(path.read_text("utf-8"))
         tuning.path = path
-        return Context(model, tuning.settings), tuning
+        tuning.settings = _resized(tuning.settings, wanted)
+        unsuitable = tuning.unsuitable = [_resized(each, wanted) for each in tuning.unsuitable]
+        if not exact or tuning.settings not in unsuitable or _all_tried(model, tuning):
+            return Context(model, tuning.settings), tuning
     except FileNotFoundError:
         pass
     except (OSError, ValueError, ModelError) as error:
         log.warning("%s cannot be used (%s); measuring again", path or "the cache directory", error)
     progress.info(
-        "measuring what this machine can do with %s, once; some seconds, more for a large model", model.path.name
+        "first run of %s on this machine: estimating its costs from a few steps and refining them while it answers; "
+        "`rest-local tune` measures them now",
+        model.path.name,
     )
-    context, tuning = _measure(model, wanted, exact)
+    context, tuning = _begin(model, wanted, exact, unsuitable)
     tuning.path = path
-    tuning.store()
+    if exact:
+        tuning.store()  # an estimate is kept when it was refined, at the end
     return context, tuning
 
 
-def _measure(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
+def _branched(model: Model, wanted: ContextSettings) -> ContextSettings:
     recurrent = model.is_recurrent or model.is_hybrid
-    wanted = replace(wanted, n_branches=1, n_rs_seq=ROLLBACK) if recurrent else wanted
-    text = self_test_text(model, wanted.n_ctx)
-    context, comparison = (_choose_exact if exact else _choose_fast)(model, wanted, text)
+    return replace(wanted, n_branches=1, n_rs_seq=ROLLBACK) if recurrent else wanted
+
+
+def _resized(stored: ContextSettings, wanted: ContextSettings) -> ContextSettings:
+    """The settings that were chosen once, in the size that is wanted now."""
+    return replace(
+        wanted,
+        flash_attention=stored.flash_attention,
+        cache_type_k=stored.cache_type_k,
+        cache_type_v=stored.cache_type_v,
+    )
+
+
+def _all_tried(model: Model, tuning: Tuning) -> bool:
+    """Whether no settings are left in which the self-test of `--exact` has found nothing yet."""
+    return all(one in tuning.unsuitable for one in candidates(tuning.settings, model.options, exact=True))
+
+
+def _begin(
+    model: Model, wanted: ContextSettings, exact: bool, unsuitable: list[ContextSettings]
+) -> tuple[Context, Tuning]:
+    """What is known after a few steps."""
+    self_test: dict[str, Any] = {}
+    if exact:
+        context, self_test = _choose_exact(model, wanted, unsuitable)
+    else:
+        context = _first_that_works(model, preferred(model, wanted))
     try:
-        capability = capability_of(model, context, exact)
-        curve = measure_curve(context, text)
-        if not exact:
-            comparison = _self_test(context, text, capability)
+        curve, name = _estimate(model, context)
     except BaseException:
         context.close()
         raise
-    return context, Tuning(context.settings, curve, comparison.to_dict(), comparison.exact, time.time())
+    is_exact = bool(self_test.get("exact"))
+    return context, Tuning(context.settings, curve, self_test, is_exact, time.time(), unsuitable, name)
 
 
-def _choose_exact(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:
-    """The first settings in which chains give the bits of plain decoding; else the first that work at all."""
-    fallback: tuple[ContextSettings, Comparison] | None = None
-    refused: ModelError | None = None
-    for settings in candidates(wanted, model.options, exact=True):
+def preferred(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
+    """The settings of fast mode, the usually cheaper first: without flash attention on a CPU, where it makes a draft of
+    16 tokens at 4 096 tokens of context nearly twice as dear (DESIGN.md section 4), with it on a GPU.
+    """
+    settings = candidates(wanted, model.options, exact=False)
+    return settings if _on_cpu(model) else sorted(settings, key=lambda each: not each.flash_attention)
+
+
+def _tried(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
+    """The settings of fast mode: the first, which are in use, and of the others those in which a child process can
+    compute. Raises OSError where none can be started.
+    """
+    first, *others = preferred(model, wanted)
+    return [first, *(settings for settings in others if ladder.works(model, settings))]
+
+
+def _on_cpu(model: Model) -> bool:
+    return not (library.supports_gpu() and model.n_gpu_layers)
+
+
+def load_meter(model: Model, context: Context, governor: ThreadGovernor | None = None) -> LoadMeter:
+    """Tells whether other processes take part of the machine, where a CPU computes. While `governor` has fewer threads
+    than there are, they do.
+    """
+    fewer = (lambda: governor.threads < context.threads) if governor else None
+    return LoadMeter(lambda: context.threads if _on_cpu(model) else 0, fewer)
+
+
+def _estimate(model: Model, context: Context) -> tuple[CostCurve, str]:
+    """A curve from a few steps, and the name of that whose shape it has. Clears the cells before and after."""
+    probe = DecodeProbe(context, self_test_text(model, context.n_ctx), load_meter(model, context))
+    largest = min(context.max_outputs, context.n_ctx // 2)
+    timed: list[tuple[int, Timing]] = []
+    if not model.has_encoder:  # decoded plainly, whatever a batch costs
+        timed = quick(probe.alone, 0, largest)
+        context.clear()
+    backends = [name for name in library.backends() if name != "CPU"]
+    backend = "CPU" if _on_cpu(model) else next((name for name in backends if name in ("CUDA", "Metal")), "")
+    attention = ATTENTION * 2 * model.n_embd * model.n_layer / max(model.n_params, 1)
+    return estimated(timed, backend, attention)
+
+
+def tune_thoroughly(
+    model: Model, wanted: ContextSettings, tuning: Tuning, report: Progress | None = None
+) -> tuple[Tuning, Measured]:
+    """Measure all sizes at several lengths, in the cheapest of the settings that are open, and keep that.
+
+    `tuning`: what is known, in whose place the result is stored; of an exact one only the curve is replaced. A result
+    of a busy machine, or an incomplete one, does not take its place: the curve learns from it. Takes about 700 plain
+    steps at least. Raises ModelError, and ValueError where the clock stands still.
+    """
+    wanted = _branched(model, wanted)
+    settings = [tuning.settings] if tuning.exact or tuning.unsuitable else _tried(model, wanted)
+    with _cheapest(model, settings) as context:
+        largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
+        lengths = [length for length in CONTEXTS if length + largest <= context.n_ctx] or [context.n_ctx // 2]
+        probe = DecodeProbe(context, self_test_text(model, context.n_ctx), load_meter(model, context))
+        result = measure(probe, lengths, largest=largest, progress=report)
+        chosen = context.settings
+    if result.complete:
+        tuning = replace(tuning, settings=chosen, curve=result.curve, measured_at=time.time(), estimate="")
+    else:
+        result.teach(tuning.curve)
+    tuning.store()
+    return tuning, result
+
+
+def _cheapest(model: Model, candidates: Sequence[ContextSettings]) -> Context:
+    """A context in the settings whose plain step and verification of 8 and 16 tokens are cheapest. Raises ModelError
+    where none works.
+    """
+    prices: list[tuple[float, ContextSettings]] = []
+    for settings in candidates if len(candidates) > 1 else ():
         try:
             context = Context(model, settings)
         except ModelError as error:
             log.info("%s", error)
-            refused = error
+            continue
+        with context:
+            probe = DecodeProbe(context, self_test_text(model, context.n_ctx))
+            sizes = [n for n in (1, 8, 16) if n <= context.max_outputs]
+            length = min(CONTEXTS[1], context.n_ctx // 2)
+            timed = [min(probe(n, length).ms for _ in range(3)) * (4 if n == 1 else 1) for n in sizes]
+            prices.append((sum(timed), settings))
+    ordered = [settings for _, settings in sorted(prices, key=lambda each: each[0])]
+    return _first_that_works(model, ordered or candidates)
+
+
+def _choose_exact(
+    model: Model, wanted: ContextSettings, unsuitable: list[ContextSettings]
+) -> tuple[Context, dict[str, Any]]:
+    """The first settings in which no difference is known between chains and plain decoding, and their self-test as far
+    as it is affordable now; where all are unsuitable, the first that work at all. Adds to `unsuitable`.
+    """
+    settings = candidates(wanted, model.options, exact=True)
+    for one in [one for one in settings if one not in unsuitable]:
+        try:
+            context = Context(model, one)
+        except ModelError as error:
+            log.info("%s", error)
+            unsuitable.append(one)
             continue
         capability = capability_of(model, context, exact=True)
-        comparison = _compare_exact(context, _affordable(context, text), capability)
-        if comparison.exact or capability.kind == "none":
-            return context, comparison
-        context.close()
-        fallback = fallback or (settings, comparison)
-    if fallback is None:
-        raise refused or ModelError(f"model {model.path}: no context could be made in any settings")
-    return Context(model, fallback[0]), fallback[1]
-
-
-def _compare_exact(context: Context, text: Sequence[int], capability: Capability) -> Comparison:
-    """Chains against plain decoding at the start of the context and, where that found nothing, further on."""
-    longest = capability.longest if capability.kind != "none" else 0
-    result = compare_chains(context, text, longest)
-    if result.exact and context.n_ctx > SELF_TEST_DEPTH + len(text) + LARGEST:
-        prefix = np.resize(text, SELF_TEST_DEPTH).tolist()
-        result.merge(compare_chains(context, text[: len(text) // 2], longest, prefix))
-    return result
-
-
-def _choose_fast(model: Model, wanted: ContextSettings, text: Sequence[int]) -> tuple[Context, Comparison]:
-    """The settings whose verification of 8 and 16 tokens, and plain step, are cheapest."""
-    best: tuple[float, Context] | None = None
-    refused: ModelError | None = None
-    for settings in candidates(wanted, model.options, exact=False):
-        try:
-            context = Context(model, settings)
-        except ModelError as error:
-            log.info("%s", error)
-            refused = error
-            continue
-        probe = DecodeProbe(context, text)
-        sizes = [n for n in (1, 8, 16) if n <= context.max_outputs]
-        length = min(256, context.n_ctx // 2)
-        probe(sizes[-1], length)  # the first decode of a size also builds its graph
-        price = sum(min(probe(n, length) for _ in range(3)) * (4 if n == 1 else 1) for n in sizes)
+        if capability.kind == "none":
+            return context, {}
+        test = exact_self_test(model, context, capability)
+        test.begin(SELF_TEST_S)
         context.clear()
-        if best is None or price < best[0]:
-            if best:
-                best[1].close()
-            best = (price, context)
-        else:
-            context.close()
-    if best is None:
-        raise refused or ModelError(f"model {model.path}: no context could be made in any settings")
-    return best[1], Comparison()
+        if not test.comparison.different:
+            return context, test.to_dict()
+        context.close()
+        unsuitable.append(one)
+    return _first_that_works(model, settings), {}
 
 
-def _affordable(context: Context, text: Sequence[int]) -> Sequence[int]:
-    """As much of the text as can be evaluated twice, once token by token, in SELF_TEST_S; at least 24 tokens."""
+def _first_that_works(model: Model, settings: Sequence[ContextSettings]) -> Context:
+    refused = ModelError(f"model {model.path}: no context could be made in any settings")
+    for one in settings:
+        try:
+            return Context(model, one)
+        except ModelError as error:
+            refused = error
+    raise refused
+
+
+def exact_self_test(
+    model: Model, context: Backend, capability: Capability, known: Mapping[str, Any] | None = None
+) -> SelfTest:
+    """The self-test of `--exact` in this context, whose cells it clears. `known`: what was compared before."""
+    return SelfTest(context, real_text(model, TEXT_TOKENS), capability.longest, known)
+
+
+def fast_self_test(model: Model, context: Context, capability: Capability) -> Comparison:
+    """How often fast settings leave plain decoding, on as much text as SELF_TEST_S affords, at least 24 tokens. Clears
+    the cells.
+    """
+    text = self_test_text(model, context.n_ctx)
     probe = DecodeProbe(context, text)
-    probe(1, 16)
-    plain_ms = min(probe(1, 16) for _ in range(2))
+    plain_ms = min(probe(1, 0).ms for _ in range(3))
     context.clear()
-    return text[: max(24, min(len(text), int(1e3 * SELF_TEST_S / (2.5 * plain_ms))))]
-
-
-def _self_test(context: Context, text: Sequence[int], capability: Capability) -> Comparison:
-    """How often fast settings leave plain decoding, on as much text as SELF_TEST_S affords."""
-    part = _affordable(context, text)
+    part = text[: max(24, min(len(text), int(1e3 * SELF_TEST_S / (2.5 * plain_ms))))]
     if capability.kind == "none":
         return Comparison()
     if capability.kind == "tree":
@@ -259,85 +442,25 @@ def _self_test(context: Context, text: Sequence[int], capability: Capability) ->
 
 
 def self_test_text(model: Model, n_ctx: int) -> list[int]:
-    """Real text for the self-test: this file, in the model's own tokens. At most half the context."""
-    source = Path(__file__).read_text("utf-8")
+    """Real text for measurements, at most half the context."""
+    return real_text(model, min(SELF_TEST_TOKENS, n_ctx // 2))
+
+
+def real_text(model: Model, most: int) -> list[int]:
+    """This file, in the model's own tokens."""
+    source = Path(__file__).read_text("utf-8")[: CHARACTERS * most]
     tokens = model.vocabulary.tokenize(source, special=False, add_special=True)
-    return [int(t) for t in tokens[: min(SELF_TEST_TOKENS, n_ctx // 2)]]
-
-
-class DecodeProbe:
-    """Times one decode of n tokens behind `n_ctx` others, in milliseconds; fills the cells once per length.
-
-    As a step finds things: behind plain ones. llama.cpp keeps the graph of the last decode and rebuilds it for another
-    size, and a large batch leaves caches cold: the demo model's plain step takes 0.45 ms behind another, 0.75 ms behind
-    32 tokens, and one of six tokens 1.4 ms behind its like, 1.6 ms behind a plain one.
-    """
-
-    def __init__(self, backend: Backend, text: Sequence[int]) -> None:
-        self.backend = backend
-        self._text = np.resize(np.asarray(text, np.int32), max(backend.n_ctx, LARGEST))
-        self._n_past = -1
-        self._plain_ms = 0.0
-
-    def __call__(self, n: int, n_ctx: int) -> float:
-        fast = self._plain_ms < WARM_MS
-        for _ in range((4 if n == 1 else 2) if fast else int(n == 1)):
-            self._plain_ms = self._timed(1, n_ctx)
-        return self._timed(n, n_ctx)
-
-    def _timed(self, n: int, n_ctx: int) -> float:
-        if self._n_past != n_ctx:
-            self._fill(n_ctx)
-        begun = time.perf_counter()
-        self._decode(n, n_ctx, 1)
-        self.backend.logits(n)
-        elapsed = 1e3 * (time.perf_counter() - begun)
-        if not remove_tail(self.backend, n_ctx):
-            self._n_past = -1
-        return elapsed
-
-    def _fill(self, n_ctx: int) -> None:
-        self.backend.clear()
-        for begin in range(0, n_ctx, self.backend.n_batch):
-            self._decode(min(self.backend.n_batch, n_ctx - begin), begin, 0)
-        self._n_past = n_ctx
-
-    def _decode(self, n: int, begin: int, output: int) -> None:
-        backend = self.backend
-        backend.batch.fill(self._text[:n], np.arange(begin, begin + n), 0, backend.n_branches, output)
-        if code := backend.decode():
-            raise DecodeFailed(code, n)
-
-
-def measure_curve(context: Backend, text: Sequence[int], budget_s: float = BUDGET_S) -> CostCurve:
-    """The cost curve of an empty context, at the lengths of CONTEXTS that fit and can be filled within the budget."""
-    probe = DecodeProbe(context, text)
-    largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
-
-    def timed(n: int, n_ctx: int) -> float:
-        return probe(min(n, largest), n_ctx)
-
-    def lengths() -> Iterator[int]:
-        begun = time.perf_counter()
-        first = min(CONTEXTS[0], context.n_ctx - largest)
-        yield first
-        for length in CONTEXTS[1:]:
-            fill_s = 1e-3 * length * probe(largest, first) / largest
-            if length + largest > context.n_ctx or time.perf_counter() - begun + 3 * fill_s > budget_s:
-                return
-            yield length
-
-    probe(largest, min(CONTEXTS[0], context.n_ctx - largest))
-    try:
-        return measure(timed, lengths(), budget_s)
-    finally:
-        context.clear()
+    return [int(t) for t in tokens[:most]]
 
 
 def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
-    """Everything that a measurement depends on."""
+    """Everything that a measurement depends on: not how long a context may become, nor how many requests share it. A
+    self-test of exact mode covers as much as a context of N_CTX tokens has.
+    """
+    n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
+    asked = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
     parts = [
         FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity, exact,
-        wanted.to_dict(), wanted.threads or default_threads(), library.fingerprint(), platform.machine(),
+        asked.to_dict(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 
+from rest_local.decoding import constrain
 from rest_local.decoding.backend import Capability
 from rest_local.decoding.constrain import prune
 from rest_local.decoding.forward import evaluate_prompt, step_alone
@@ -23,13 +25,14 @@ from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.grammar import gbnf
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.policy import StepContext, StepCost
 
 CONTEXT = SOURCE_NUMBER["context"]
-SCHEMA_LIKE = 'root ::= "{" pair ("," pair)* "}"\npair ::= "\\"" [a-d]{1,3} "\\":" [0-9]{1,3}'
+SCHEMA_LIKE = gbnf('root ::= "{" pair ("," pair)* "}"\npair ::= "\\"" [a-d]{1,3} "\\":" [0-9]{1,3}')
 TREE = Capability("tree", "fake")
 
 
@@ -40,26 +43,13 @@ def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
 
 
 class Alternating:
-    """A language over small numbers: each token differs in parity from the one before. Counts its clones."""
+    """A language over small numbers: each token differs in parity from the one before."""
 
     is_free = False
 
-    def __init__(self, last: int = 0, open_: list[int] | None = None) -> None:
-        self._last, self._open = last, [0] if open_ is None else open_
-
-    def allows(self, token: int) -> bool:
-        return token % 2 != self._last % 2
-
-    def advance(self, token: int) -> None:
-        assert self.allows(token)
-        self._last = token
-
-    def clone(self) -> Alternating:
-        self._open[0] += 1
-        return Alternating(self._last, self._open)
-
-    def close(self) -> None:
-        self._open[0] -= 1
+    def longest(self, tokens: Sequence[int]) -> int:
+        pairs = zip([0, *tokens], tokens)  # noqa: B905 - the first has one more
+        return next((n for n, (before, token) in enumerate(pairs) if token % 2 == before % 2), len(tokens))
 
 
 @st.composite
@@ -77,35 +67,22 @@ def _way(tree: DraftTree, node: int) -> list[int]:
 
 @given(trees())
 def test_what_is_kept_is_what_a_walk_from_the_root_allows(tree: DraftTree) -> None:
-    constraint = Alternating()
-    pruned = prune(tree, constraint)
+    pruned = prune(tree, Alternating())
     expected = [n for n in range(len(tree)) if all(a % 2 != b % 2 for a, b in zip([0, *_way(tree, n)], _way(tree, n)))]  # noqa: B905
     assert [_way(pruned, n) for n in range(len(pruned))] == [_way(tree, n) for n in expected]
     assert pruned.probability == [tree.probability[n] for n in expected]
     assert (pruned is tree) == (len(expected) == len(tree))
-    assert constraint._open == [0]  # every clone was closed
-    assert constraint._last == 0  # and the original was only looked at
     assert pruned.n_leaves == sum(not pruned.children_of(n) for n in range(len(pruned)))
 
 
-def test_clones_are_freed_where_the_constraint_breaks() -> None:
-    class Broken(Alternating):
-        def clone(self) -> Broken:
-            self._open[0] += 1
-            return Broken(self._last, self._open)
-
-        def advance(self, token: int) -> None:
-            if token == 3:
-                raise RuntimeError("broken")
-            super().advance(token)
-
-    tree = DraftTree()
-    for token in (1, 3, 5):
-        tree.add(2, tree.add(token, ROOT, 0.5, CONTEXT), 0.1, CONTEXT)
-    constraint = Broken()
-    with pytest.raises(RuntimeError, match="broken"):
-        prune(tree, constraint)
-    assert constraint._open == [0]
+def test_branches_that_there_was_no_time_for_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likeliest is looked at first; the clock goes on by 0.6 ms each time it is read."""
+    tree = DraftTree(max_leaves=9)
+    for token, probability in ((1, 0.1), (3, 0.7), (5, 0.2)):
+        tree.add(2, tree.add(token, ROOT, probability, CONTEXT), probability / 2, CONTEXT)
+    readings = itertools.count()
+    monkeypatch.setattr(constrain, "_clock", lambda: next(readings) * 0.0006)
+    assert prune(tree, Alternating()).token == [3, 2]
 
 
 def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequence[int]) -> np.ndarray:
@@ -131,7 +108,7 @@ class Guessing:
     def begin(self, n_ctx: int) -> None:
         return
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         tree = DraftTree(at.leaves)
         grown = [(ROOT, list(self.tokens))]
         while grown and len(tree) < at.limit:
@@ -149,6 +126,8 @@ class Guessing:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.tokens.extend(tokens)
+
+    def catch_up(self) -> None: ...
 
 
 class Silent:
@@ -201,7 +180,7 @@ def test_what_the_grammar_forbids_is_never_submitted(vocabulary: Vocabulary, see
     proposed = 0
 
     class Counting(Guessing):
-        def draft(self, sources: Lookup, at: Situation) -> Draft:
+        def draft(self, sources: Lookup, at: StepContext) -> Draft:
             nonlocal proposed
             drafted = super().draft(sources, at)
             proposed += len(drafted.tree)

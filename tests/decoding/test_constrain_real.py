@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.decoding.engine import Engine
-from rest_local.llama.grammar import json_schema
+from rest_local.grammar import gbnf, json_schema
 from rest_local.llama.sampling import Sampling
 
 DEMO = Path(__file__).parents[2] / "models" / "demo.gguf"
@@ -32,7 +32,7 @@ PREDICTION = (
 OPTIONS: dict[str, dict[str, object]] = {
     "schema": {"grammar": json_schema(SCHEMA)},
     "schema and draws": {"grammar": json_schema(SCHEMA), "temperature": 0.8, "seed": 3},
-    "grammar": {"grammar": 'root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}'},
+    "grammar": {"grammar": gbnf('root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}')},
     "penalties": {"repeat_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     "penalties and draws": {"frequency_penalty": 0.3, "temperature": 0.9, "seed": 11},
     "biases": {"logit_bias": ((10, -math.inf), (11, 3.0)), "temperature": 0.7, "seed": 5},

@@ -9,6 +9,7 @@ import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.errors import OptionError
+from rest_local.grammar import gbnf
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.respec import ReSpec
 
@@ -63,7 +64,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._lane.policies["auto"].trust.right > 0.8  # type: ignore[attr-defined]
+                assert engine._lane.policies["auto"].draft_model.right > 0.8  # type: ignore[attr-defined]
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:
@@ -76,7 +77,7 @@ def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_mod
         marked = sum(source.endswith("~") for source in stream.result.sources)
         assert stream.result.draft["relaxed"] >= marked > 0
         for refused in (
-            Sampling(grammar='root ::= "a"'),
+            Sampling(grammar=gbnf('root ::= "a"')),
             Sampling(repeat_penalty=1.1),
             Sampling(logit_bias=((3, 1.0),)),
         ):

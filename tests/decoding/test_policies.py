@@ -21,7 +21,7 @@ from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import OptionError
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.policies import POLICIES, make_policy
-from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
 
 FLAT = CostCurve.from_points([0], [1, 64], [[10.0, 10.0]])
@@ -93,7 +93,7 @@ class Scripted:
 
     def begin(self, n_ctx: int) -> None: ...
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         self.seen.append(tuple(at.entropies))
         assert isinstance(sources, Told)
         tree, node, history = DraftTree(at.leaves), ROOT, sources.text
@@ -105,6 +105,8 @@ class Scripted:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.taught.append(list(tokens))
+
+    def catch_up(self) -> None: ...
 
 
 def test_entropies_are_those_of_the_newest_three_tokens() -> None:

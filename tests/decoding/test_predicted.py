@@ -13,9 +13,10 @@ import pytest
 from rest_local import Engine
 from rest_local.decoding.predicted import LEAST_LIMIT, Predictions
 from rest_local.llama.model import Model
+from rest_local.llama.splitting import PART
+from rest_local.llama.tokenizer import Tokenizer
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
-from rest_local.retrieval.tokenizing import CHUNK
 
 TinyModel = Callable[..., Path]
 LINE = "for number in range(10): print(number)\n"
@@ -29,15 +30,15 @@ def vocabulary() -> Any:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Characters of each text that a vocabulary is given."""
+    """Characters of each text that llama.cpp is given."""
     lengths: list[int] = []
-    tokenize = Vocabulary.tokenize
+    call = Tokenizer._call
 
-    def watched(self: Vocabulary, text: str | bytes, **options: bool) -> Any:
+    def watched(self: Tokenizer, text: str) -> Any:
         lengths.append(len(text))
-        return tokenize(self, text, **options)
+        return call(self, text)
 
-    monkeypatch.setattr(Vocabulary, "tokenize", watched)
+    monkeypatch.setattr(Tokenizer, "_call", watched)
     return lengths
 
 
@@ -54,7 +55,7 @@ def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
                 drafted = engine.generate(LINE, max_tokens=8, prediction=text)
                 list(drafted)
                 assert drafted.result.tokens == plain.result.tokens
-    assert max(read) <= CHUNK
+    assert max(read) <= PART
     assert sum(read) < len(text) / 4
     assert [record.getMessage() for record in caplog.records if record.name == "rest_local.decoding"] == [
         f"a prediction is longer than {LEAST_LIMIT} tokens; only its beginning is drafted from"

@@ -19,7 +19,7 @@ from rest_local.drafting.drafter import Growth
 from rest_local.errors import GenerationError
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto, Driver
-from rest_local.planning.wording import Wording
+from rest_local.planning.calibrator import TokenCalibrator
 
 
 def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
@@ -312,7 +312,7 @@ def test_a_prediction_may_be_an_array() -> None:
 def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trees of all requests grow in one loop; below the root more is read, and a draft model asked."""
     monkeypatch.setattr(Acceptance, "estimate", lambda self, cell: 0.9)
-    monkeypatch.setattr(Wording, "judge", lambda self, behind, candidates: [])
+    monkeypatch.setattr(TokenCalibrator, "calibrate", lambda self, behind, candidates: [])
     backend = FakeBackend(n_ctx=512, n_slots=3)
     asked = [[n] * 40 for n in range(3)]
     jobs = [job_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
+from rest_local.decoding.timing import LoadMeter
 from rest_local.decoding.totals import Totals
 from rest_local.errors import (
     ModelError,
@@ -26,6 +28,7 @@ from rest_local.errors import (
     ServiceClosed,
 )
 from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.budget import Budget
 
 TinyModel = Callable[..., Path]
 NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
@@ -316,6 +319,7 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
     monkeypatch.setattr(Plan, "pays", lambda self, gain, ms: gain > 0)
     monkeypatch.setattr(Plan, "worth", lambda self, p: setattr(self, "best", self.best + 1) or self.best < 12)
+    monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=512, slots=3, draft_model=model) as engine, Service(engine) as service:
         small = engine._lane.draft_model
@@ -476,3 +480,46 @@ def test_an_engine_trims_each_of_its_datastores(engine: Engine, monkeypatch: pyt
     monkeypatch.setattr(engine, "datastores", [Store("a"), Store("b")])
     engine.trim()
     assert trimmed == ["a", "b"]
+
+
+def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
+        calibration = engine._lane._calibration
+        monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
+        timed: list[int] = []
+        measure = calibration._measure
+        monkeypatch.setattr(calibration, "_measure", lambda slot, n, n_ctx: timed.append(n) or measure(slot, n, n_ctx))
+        with Service(engine) as service:
+            for _ in range(3):
+                assert len(service.submit(asked(engine, PROMPTS[0], 20)).wait(30).tokens) == 20
+                end = time.monotonic() + 20
+                while service.run(lambda engine: calibration.has_idle_work) and time.monotonic() < end:
+                    time.sleep(0.01)
+        assert len({n for n in timed if n > 1}) >= 3
+        assert not calibration.has_idle_work  # it ends, also where times do not agree
+
+
+def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its notification finds the thread neither waiting nor at work."""
+    monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 3600.0)
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
+        tickets: list[Any] = []
+        request = asked(engine, PROMPTS[0], 4)
+        started, submitted = threading.Event(), threading.Event()
+
+        def use_idle_time(seconds: float) -> bool:
+            if not tickets and started.wait(10):
+                tickets.append(service.submit(request))
+                submitted.set()
+            return False
+
+        monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
+        with Service(engine) as service:
+            started.set()
+            assert submitted.wait(10)
+            assert len(tickets[0].wait(60).tokens) == 4

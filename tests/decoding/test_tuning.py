@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 from rest_local import Engine
 from rest_local.bench.synthetic import Shape, synthetic
 from rest_local.bench.tiny import tiny_adapter
+from rest_local.decoding import tuning
 from rest_local.decoding.earlier import key_of
-from rest_local.decoding.tuning import EXACT, FAST, candidates, settings_for
+from rest_local.decoding.tuning import EXACT, FAST, Tuning, candidates, settings_for
 from rest_local.errors import ModelError
-from rest_local.llama.context import ContextSettings
+from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.options import Adapter, ModelOptions, Rope
 from rest_local.paths import cache_dir
+from rest_local.planning.corrections import ESTIMATED
+from rest_local.planning.cost import SIZES, CostCurve
+from rest_local.planning.measuring import Measured, Timing, measure
 
 TinyModel = Callable[..., Path]
 
@@ -109,3 +114,135 @@ def test_batches_of_any_size_say_the_same(tiny_model: TinyModel, n_batch: int, n
     options = ModelOptions(n_batch=n_batch, n_ubatch=n_ubatch)
     with Engine.load(path, n_ctx=128, threads=1, options=options, exact=exact) as engine:
         assert _say(engine)[:3] == whole[:3]  # further on a near-tie may fall the other way
+
+
+def stored() -> list[Path]:
+    return sorted((cache_dir() / "tuning").glob("*.json"))
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_first_run_times_few_steps_and_promises_nothing(tiny_model: TinyModel) -> None:
+    """It counts batches, not seconds: a batch of n tokens costs at most n plain steps."""
+    path, spent = tiny_model("llama"), list[int]()
+    decode = Context.decode
+
+    def counted(context: Context) -> int:
+        spent.append(context.batch.n_tokens)
+        return decode(context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Context, "decode", counted)
+        engine = Engine.load(path, n_ctx=256)
+    with engine:
+        assert 0 < sum(spent) <= 15
+        assert engine.calibration["state"] == "provisional"
+        assert engine.calibration["estimated_from"]
+        assert engine.self_test == {}
+        engine.compare()
+        assert engine.self_test["rows"] >= 24
+    (file,) = stored()
+    assert json.loads(file.read_text())["final"] is False
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_neither_context_size_nor_slots_make_a_machine_new(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model("llama")
+    Engine.load(path, n_ctx=256).close()
+    monkeypatch.setattr(tuning, "quick", lambda *_: pytest.fail("measured again"))
+    for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
+        with Engine.load(path, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
+            assert engine.n_ctx == n_ctx
+            assert len(engine.slots) == slots
+            assert len(_say(engine)) > 0
+    assert len(stored()) == 1
+
+
+def tuning_of(curve: CostCurve) -> Tuning:
+    return Tuning(ContextSettings(), curve, {}, False, 1e9)
+
+
+def damage() -> list[str]:
+    whole = json.loads(tuning_of(CostCurve.from_points([0, 512], SIZES, [SIZES, SIZES])).to_json())
+    curve = whole["curve"]
+    negative, falling = ([[-1.0] * 64] * 2), ([[64.0 - n for n in range(64)]] * 2)
+    changes = [
+        {"format": 6}, {"format": "7"}, {"settings": None}, {"settings": {"n_ctx": 2}}, {"curve": None}, {"curve": []},
+        {"curve": curve | {"ms": negative}}, {"curve": curve | {"ms": falling}}, {"curve": curve | {"contexts": [0]}},
+        {"curve": curve | {"ms": [[float("nan")] * 64] * 2}}, {"measured_at": "today"}, {"measured_at": float("inf")},
+        {"self_test": 3}, {"self_test": {"rows": "many"}}, {"unsuitable": 7}, {"unsuitable": [{"n_ctx": 1}]},
+        {"curve": curve | {"sd": {"speed": 1e9, "sizes": [], "attention": []}}},
+    ]  # fmt: skip
+    return ["", "{", "[]", "null", "\0" * 99, *(json.dumps(whole | change) for change in changes)]
+
+
+@pytest.mark.parametrize("text", damage())
+def test_a_damaged_or_foreign_file_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Tuning.from_json(text)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_damaged_file_is_measured_again_with_a_warning(
+    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_model("llama")
+    Engine.load(path, n_ctx=128).close()
+    (file,) = stored()
+    whole = json.loads(file.read_text())
+    for text in ("", json.dumps(whole | {"curve": whole["curve"] | {"ms": [[-1.0] * 64] * 2}})):
+        file.write_text(text)
+        caplog.clear()
+        with Engine.load(path, n_ctx=128) as engine:
+            assert (engine.cost_curve.at(100) > 0).all()
+        assert "measuring again" in caplog.text
+        assert Tuning.from_json(file.read_text()).curve
+
+
+def test_what_is_partial_is_never_stored_as_final() -> None:
+    partial = CostCurve.from_points([0, 4096], SIZES, [[10.0 * n**0.5 for n in SIZES]] * 2, ESTIMATED)
+    assert not tuning_of(partial).final
+    for busy in (True, False):
+        for _ in range(40):
+            for n in (1, 2, 4, 8):
+                partial.observe(n, 20, 10.0 * n**0.5, busy)
+        again = Tuning.from_json(tuning_of(partial).to_json())
+        assert not again.final  # sizes from 16 on were never seen
+        assert json.loads(again.to_json())["final"] is False
+    whole = measure(lambda n, n_ctx: Timing(10.0 * n**0.5 + 0.001 * n_ctx), [64, 512, 2048]).curve
+    assert Tuning.from_json(tuning_of(whole).to_json()).final
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_age() -> None:
+    curve = CostCurve.from_points([0], [1, 64], [[1.0, 9.0]])
+    assert Tuning(ContextSettings(), curve, {}, False, measured_at=1e12).age == 0.0
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_thorough_measurement_is_kept_where_it_is_complete(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    path = tiny_model("llama")
+    steep = CostCurve.from_points([64, 512], SIZES, [[500.0 * n**0.5 for n in SIZES]] * 2)
+    noise = 0.01 if complete else 0.5
+    found = Measured(steep, complete, noise, 0.0)
+    monkeypatch.setattr(tuning, "measure", lambda *_, **__: found)
+    with Engine.load(path, n_ctx=256) as engine:
+        before = engine.cost_curve.expected(64)[0]
+        assert engine.tune() is found
+    with Engine.load(path, n_ctx=256) as engine:
+        plain = engine.cost_curve.expected(64)[0]
+        if complete:
+            assert plain == pytest.approx(500.0)
+            assert engine.calibration["estimated_from"] is None
+        else:
+            assert before < plain
+            assert engine.calibration["state"] == "provisional"
+            assert engine.calibration["estimated_from"]

@@ -1,0 +1,447 @@
+"""On a device that computes on its own, what no pass waits for is done while the next one is computed: once, for every
+step, and without a difference in any answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy, logits_of
+from support.fake_device import FakeDevice
+from support.fake_jobs import FLAT, TREE, Owned, Silent, check_cells, job_of, prompts_of, run, said, scheduler_of
+from support.fake_sources import SHAPES, Keen, fortune
+
+from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.forward import Forward, Prompt, Running
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.job import Job
+from rest_local.decoding.lanes import Lanes
+from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.slot import Slot
+from rest_local.decoding.stream import Piece
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.tree import DraftTree
+from rest_local.errors import GenerationError
+from rest_local.planning.off import Off
+from rest_local.planning.policy import Stateless, StepContext
+
+
+class Reader:
+    """What the owner of a job reads, and whether a pass was under way whenever it was woken."""
+
+    def __init__(self, job: Job, device: FakeDevice) -> None:
+        self.pieces: list[Piece] = []
+        self.woken: list[bool] = []
+        self._job, self._device = job, device
+        job.wake = self._wake
+
+    def _wake(self) -> None:
+        self.woken.append(self._device.under_way)
+        self.pieces += self._job.take()
+
+    def check(self) -> None:
+        """Everything was read once, in order."""
+        result = self._job.result
+        assert "".join(piece.text for piece in self.pieces) == result.text
+        assert [token for piece in self.pieces for token in piece.tokens] == result.tokens
+        assert [source for piece in self.pieces for source in piece.sources] == result.sources
+        assert [told for piece in self.pieces for told in piece.logprobs] == result.logprobs
+
+
+def ahead(device: FakeDevice) -> Scheduler:
+    return scheduler_of(device, overlaps=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("drafts", "n_slots"), [*itertools.product((True, False), (1, 4))])
+def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts: bool, n_slots: int) -> None:
+    """With log-probabilities, whose rows the next pass overwrites."""
+    device = FakeDevice(n_ctx=1024, n_slots=n_slots)
+    asked = prompts_of(8)
+    jobs = [
+        job_of(
+            device, prompt, 40, Draws(seed, 0.7) if seed % 2 else None, fortune(shape),
+            Keen(FLAT) if drafts else Off(), logprobs=2 if seed % 3 else None,
+        )
+        for seed, prompt in enumerate(asked)
+    ]  # fmt: skip
+    readers = [Reader(job, device) for job in jobs]
+    run(ahead(device), jobs)
+    for seed, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
+        tokens = said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
+        assert job.error is None
+        assert job.result.tokens == tokens
+        assert job.result.text == "".join(chr(97 + token) for token in tokens)
+        if seed % 3:
+            rows = [logits_of([*prompt, *tokens[:n]]) for n in range(len(tokens))]
+            assert job.result.logprobs == [logprobs_of(r, t, 2) for r, t in zip(rows, tokens, strict=True)]
+        assert job.answer.statistics.generated >= len(tokens)
+        reader.check()
+    statistics = [job.answer.statistics for job in jobs]
+    assert sum(each.accepted for each in statistics) > 5 or not drafts or shape == "wrong"
+
+
+@pytest.mark.parametrize(("overlaps", "stop"), [(True, ()), (True, ("aba",)), (False, ())])
+def test_text_is_delivered_while_the_next_pass_is_computed(overlaps: bool, stop: tuple[str, ...]) -> None:
+    """All but the last step, whose end is known from its tokens; at once where a decode returns with all computed."""
+    device = FakeDevice(n_slots=2)
+    jobs = [job_of(device, [n], 20, Draws(n), stop=stop) for n in (3, 5)]
+    readers = [Reader(job, device) for job in jobs]
+    run(scheduler_of(device, overlaps=overlaps), jobs)
+    for reader in readers:
+        steps = len(reader.woken) - 2
+        assert steps > 3
+        assert reader.woken == [overlaps] * steps + [False, False]  # the last piece, and the end
+        reader.check()
+
+
+def finds(text: str, stop: str) -> str:
+    return text[: text.index(stop)] if stop in text else text
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> None:
+    """Across pieces: no token after it is submitted, so there is nothing to take back."""
+    found = 0
+    for seed, prompt in enumerate(prompts_of(30, 12)):
+        whole = "".join(chr(97 + token) for token in said(prompt, 40, Draws(seed)))
+        if len(whole) < 20:
+            continue
+        stop = whole[12:15]
+
+        def job(backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop) -> Job:
+            policy = Keen(FLAT) if drafts else Off()
+            return job_of(backend, prompt, 40, Draws(seed), fortune("chain"), policy, stop=(stop,))
+
+        device, plain = FakeDevice(), FakeBackend()
+        late, once = job(device), job(plain)
+        reader = Reader(late, device)
+        run(ahead(device), [late])
+        run(scheduler_of(plain, overlaps=False), [once])
+        assert late.result.text == once.result.text == finds(whole, stop)
+        assert (late.result.finish_reason, late.result.stopping_word) == ("stop", stop)
+        assert late.result.tokens == once.result.tokens
+        assert drafts or device.calls == plain.calls
+        reader.check()
+        found += 1
+    assert found > 10
+
+
+@pytest.mark.parametrize("whom", ["itself", "another"])
+def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str) -> None:
+    device = FakeDevice(n_slots=2)
+    scheduler = ahead(device)
+    ended: list[Any] = []
+    jobs = [
+        job_of(device, [n], 40, Draws(n), fortune("tree"), Keen(FLAT), finished=ended.append, ignore_end=True)
+        for n in (3, 5)
+    ]
+    target = jobs[0] if whom == "itself" else jobs[1]
+
+    def cancel() -> None:
+        if device.under_way and len(jobs[0].result.tokens) > 6 and not target.done:
+            scheduler.cancel(target)
+
+    jobs[0].wake = cancel
+    run(scheduler, jobs)
+    other = jobs[1] if target is jobs[0] else jobs[0]
+    assert target.result.finish_reason == "cancelled"
+    assert 0 < len(target.result.tokens) < 40
+    assert (
+        target.result.tokens
+        == said([3 if target is jobs[0] else 5], 40, Draws(3 if target is jobs[0] else 5))[: len(target.result.tokens)]
+    )
+    assert other.result.tokens == said([5 if target is jobs[0] else 3], 40, Draws(5 if target is jobs[0] else 3))
+    assert len(ended) == 2, "each is counted once"
+    assert isinstance(target.sampler, Owned)
+    assert target.sampler.late == 0
+    assert all(job.error is None for job in jobs)
+    run(scheduler, [again := job_of(device, [3], 10)])
+    assert again.result.tokens == said([3], 10)
+
+
+def test_who_is_cancelled_by_its_last_text_ends_once() -> None:
+    device = FakeDevice()
+    scheduler = ahead(device)
+    ended: list[Any] = []
+    job = job_of(device, [3], 10, Draws(3), finished=ended.append, ignore_end=True)
+
+    def cancel() -> None:
+        if len(job.result.tokens) == 10 and not job.done:
+            scheduler.cancel(job)
+
+    job.wake = cancel
+    run(scheduler, [job])
+    assert len(ended) == 1
+    assert job.result.tokens == said([3], 10, Draws(3))
+    assert isinstance(job.sampler, Owned)
+    assert job.sampler.closed == 1
+
+
+@pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
+@pytest.mark.parametrize("call", range(2, 9))
+def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) -> None:
+    device = FakeDevice(n_slots=3)
+    asked = [[1, 2, 3], [4] * 12, [5, 6]]
+    jobs = [job_of(device, prompt, 12, Draws(n), fortune("tree"), Keen(FLAT)) for n, prompt in enumerate(asked)]
+    readers = [Reader(job, device) for job in jobs]
+    device.failures = {call: code}
+    run(ahead(device), jobs)
+    for n, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
+        assert job.error is None
+        assert job.result.tokens == said(prompt, 12, Draws(n))
+        reader.check()
+
+
+@pytest.mark.parametrize("call", range(2, 8))
+def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int) -> None:
+    """Nobody expects it, so it ends the step; the pass before was delivered, the cells are what is committed."""
+    device = FakeDevice(n_slots=2)
+    scheduler = ahead(device)
+    jobs = [job_of(device, [n], 12, Draws(n)) for n in (3, 5)]
+    readers = [Reader(job, device) for job in jobs]
+    device.faults = {call: RuntimeError("lost")}
+    with pytest.raises(RuntimeError, match="lost"):
+        run(scheduler, jobs)
+    check_cells(scheduler)
+    run(scheduler, [])
+    for n, job, reader in zip((3, 5), jobs, readers, strict=True):
+        assert job.result.tokens == said([n], 12, Draws(n))
+        reader.check()
+
+
+def test_who_is_sent_back_for_want_of_cells_has_got_its_text() -> None:
+    device = FakeDevice(n_ctx=64, n_slots=2)
+    scheduler = ahead(device)
+    asked = [[1] * 20, [2] * 20]
+    jobs = [job_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
+    readers = [Reader(job, device) for job in jobs]
+    for job in jobs:
+        scheduler.submit(job)
+    while jobs[1] not in scheduler.waiting or jobs[1].generation is None:
+        scheduler.step()
+    assert jobs[1].n_tokens - len(asked[1]) == len(jobs[1].result.tokens) > 0
+    run(scheduler, [])
+    for n, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
+        assert job.result.tokens == said(prompt, 40, Draws(n + 3))
+        reader.check()
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_a_full_context_is_the_same(shift: bool) -> None:
+    jobs = []
+    for backend, overlaps in ((FakeDevice(n_ctx=48), True), (FakeBackend(n_ctx=48), False)):
+        job = job_of(backend, [1, 2, 3] * 5, 120, Draws(11), fortune("deep"), Keen(FLAT), context_shift=shift)
+        run(scheduler_of(backend, overlaps=overlaps), [job])
+        jobs.append(job)
+    assert jobs[0].result.tokens == jobs[1].result.tokens
+    assert jobs[0].result.text == jobs[1].result.text
+    assert jobs[0].result.finish_reason == jobs[1].result.finish_reason
+    assert jobs[0].result.truncated == shift
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6),
+    n_slots=st.integers(1, 4),
+    n_ctx=st.sampled_from([64, 128, 512]),
+    failures=st.dictionaries(st.integers(1, 40), st.sampled_from([1, 2, -1, -2]), max_size=4),
+    drafts=st.booleans(),
+    overlaps=st.booleans(),
+)
+def test_every_step_is_delivered_once_whatever_happens(
+    seeds: list[int], n_slots: int, n_ctx: int, failures: dict[int, int], drafts: bool, overlaps: bool
+) -> None:
+    """Cells that run out, decodes that fail, stop strings, cancelled requests, in any order."""
+    device = FakeDevice(n_ctx=n_ctx, n_slots=n_slots)
+    scheduler = scheduler_of(device, overlaps=overlaps)
+    device.failures = dict(failures)
+    ended: list[Any] = []
+    jobs, asked = [], []
+    for seed in seeds:
+        prompt = np.random.default_rng(seed).integers(0, N_VOCAB - 1, 1 + seed % 20).tolist()
+        stop = ("a", "bcd", "e") if seed % 3 == 0 else ()
+        policy = Keen(FLAT) if drafts else Off()
+        shape = [*SHAPES][seed % len(SHAPES)]
+        job = job_of(
+            device, prompt, 5 + seed % 30, Draws(seed), fortune(shape), policy, finished=ended.append, stop=stop
+        )
+        jobs.append(job)
+        asked.append(prompt)
+    readers = [Reader(job, device) for job in jobs]
+    cancelled = next((job for job, seed in zip(jobs, seeds, strict=True) if seed % 5 == 0), None)
+    for job in jobs:
+        scheduler.submit(job)
+    for step in range(1000):
+        if not scheduler.busy:
+            break
+        scheduler.step()
+        check_cells(scheduler)
+        if step == 6 and cancelled is not None:
+            scheduler.cancel(cancelled)
+    assert len(ended) == len(jobs)
+    for seed, prompt, job, reader in zip(seeds, asked, jobs, readers, strict=True):
+        expected = said(prompt, 5 + seed % 30, Draws(seed))
+        reader.check()
+        assert job.result.tokens == expected[: len(job.result.tokens)]
+        assert job.answer.statistics.generated >= len(job.result.tokens)
+        if job is not cancelled and seed % 3 and not failures and n_ctx == 512:
+            assert job.result.tokens == expected
+
+
+class Forgetful(Off):
+    """Cannot learn from its n-th step."""
+
+    def __init__(self, n: int) -> None:
+        self._left = n
+
+    def catch_up(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("cannot learn")
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
+    device = FakeDevice(n_slots=3)
+    ended: list[Any] = []
+    policies = [Off(), Forgetful(step), Keen(FLAT)]
+    jobs = [
+        job_of(device, [n], 20, Draws(n), fortune("tree"), policy, finished=ended.append, ignore_end=True)
+        for n, policy in enumerate(policies)
+    ]
+    scheduler = ahead(device)
+    run(scheduler, jobs)
+    for n in (0, 2):
+        assert jobs[n].error is None
+        assert jobs[n].result.tokens == said([n], 20, Draws(n))
+    assert isinstance(jobs[1].error, GenerationError)
+    assert "cannot learn" in str(jobs[1].error)
+    assert jobs[1].result.tokens == said([1], 20, Draws(1))[: step - 1]
+    assert len(ended) == 3
+    run(scheduler, [again := job_of(device, [1], 10)])
+    assert again.result.tokens == said([1], 10)
+
+
+def test_ending_all_flushes_what_was_left() -> None:
+    device = FakeDevice(n_slots=2)
+    scheduler = ahead(device)
+    jobs = [job_of(device, [n], 100, Draws(n), ignore_end=True) for n in (3, 5)]
+    readers = [Reader(job, device) for job in jobs]
+    for job in jobs:
+        scheduler.submit(job)
+    for _ in range(4):
+        scheduler.step()
+    assert [len(job.result.tokens) for job in jobs] == [3, 3], "the newest step is still to be delivered"
+    scheduler.cancel_all()
+    for n, job, reader in zip((3, 5), jobs, readers, strict=True):
+        assert job.result.tokens == said([n], 4, Draws(n))
+        assert job.answer.statistics.steps == 4
+        reader.check()
+
+
+class Watcher(Stateless):
+    """Keeps the entropies that it was told of."""
+
+    name = "watcher"
+    watches_entropy = True
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, ...]] = []
+
+    def draft(self, sources: Any, at: StepContext) -> Draft:
+        self.seen.append(tuple(at.entropies))
+        return Draft(DraftTree())
+
+
+def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
+    """From a copy of the newest row: the next pass has overwritten it by then."""
+    device, policy = FakeDevice(), Watcher()
+    job = job_of(device, [1, 2], 8, policy=policy)
+    run(ahead(device), [job])
+    tokens = job.result.tokens
+    every = [entropy_of(logits_of([1, 2, *tokens[:n]])) for n in range(len(tokens))]
+    assert len(policy.seen) > 5
+    for step, seen in enumerate(policy.seen):
+        assert seen == pytest.approx(every[: max(step - 1, 0)][-3:])
+
+
+@pytest.mark.parametrize("wait", [0.2, 5.0])
+def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whether reading the logits takes longer than submitting; here submitting takes a second."""
+    now = 0.0
+
+    def let_pass(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    class Slow(FakeBackend):
+        def decode(self) -> int:
+            let_pass(1.0)
+            return super().decode()
+
+        def logits(self, n_outputs: int) -> np.ndarray:
+            let_pass(wait)
+            return super().logits(n_outputs)
+
+    monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: now))
+    backend = Slow()
+    scheduler = scheduler_of(backend)
+    job = job_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
+    scheduler.submit(job)
+    behind = []
+    while not job.done:
+        scheduler.step()
+        if not job.done:
+            assert job.generation is not None
+            behind.append(job.n_tokens - len(job.prompt) - len(job.result.tokens))
+    assert set(behind[1:]) == {1 if wait > 1.0 else 0}
+    assert job.result.tokens == said([1, 2], 10, Draws(5))
+
+
+def test_a_prompt_is_waited_for_by_its_own_pass() -> None:
+    """Or the first step of the answer would be charged with it."""
+    device = FakeDevice()
+    generation = Generation(device, Slot(device), Off(), Silent(), Greedy(), TREE, lambda token: False)
+    generation.begin([1] * 20)
+    Forward(device, overlaps=True).step([], [Prompt(generation, 19)])
+    assert not device.under_way
+    (taken,) = Forward(device, overlaps=True).step([Running(generation, 5)])
+    assert taken.tokens == said([1] * 20, 1)
+
+
+def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
+    """Of exact requests, on a context of their own: a pass there would stand between two of the shared lane."""
+    devices = [FakeDevice(), FakeDevice()]
+    schedulers = [ahead(device) for device in devices]
+    shared, exact = (
+        SimpleNamespace(
+            scheduler=scheduler,
+            context=SimpleNamespace(number_decodes=lambda number: None),
+            exact=exact,
+            after_pass=lambda seconds: None,
+        )
+        for scheduler, exact in zip(schedulers, (False, True), strict=True)
+    )
+    shared.warnings = []
+    lanes = Lanes(shared)  # type: ignore[arg-type]
+    lanes._exact = exact  # type: ignore[assignment]
+    jobs = [job_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)]
+    for scheduler, job in zip(schedulers, jobs, strict=True):
+        scheduler.submit(job)
+    for step in range(1, 10):
+        lanes.step(step)
+        assert [len(job.result.tokens) for job in jobs] == [step, step]
+    lanes.cancel(jobs[1])
+    for step in range(10, 15):
+        lanes.step(step)
+        assert len(jobs[0].result.tokens) == step - 1, "alone again, with the next pass"
+    lanes.deliver()
+    assert len(jobs[0].result.tokens) == 14, "before stores that were drafted from are closed, say"
