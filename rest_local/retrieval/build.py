@@ -32,6 +32,7 @@ from rest_local.retrieval.format import (
     Manifest,
     SegmentEntry,
     VocabularyId,
+    check_recipe,
     file_name,
     owns,
     pack_documents,
@@ -65,8 +66,9 @@ def build(
     files: the file operations; tests replace them.
 
     Documents without tokens are left out. Raises CorpusEmpty if none is left, CorpusTooLarge for a document that no
-    segment can hold, ValueError for an id outside the vocabulary, DatastoreLocked, and DatastoreUnwritable if the disk
-    or the directory refuses; in each case what was there before is intact. O(n log n), 5 M tokens/s or more a core.
+    segment can hold, ValueError for an id outside the vocabulary or a recipe of wrong types, DatastoreLocked, and
+    DatastoreUnwritable if the disk or the directory refuses; in each case what was there before is intact.
+    O(n log n), 5 M tokens/s or more a core.
     """
     if not 1 <= segment_tokens < MAX_SEGMENT:
         raise ValueError(f"segment_tokens {segment_tokens} must be from 1 to {MAX_SEGMENT - 1}")
@@ -98,6 +100,7 @@ def commit(
 
     Arguments and errors as `build`, DatastoreLocked aside.
     """
+    check_recipe(recipe or {})
     with unwritable(directory):
         _check_ours(directory)
         builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
@@ -130,7 +133,9 @@ class _Builder:
             new = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
             self._write(new, manifest.to_bytes())
             if MANIFEST in before:
-                self._files.link(self._directory / MANIFEST, old)
+                # A copy, because exFAT and many network and FUSE file systems have no hard links. Synced like any
+                # other file: after a failed step it becomes the manifest again.
+                self._write(old, (self._directory / MANIFEST).read_bytes())
             renamed = True
             self._files.rename(new, self._directory / MANIFEST)
             self._files.sync_directory(self._directory)

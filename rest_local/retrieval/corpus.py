@@ -7,10 +7,8 @@ that the caller names itself is taken whatever its extension, hidden or ignored 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +16,8 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval.git import git_files
 from rest_local.retrieval.secret import secret_content, secret_name
 
 MAX_FILE_SIZE = 1 << 20
@@ -41,25 +40,39 @@ EXTENSIONS = frozenset(
 
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
+UNWANTED = "not a wanted kind of file"
 _NAMED = 20
+_KINDS, _KINDS_SHOWN, _KIND_LENGTH = 100, 8, 20
 
 
 @dataclass(slots=True)
 class Skipped:
-    """What a walk left out. counts: files by reason; secrets: the first names that looked like secrets."""
+    """What a walk left out, in a size that does not depend on how much that was.
+
+    counts: files by reason; kinds: unwanted files by extension, `other` beyond the first 100 extensions; secrets: the
+    first names that looked like secrets.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     secrets: list[str] = field(default_factory=list)
 
     def add(self, reason: str, name: str = "") -> None:
         """Counts one file."""
         self.counts[reason] += 1
-        if reason == "secret" and len(self.secrets) < _NAMED:
+        if reason == UNWANTED:
+            kind = printable(os.path.splitext(name)[1].lower()[:_KIND_LENGTH]) or "no extension"
+            self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "other"] += 1
+        elif reason == "secret" and len(self.secrets) < _NAMED:
             self.secrets.append(printable(name))
 
     def summary(self) -> str:
-        """For people, one line: "12 binary, 3 too large", or "nothing skipped"."""
-        return ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common()) or "nothing skipped"
+        """For people, one line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing skipped"."""
+        parts = [f"{count} {reason}" for reason, count in self.counts.most_common()]
+        kinds = [f"{count} {kind}" for kind, count in self.kinds.most_common(_KINDS_SHOWN)]
+        kinds += ["..."] if len(self.kinds) > _KINDS_SHOWN else []
+        parts = [f"{part} ({', '.join(kinds)})" if kinds and part.endswith(UNWANTED) else part for part in parts]
+        return ", ".join(parts) or "nothing skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +119,42 @@ def walk(
     return _walk(roots, filters, skipped if skipped is not None else Skipped())
 
 
-def printable(name: str) -> str:
-    """A file name that any terminal and any UTF-8 file takes: control characters and lone surrogates as U+FFFD."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in name)
-
-
-def _walk(roots: Iterable[Path], filters: Filters, skipped: Skipped) -> Iterator[tuple[str, str]]:
+def _walk(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterator[tuple[str, str]]:
     include, exclude = _spec(filters.include), _spec(filters.exclude)
-    seen: set[tuple[int, int]] = set()
-    for root in roots:
-        root = root.resolve()
-        single = not root.is_dir()
+    resolved = [root.resolve() for root in roots]
+    seen = _Seen(resolved)
+    for root in resolved:
+        single, below = not root.is_dir(), os.path.join(root, "")
         for path in [str(root)] if single else _candidates(root, skipped):
             base = os.path.basename(path)
-            relative = base if single else os.path.relpath(path, root)
+            relative = base if single else path[len(below) :]
             wanted = include.match_file(relative) if filters.include else _by_extension(base)
-            if exclude.match_file(relative) or not (wanted or (single and not filters.include)):
-                skipped.add("not a wanted kind of file")
+            if (filters.exclude and exclude.match_file(relative)) or not (wanted or (single and not filters.include)):
+                skipped.add(UNWANTED, base)
             elif not filters.allow_secrets and secret_name(base):
                 skipped.add("secret", path)
             else:
                 text = _text(path, filters, skipped, seen)
                 if text:
                     yield path, text
+
+
+class _Seen:
+    """Files that were taken, so that each is taken once. Remembers only what can come again: files with several names,
+    and all of them where one root lies in another. A million files take no memory.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        inside = (a == b or a in b.parents for i, a in enumerate(roots) for j, b in enumerate(roots) if i != j)
+        self._overlap = any(inside)
+        self._identities: set[tuple[int, int]] = set()
+
+    def has(self, status: os.stat_result) -> bool:
+        return (status.st_dev, status.st_ino) in self._identities
+
+    def add(self, status: os.stat_result) -> None:
+        if self._overlap or status.st_nlink > 1:
+            self._identities.add((status.st_dev, status.st_ino))
 
 
 def _spec(globs: Sequence[str]) -> GitIgnoreSpec:
@@ -144,114 +170,113 @@ def _by_extension(name: str) -> bool:
 
 def _candidates(root: Path, skipped: Skipped) -> Iterator[str]:
     """Paths of files below a directory that are neither hidden nor ignored."""
-    listed = _git_files(root)
+    listed = git_files(root)
     if listed is None:
-        yield from _scan(str(root), [], skipped)
+        yield from _scan(str(root), skipped)
         return
     # git lists what its index holds, also below a directory that has become a link since: that must not be followed
-    here: dict[str, bool] = {}
+    chain: list[tuple[str, bool]] = []  # the folders of the last file, and whether each is one, all the way down
     for relative in listed:
-        path = os.path.join(root, relative)
-        folder = os.path.dirname(path)
-        if folder not in here:
-            here[folder] = os.path.realpath(folder) == folder
+        *folders, _ = relative.split("/")
+        same = next((i for i, (name, _) in enumerate(chain) if i >= len(folders) or name != folders[i]), len(chain))
+        del chain[same:]
+        for depth in range(same, len(folders)):
+            real = (not chain or chain[-1][1]) and not os.path.islink(os.path.join(root, *folders[: depth + 1]))
+            chain.append((folders[depth], real))
         if any(part.startswith(".") for part in relative.split("/")):
             skipped.add("hidden")
-        elif not here[folder]:
+        elif chain and not chain[-1][1]:
             skipped.add("link")
         else:
-            yield path
+            yield os.path.join(root, relative)
 
 
-def _git_files(root: Path) -> list[str] | None:
-    """What git tracks or would track below `root`, or None outside a work tree, in an ignored directory, without git.
+_Ignores = tuple["_Ignores", str, GitIgnoreSpec] | None
+"""The .gitignore files that hold in a directory: those of the directories above it, its path, what its own says."""
 
-    No program that a repository's own configuration names is run (core.fsmonitor would be).
+
+def _scan(root: str, skipped: Skipped) -> Iterator[str]:
+    """A walk that respects .gitignore files by itself. Memory: the names in the directories on the way down, of which
+    there may be more than Python allows calls inside each other.
     """
-    safe = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(root)]
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-        environment.pop(variable, None)
-
-    def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*safe, *arguments], env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False
-        )
-
-    try:
-        inside = git("rev-parse", "--is-inside-work-tree")
-        if inside.returncode != 0 or inside.stdout.strip() != b"true" or git("check-ignore", "-q", ".").returncode == 0:
-            return None
-        listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    except OSError:
-        return None
-    if listed.returncode != 0:
-        return None
-    return sorted({os.fsdecode(name) for name in listed.stdout.split(b"\0") if name})
-
-
-def _scan(directory: str, ignores: list[tuple[str, GitIgnoreSpec]], skipped: Skipped) -> Iterator[str]:
-    """A walk that respects .gitignore files by itself. ignores: those of the directories above, outermost first."""
-    try:
-        with os.scandir(directory) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError:
-        skipped.add("unreadable", directory)
-        return
-    if any(entry.name == ".gitignore" for entry in entries):
-        with contextlib.suppress(OSError, ValueError):
-            lines = Path(directory, ".gitignore").read_text("utf-8", "replace").splitlines()
-            ignores = [*ignores, (directory, GitIgnoreSpec.from_lines(lines))]
-    for entry in entries:
-        folder = entry.is_dir(follow_symlinks=False)
-        if entry.name.startswith("."):
+    ignores = _ignores(root, None)
+    way = [(root, ignores, _names(root, skipped))]
+    while way:
+        directory, ignores, names = way[-1]
+        name = next(names, None)
+        if name is None:
+            way.pop()
+            continue
+        folder, path = name.endswith("/"), os.path.join(directory, name.rstrip("/"))
+        if name.startswith("."):
             skipped.add("hidden")
-        elif _ignored(entry.path, folder, ignores):
+        elif _ignored(path, folder, ignores):
             skipped.add("ignored")
         elif not folder:
-            yield entry.path
-        elif entry.name not in _SKIPPED_DIRECTORIES:
-            yield from _scan(entry.path, ignores, skipped)
+            yield path
+        elif name.rstrip("/") not in _SKIPPED_DIRECTORIES:
+            way.append((path, _ignores(path, ignores), _names(path, skipped)))
 
 
-def _ignored(path: str, folder: bool, ignores: list[tuple[str, GitIgnoreSpec]]) -> bool:
+def _names(directory: str, skipped: Skipped) -> Iterator[str]:
+    """What a directory holds, in the order of git: folders end in a slash. Nothing where it cannot be read."""
+    try:
+        with os.scandir(directory) as found:
+            names = [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in found]
+    except OSError:
+        skipped.add("unreadable", directory)
+        return iter(())
+    names.sort()
+    return iter(names)
+
+
+def _ignores(directory: str, above: _Ignores) -> _Ignores:
+    """With what the .gitignore of a directory says; a link is not followed, as git follows none."""
+    try:
+        _, data = _read(os.path.join(directory, ".gitignore"), MAX_FILE_SIZE)
+        lines = (data or b"").decode("utf-8", "replace").splitlines()
+        return (above, directory, GitIgnoreSpec.from_lines(lines)) if lines else above
+    except (OSError, ValueError):
+        return above
+
+
+def _ignored(path: str, folder: bool, ignores: _Ignores) -> bool:
     """The innermost .gitignore that has something to say decides."""
-    for base, spec in reversed(ignores):
+    while ignores:
+        ignores, base, spec = ignores
         decided = spec.check_file(os.path.relpath(path, base) + ("/" if folder else "")).include
         if decided is not None:
             return decided
     return False
 
 
-def _text(path: str, filters: Filters, skipped: Skipped, seen: set[tuple[int, int]]) -> str:
+def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
+    """Status and up to `limit` bytes of a regular file; no bytes of anything else. Raises OSError, for a link too."""
+    # Opened before it is looked at, so that what is looked at is what is read; O_NONBLOCK: a FIFO must not wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        return status, file.read(limit) if stat.S_ISREG(status.st_mode) else None
+
+
+def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> str:
     """The text of a file, or "" if it is skipped, with the reason counted."""
     try:
-        # Opened before it is looked at, so that what is looked at is what is read; O_NONBLOCK: a FIFO must not wait.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        status, data = _read(path, filters.max_file_size + 1)
     except FileNotFoundError:
         skipped.add("vanished")
         return ""
     except OSError:
         skipped.add("link" if os.path.islink(path) else "unreadable")
         return ""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            skipped.add("not a regular file")
-            return ""
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(filters.max_file_size + 1)
-    except OSError:
-        skipped.add("unreadable")
+    if data is None:
+        skipped.add("not a regular file")
         return ""
-    finally:
-        os.close(descriptor)
-    identity = (status.st_dev, status.st_ino)
-    reason = "duplicate" if identity in seen else _reason(data, filters)
+    reason = "duplicate" if seen.has(status) else _reason(data, filters)
     if reason:
         skipped.add(reason, path)
         return ""
-    seen.add(identity)
+    seen.add(status)
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
 
 
@@ -261,7 +286,9 @@ def _reason(data: bytes, filters: Filters) -> str:
         return "too large"
     if not data:
         return "empty"
-    if b"\0" in data:  # binary, or UTF-16 and UTF-32
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # their marks; without a NUL byte where no letter is Latin
+        return "UTF-16 or UTF-32"
+    if b"\0" in data:
         return "binary"
     lines = data.split(b"\n")
     if max(map(len, lines)) > MAX_LINE or len(data) > MAX_MEAN_LINE * (len(lines) + 10):

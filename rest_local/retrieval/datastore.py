@@ -36,6 +36,8 @@ then; read into memory, none of those timed took over 0.4 ms. Why was not found 
 
 BYTES_A_TOKEN = 7  # tokens.bin and order.bin, at most
 
+OUTSIDE = "a segment points outside its text"
+
 LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed has rarely more
 
 
@@ -119,56 +121,70 @@ class Datastore:
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
         """As `Segment.rows`, merged over the segments; `locate` takes the positions.
 
-        Raises DatastoreCorrupt if a position on disk points outside its segment. Other damage to the files cannot be
-        seen here and only makes rows useless; ids are always below the vocabulary's size.
+        Raises DatastoreCorrupt if a position on disk points outside its segment, or a mapped file has changed its size.
+        Other damage to the files cannot be seen here and only makes rows useless; ids are always below the vocabulary's
+        size.
         """
+        self._check_sizes()
         try:
             return search_all(self._placed, context, limit, depth)
         except IndexError as error:
-            raise DatastoreCorrupt(self.path, "a segment points outside its text") from error
+            raise DatastoreCorrupt(self.path, OUTSIDE) from error
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """(match, count, positions): the longest match of `context`, in how many places, and up to `limit` of them."""
-        found = [segment.find(context) for segment in self._segments]
-        longest = max((match for match, _, _ in found), default=0)
-        if longest == 0:
-            return 0, 0, np.empty(0, np.int64)
-        count, places = 0, []
-        for index, (match, low, high) in enumerate(found):
-            if match == longest:
-                count += high - low
-                positions = self._segments[index].positions(low, min(high, low + limit))
-                places.append(positions + self._offsets[index])
-        return longest, count, np.concatenate(places)[:limit]
+        """(match, count, positions): the longest match of `context`, in how many places, and up to `limit` of them.
+
+        Raises DatastoreCorrupt as `rows` does.
+        """
+        self._check_sizes()
+        try:
+            found = [(*segment.find(context), start, segment) for start, segment in self._placed]
+            longest = max((match for match, *_ in found), default=0)
+            if longest == 0:
+                return 0, 0, np.empty(0, np.int64)
+            best = [(low, high, start, segment) for match, low, high, start, segment in found if match == longest]
+            places = [segment.positions(low, min(high, low + limit)) + start for low, high, start, segment in best]
+        except IndexError as error:
+            raise DatastoreCorrupt(self.path, OUTSIDE) from error
+        return longest, sum(high - low for low, high, *_ in best), np.concatenate(places)[:limit]
 
     def to_leave_off(self, tokens: npt.NDArray[np.integer]) -> int:
         """How many tokens at the end of a text to search without. A text that ends inside a word ends in other tokens
-        than stored text has there: behind `self.` that may hold `.items` as one. What agrees without them is longer.
+        than stored text has there: after `self` it may hold `.items` as one, where the text has `.` so far. What agrees
+        without them is longer. Raises DatastoreCorrupt as `rows` does.
         """
         most = max(min(LEFT_OFF, len(tokens) - 1), 0)
         matches = [self.find(tokens[: len(tokens) - left], 1)[0] for left in range(most + 1)]
         return matches.index(max(matches))
 
     def locate(self, position: int) -> tuple[str, int]:
-        """(document name, token offset in it) of a position of the text. IndexError outside it. O(log documents)."""
+        """(document name, token offset in it) of a position of the text. O(log documents).
+
+        IndexError outside the text; DatastoreCorrupt where the document table is damaged there.
+        """
         segment, document, local = self._place(position)
         table = self._documents[segment]
         return table.name(document), local - table.start(document)
 
     def before(self, position: int) -> Int32Array:
-        """The tokens of the document of `position` from its start up to there: int32 [token offset]."""
+        """The tokens of the document of `position` from its start up to there: int32 [token offset], each below the
+        vocabulary's size. Errors as `locate`; DatastoreCorrupt for any other id.
+        """
         segment, document, local = self._place(position)
-        return self._segments[segment].slice(self._documents[segment].start(document), local)
+        tokens = self._segments[segment].slice(self._documents[segment].start(document), local)
+        self._check_ids(tokens, segment, document)
+        return tokens
 
     def place(self, position: int, decode: Callable[[Sequence[int]], str]) -> tuple[str, int, int]:
         """(document name, line from 1, token offset in it) of a position, for people. Reads and decodes the document up
-        to there. IndexError outside the text.
+        to there. Errors as `before`.
         """
         name, offset = self.locate(position)
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """All document names, in the order of the text."""
+        """All document names, in the order of the text. DatastoreCorrupt where a table is damaged."""
+        self._check_sizes()
         return [table.name(index) for table in self._documents for index in range(len(table))]
 
     def info(self) -> dict[str, Any]:
@@ -192,6 +208,7 @@ class Datastore:
 
     def documents(self, index: int) -> list[tuple[str, Int32Array]]:
         """Name and tokens of every document of a segment. DatastoreCorrupt where one is not what a build writes."""
+        self._check_sizes()
         table, segment = self._documents[index], self._segments[index]
         found = []
         for number in range(len(table)):
@@ -199,8 +216,7 @@ class Datastore:
             if not 0 <= start < end < len(segment):
                 raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
             tokens = segment.slice(start, end)
-            if int(tokens.max()) >= segment.vocab_size:
-                raise DatastoreCorrupt(self.path, f"document {number} of segment {index} holds ids of no vocabulary")
+            self._check_ids(tokens, index, number)
             found.append((table.name(number), tokens))
         return found
 
@@ -248,7 +264,26 @@ class Datastore:
                 mapped.close()
         self._maps = []
 
+    def _check_sizes(self) -> None:
+        """Raises DatastoreCorrupt where a mapped file has another size than when it was opened: reading beyond a new
+        end kills the process with SIGBUS. 0.5 us a file. A file that is cut between this look and the read still does;
+        only reading into memory (`mmap=False`) is safe from that.
+        """
+        for mapped in self._maps:
+            try:
+                size = mapped.size()
+            except OSError as error:  # a network drive that is gone
+                raise DatastoreCorrupt(self.path, f"a mapped file cannot be read: {error.strerror}") from error
+            if size != len(mapped):
+                raise DatastoreCorrupt(self.path, "a file has changed its size since it was opened")
+
+    def _check_ids(self, tokens: Int32Array, segment: int, document: int) -> None:
+        """Raises DatastoreCorrupt unless all are of the vocabulary: llama.cpp crashes on others."""
+        if len(tokens) and int(tokens.max()) >= self.manifest.vocabulary.size:
+            raise DatastoreCorrupt(self.path, f"document {document} of segment {segment} holds ids of no vocabulary")
+
     def _place(self, position: int) -> tuple[int, int, int]:
+        self._check_sizes()
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of a text of {len(self)} tokens")
         segment = int(np.searchsorted(self._offsets, position, side="right")) - 1
@@ -261,7 +296,10 @@ class Datastore:
         }
         self._documents.append(Documents(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
-        self._segments.append(Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size))
+        segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size)
+        self._segments.append(segment)
+        if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # what keeps every match inside the text
+            raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")
 
     def _read(self, path: Path, size: int, mmap: bool) -> bytes | memory.mmap:
         """A file's content, mapped or read, once its size is known to be what the manifest says."""
@@ -304,10 +342,10 @@ def read_manifest(directory: Path) -> Manifest:
 def rebuild_command(directory: Path, manifest: Manifest) -> str:
     """The command that builds the datastore again, from its recipe, with the caller's model."""
     recipe = manifest.recipe
-    words = ["rest-local", "index", "build", *map(str, recipe.get("paths", ["PATH"]))]
+    words = ["rest-local", "index", "build", *(recipe.get("paths") or ["PATH"])]
     for option in ("include", "exclude"):
-        for glob in recipe.get(option) or ():
-            words += [f"--{option}", str(glob)]
+        for glob in recipe.get(option, ()):
+            words += [f"--{option}", glob]
     return shlex.join([*words, "-o", str(directory), "-m", "MODEL"])
 
 

@@ -33,16 +33,18 @@ def add(
     recipe: Mapping[str, Any] | None = None,
     wait_s: float = WAIT_S,
     files: Files | None = None,
+    mmap: bool | None = None,
 ) -> Manifest:
     """Adds documents, each a name and token ids; makes the datastore where there is none.
 
-    `recipe`: of a new one; `wait_s`: for the lock. Raises DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary,
-    DatastoreLocked, DatastoreUnwritable, CorpusEmpty where there is no token: what was there before is intact.
+    `recipe`: of a new one; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
+    DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, CorpusEmpty where
+    there is no token: what was there before is intact.
     """
     files = files or Files()
     with locked(path, wait_s, make=files):
         try:
-            store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name)
+            store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
         except DatastoreNotFound:
             return commit(path, documents, vocabulary=vocabulary, recipe=recipe, files=files)
         with store:
@@ -52,22 +54,29 @@ def add(
 
 
 def forget(
-    path: Path, names: set[str], *, wait_s: float = WAIT_S, files: Files | None = None, whole: bool = False
+    path: Path,
+    names: set[str],
+    *,
+    wait_s: float = WAIT_S,
+    files: Files | None = None,
+    whole: bool = False,
+    mmap: bool | None = None,
 ) -> int:
     """Removes the documents of these names; returns how many there were.
 
-    A datastore is never empty. Where nothing would be left it is removed with `whole`, else OptionError. Raises
+    A datastore is never empty. Where nothing would be left it is removed with `whole`, else OptionError. `mmap`: as for
+    `add`. Raises
     DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable.
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)  # a lock cannot be taken on what is not there
-    with locked(path, wait_s), Datastore.open(path) as store:
+    with locked(path, wait_s), Datastore.open(path, mmap=mmap) as store:
         held = store.document_names()
         count = sum(name in names for name in held)
         if count == 0:
             return 0
         if count == len(held) and whole:
-            remove_locked(path)
+            remove_locked(path, files)
             return count
         if count == len(held):
             raise OptionError(f"datastore {path}: nothing would be left; `rest-local index remove` removes it whole")

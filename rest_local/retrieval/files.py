@@ -52,10 +52,6 @@ class Files:
         """Replaces `new` by `old`, atomically."""
         os.replace(old, new)
 
-    def link(self, old: Path, new: Path) -> None:
-        """A second name for a file."""
-        os.link(old, new)
-
     def sync_directory(self, path: Path) -> None:
         """Makes created, renamed and deleted names in a directory durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

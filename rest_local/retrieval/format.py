@@ -31,6 +31,16 @@ DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
 _DOCUMENTS_HEAD = 24
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_RECIPE: dict[str, type] = {
+    "paths": list,
+    "include": list,
+    "exclude": list,
+    "allow_secrets": bool,
+    "max_file_size": int,
+    "model": str,
+    "kind": str,
+    "description": str,
+}
 _FOREIGN = ((b"GGUF", "of a GGUF file"), (b"PK\x03\x04", "of a zip file"), (b"\x1f\x8b", "of a gzip file"))
 
 
@@ -145,7 +155,11 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise DatastoreCorrupt(path, "the manifest is not a JSON object")
     digest = fields.pop("sha256", None)
-    if not isinstance(digest, str) or sealed(fields) != data:
+    try:
+        intact = isinstance(digest, str) and sealed(fields) == data
+    except RecursionError as error:  # writing JSON allows for fewer levels than reading it
+        raise DatastoreCorrupt(path, "the manifest is nested too deeply") from error
+    if not intact:
         raise DatastoreCorrupt(path, "the manifest does not match its own checksum")
     if fields.get("magic") != MAGIC:
         raise DatastoreVersion(path, f"of something else ({str(fields.get('magic'))[:40]!r})", str(FORMAT))
@@ -157,7 +171,7 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
 def _number(fields: Mapping[str, Any], key: str, least: int, most: int) -> int:
     value = fields[key]
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{key} is {str(value)[:40]}, expected {least} to {most}")
+        raise ValueError(f"{key} is {str(value)[:40]!r}, expected {least} to {most}")
     return value
 
 
@@ -178,7 +192,21 @@ def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
         raise DatastoreCorrupt(path, "the manifest names a segment twice")
     if not isinstance(fields["recipe"], dict):
         raise ValueError("recipe is not an object")
+    check_recipe(fields["recipe"])
     return Manifest(identity, segments, fields["recipe"], _text(fields, "created"))
+
+
+def check_recipe(recipe: Mapping[str, Any]) -> None:
+    """ValueError unless the fields of a recipe that this program reads are of their types. Others may be anything."""
+    for key, kind in _RECIPE.items():
+        value = recipe.get(key, kind())
+        if kind is list:
+            right = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+        else:
+            right = type(value) is kind  # a bool is an int to isinstance
+        if not right:
+            wanted = "a list of strings" if kind is list else f"of type {kind.__name__}"
+            raise ValueError(f"{key} of the recipe is {str(value)[:40]!r}, not {wanted}")
 
 
 def _parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:

@@ -68,7 +68,7 @@ def _listed(name: str) -> Listed | None:
     answers = sum(segment.documents for segment in manifest.segments)
     return Listed(
         name,
-        str(manifest.recipe.get("model", "")),
+        manifest.recipe.get("model", ""),
         answers,
         sum(segment.tokens for segment in manifest.segments) - answers,
         sum(file.size for segment in manifest.segments for file in segment.files.values()),

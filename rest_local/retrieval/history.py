@@ -94,8 +94,10 @@ class History:
         cap: int,
         wait_s: float,
         files: Files | None,
+        mmap: bool,
     ) -> None:
         self.path, self.vocabulary, self.cap = path, vocabulary, cap
+        self._mmap = mmap
         self._recipe = {**(recipe or {}), "kind": KIND}
         self._wait_s, self._files = wait_s, files or Files()
         self._longest = int(KEPT * cap) - 1  # tokens of an answer that a cut history has room for
@@ -118,12 +120,14 @@ class History:
         cap: int = CAP,
         wait_s: float = WAIT_S,
         files: Files | None = None,
+        mmap: bool = True,
     ) -> History:
         """Opens what is committed at `path`, if anything. Reads up to 32 MB; never raises for what is or is not there.
 
-        recipe: what the manifest tells people (`model`); cap: in tokens; wait_s: for the lock; files: as in `build`.
+        recipe: what the manifest tells people (`model`); cap: in tokens; wait_s: for the lock; files: as in `build`;
+        mmap: False never maps a file, also not a large one or during a commit.
         """
-        history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files)
+        history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files, mmap=mmap)
         history._reopen()
         return history
 
@@ -222,7 +226,7 @@ class History:
     def _append(self) -> None:
         """One commit, under the lock. Raises DAMAGE, DatastoreUnwritable."""
         with contextlib.ExitStack() as stack:
-            store = self._snapshot(mmap=True)
+            store = self._snapshot(whole=False)
             if store:
                 stack.enter_context(store)
             known = set(store.document_names()) if store else set()
@@ -252,14 +256,16 @@ class History:
             answers = answers[-int(np.searchsorted(sizes, KEPT * self.cap, side="right")) :]
         return tuple(entries), answers
 
-    def _snapshot(self, mmap: bool | None = None) -> Datastore | None:
-        """What is committed, None if nothing is. Raises DAMAGE, or DatastoreError where it cannot be read."""
+    def _snapshot(self, whole: bool) -> Datastore | None:
+        """What is committed, None if nothing is. `whole`: to be searched; else mapped, where that is allowed, since not
+        all of it is read. Raises DAMAGE, or DatastoreError where it cannot be read.
+        """
         try:
             store = Datastore.open(
                 self.path,
                 vocabulary_hash=self.vocabulary.hash,
                 vocabulary_name=self.vocabulary.name,
-                mmap=mmap,
+                mmap=self._mmap and (None if whole else True),
             )
         except DatastoreNotFound:
             return None
@@ -271,7 +277,7 @@ class History:
     def _reopen(self) -> None:
         self._close_store()
         try:
-            self._store, self._searched = self._snapshot(), None
+            self._store, self._searched = self._snapshot(whole=True), None
         except DAMAGE as error:
             self._set_aside(error)
         except DatastoreError as error:
@@ -282,7 +288,7 @@ class History:
         try:
             with locked(self.path, self._wait_s):
                 try:
-                    store = self._snapshot(mmap=True)
+                    store = self._snapshot(whole=False)
                     bad = store is not None and store.manifest == opened
                     if store:
                         store.close()

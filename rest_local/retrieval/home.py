@@ -45,21 +45,21 @@ def list_datastores() -> list[str]:
         return []
 
 
-def remove(path: Path, wait_s: float = 0.0) -> None:
+def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
     """Removes a datastore: renamed away under its lock, then unlinked. Open readers keep what they mapped.
 
     Only files that a build wrote are deleted; a directory that holds others is left with those. `wait_s`: how long to
-    wait for the lock. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
+    wait for the lock; `files`: as in `build`. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)
     with locked(path, wait_s):
-        remove_locked(path)
+        remove_locked(path, files)
 
 
-def remove_locked(path: Path) -> None:
-    """`remove`, for who holds the lock."""
-    files = Files()
+def remove_locked(path: Path, files: Files | None = None) -> None:
+    """`remove`, for a caller that holds the lock."""
+    files = files or Files()
     with unwritable(path):
         strangers = [name for name in os.listdir(path) if name not in (LOCK, MANIFEST) and not owns(name)]
         if strangers:
@@ -68,7 +68,7 @@ def remove_locked(path: Path) -> None:
         files.rename(path, gone)
         files.sync_directory(path.parent)
         _delete(gone, files)
-    # What a killed remove left behind: no lock can be taken on it by name any more.
+    # What a killed remove left: no lock can be taken on it by name any more.
     for leftover in path.parent.glob(f"{_REMOVED}*"):
         with contextlib.suppress(OSError):
             _delete(leftover, files)

@@ -26,23 +26,31 @@ NAMES = (
     ".pypirc",
     ".git-credentials",
     ".htpasswd",
-    "credentials",
-    "credentials.*",
+    "credentials*",
 )
 """Names of files that are never read, whatever the case of their letters."""
 
+_RUN = rb"[0-9A-Za-z_-]"
+_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, not words with dashes, as a style sheet or an address has them
 _SHAPES = re.compile(
     rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
-    rb"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
-    rb"|\bAIza[0-9A-Za-z_-]{35}"
-    rb"|\bgh[opsur]_[0-9A-Za-z]{36}"
-    rb"|\bgithub_pat_[0-9A-Za-z_]{40}"
-    rb"|\bglpat-[0-9A-Za-z_-]{20}"
-    rb"|\bxox[abprs]-[0-9A-Za-z-]{10}"
-    rb"|\bsk-(?:ant-|proj-)?[0-9A-Za-z_]{20}"
-    rb"|\bsk_live_[0-9A-Za-z]{20}"
-    rb"|\bhf_[0-9A-Za-z]{34}"
-    rb"|\bnpm_[0-9A-Za-z]{36}"
+    rb"|\b(?:"
+    rb"(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    rb"|AIza%(run)b{35}"
+    rb"|GOCSPX-%(run)b{20}"
+    rb"|gh[opsur]_[0-9A-Za-z]{36}"
+    rb"|github_pat_[0-9A-Za-z_]{40}"
+    rb"|glpat-%(run)b{20}"
+    rb"|xox[abprs]-[0-9A-Za-z-]{10}"
+    rb"|sk-(?:ant-|proj-)?[0-9A-Za-z_]{20}"
+    rb"|sk-(?:ant|proj|svcacct|admin|or)-%(mixed)b%(run)b{20}"
+    rb"|[rs]k_live_[0-9A-Za-z]{20}"
+    rb"|hf_[0-9A-Za-z]{34}"
+    rb"|npm_[0-9A-Za-z]{36}"
+    rb"|pypi-%(mixed)b%(run)b{40}"
+    rb"|eyJ%(run)b{10,300}\.eyJ%(run)b{10,4000}\.%(run)b{20}"  # a JSON web token; bounded: any text is searched
+    rb"|Account[Kk]ey=[0-9A-Za-z+/]{40}"
+    rb")" % {b"run": _RUN, b"mixed": _MIXED}
 )
 
 

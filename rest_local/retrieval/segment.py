@@ -26,7 +26,8 @@ class Segment:
     vocab_size: ids at or above it are never returned
 
     ValueError if `tokens` is not as long as `length` tokens are. A position out of range, in a damaged file, raises
-    IndexError from `rows`; any other damage there can only give useless rows.
+    IndexError from `rows` and `positions`; any other damage there can only give useless rows. What is returned lies in
+    the text as long as a separator ends it, as one ends every document.
     """
 
     def __init__(self, tokens: bytes | mmap, order: object, *, length: int, vocab_size: int) -> None:
@@ -85,8 +86,14 @@ class Segment:
         return longest, low, bisect_right(self._order, key, lo=low, key=text)
 
     def positions(self, low: int, high: int) -> npt.NDArray[np.int64]:
-        """Where the text goes on for entries low..high of the order: int64 indices in the forward text."""
-        return self.length - self._entries[low:high].astype(np.int64)
+        """Where the text goes on for entries low..high of the order: int64 indices in the forward text.
+
+        IndexError where one lies outside it: between the entries that `find` compared, damage may have put anything.
+        """
+        entries = self._entries[low:high].astype(np.int64)
+        if len(entries) and (entries.min() == 0 or entries.max() >= self.length):
+            raise IndexError(f"an entry of {low}..{high} lies outside a text of {self.length}")
+        return self.length - entries
 
     def key(self, context: Context) -> bytes:
         """The newest MAX_MATCH tokens of the context, newest first, as stored; cut at an id not in the vocabulary."""

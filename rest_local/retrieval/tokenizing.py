@@ -1,32 +1,18 @@
-"""Documents to token ids, in parallel, in order, in bounded pieces. Knows no tokenizer: the caller brings one."""
+"""Documents to token ids, in parallel, in order. Knows no tokenizer: the caller brings one that bears any text."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-
 from rest_local.retrieval.rows import Int32Array
 
-CHUNK = 1 << 17
-"""Characters that a tokenizer is given at once. A tokenizer's cost and memory on hostile text need a bound."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 Tokenize = Callable[[str], Int32Array]
-
-
-def chunks(text: str, size: int = CHUNK) -> Iterator[str]:
-    """`text` in parts of at most `size` characters, cut after a line break where there is one."""
-    start = 0
-    while len(text) - start > size:
-        end = text.rfind("\n", start, start + size) + 1
-        end = end if end > start else start + size
-        yield text[start:end]
-        start = end
-    if start < len(text):
-        yield text[start:]
 
 
 def tokenize_documents(
@@ -54,7 +40,9 @@ def tokenize_documents(
 
 
 def _tokens(tokenize: Tokenize, text: str) -> Int32Array:
-    parts = [tokenize(part) for part in chunks(text)]
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+    """Lone surrogates, as a caller's JSON or file names may bring, become U+FFFD: UTF-8 cannot hold them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = _SURROGATES.sub("\ufffd", text)
+    return tokenize(text)

@@ -11,10 +11,22 @@ from typing import Any
 import numpy as np
 
 from rest_local.retrieval import Datastore, VocabularyId, build
+from rest_local.retrieval.files import Files
 
 VOCABULARY = VocabularyId("ab" * 32, 1000, "toy")
 OLD = {"old.py": [1, 2, 3, 4], "both.py": [9, 9, 2, 5]}
 NEW = {"new.py": [1, 2, 3, 7], "both.py": [9, 9, 2, 6], "more.py": [8] * 5}
+
+
+class Durable(Files):
+    """`names`: by directory, what a power cut would leave of its entries: those at its last sync."""
+
+    def __init__(self) -> None:
+        self.names: dict[Path, set[str]] = {}
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self.names[path] = set(os.listdir(path))
 
 
 def make(path: Path, content: dict[str, list[int]], **options: Any) -> Path:

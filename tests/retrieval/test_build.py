@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores import NEW, OLD, VOCABULARY, content_of, kill_at_every_step, make
+from stores import NEW, OLD, VOCABULARY, Durable, content_of, kill_at_every_step, make
 
 from rest_local.errors import (
     CorpusEmpty,
@@ -28,7 +28,7 @@ from rest_local.retrieval import build, datastore_path, datastores_home, list_da
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, owns
 
-OPERATIONS = ("make_directory", "create", "write", "sync", "rename", "link", "sync_directory", "unlink")
+OPERATIONS = ("make_directory", "create", "write", "sync", "rename", "sync_directory", "unlink")
 
 
 class Counting(Files):
@@ -145,12 +145,11 @@ for _name in OPERATIONS:
     setattr(PowerCut, _name, _cut(_name))
 
 
-def test_unsynced_writes_lost_at_every_step(tmp_path):
-    path = make(tmp_path / "store", OLD)
-    seen = []
+def looking(directory: Path, seen: list[dict[str, list[int]]]) -> Callable[[dict[str, bytes]], None]:
+    """A function that opens what a disk may hold, notes its content in `seen`, and fails if it is a mix or damaged."""
 
     def look(disk: dict[str, bytes]) -> None:
-        copy = tmp_path / "after"
+        copy = directory / "after"
         copy.mkdir()
         for name, content in disk.items():
             (copy / name).write_bytes(content)
@@ -159,12 +158,47 @@ def test_unsynced_writes_lost_at_every_step(tmp_path):
         seen.append(found)
         shutil.rmtree(copy)
 
-    durable = {file.name: file.read_bytes() for file in path.iterdir()}
-    files = PowerCut(path, durable, look)
+    return look
+
+
+def test_unsynced_writes_lost_at_every_step(tmp_path):
+    path, seen = make(tmp_path / "store", OLD), []
+    look = looking(tmp_path, seen)
+    files = PowerCut(path, {file.name: file.read_bytes() for file in path.iterdir()}, look)
     make(path, NEW, segment_tokens=12, files=files)
     look(files.durable)
     assert seen[0] == OLD
     assert seen[-1] == NEW
+
+
+def test_a_power_cut_after_the_last_fsync_failed_leaves_either_commit(tmp_path):
+    path, seen = make(tmp_path / "store", OLD), []
+    look = looking(tmp_path, seen)
+    synced = []
+
+    class Failing(PowerCut):
+        def sync_directory(self, directory: Path) -> None:
+            synced.append(directory)
+            if len(synced) == 2:  # the names of the segments, then the rename
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            super().sync_directory(directory)
+
+    files = Failing(path, {file.name: file.read_bytes() for file in path.iterdir()}, look)
+    with pytest.raises(DatastoreUnwritable, match="EIO"):
+        make(path, NEW, segment_tokens=12, files=files)
+    assert len(synced) == 2
+    assert NEW in seen
+    look(files.now())  # the kernel writes the names in the end, fsync or not: the copy that came back must be whole
+    assert seen[-1] == OLD
+    assert content_of(path) == OLD
+    make(path, NEW)
+    assert orphans(path) == set()
+
+
+def test_a_file_system_without_hard_links(tmp_path, no_hard_links):
+    for content in (OLD, NEW, OLD):
+        assert content_of(make(tmp_path / "store", content)) == content
+    assert orphans(tmp_path / "store") == set()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EIO])
@@ -248,6 +282,35 @@ def test_a_lock_that_was_removed_meanwhile_guards_nothing(tmp_path, monkeypatch)
     monkeypatch.setattr("fcntl.flock", lambda *_: (path / "lock").unlink())
     with pytest.raises(DatastoreLocked, match="removes"):
         make(path, NEW)
+
+
+def test_a_lock_that_was_replaced_meanwhile_guards_nothing(tmp_path, monkeypatch):
+    """Removed and made anew by another builder, between our open and our flock: it may hold the new one."""
+    path = make(tmp_path / "store", OLD)
+
+    def replaced(*arguments: object) -> None:
+        (path / "lock").unlink()
+        (path / "lock").write_text("process 1 on another\n")
+
+    monkeypatch.setattr("fcntl.flock", replaced)
+    with pytest.raises(DatastoreLocked, match="replaced"):
+        make(path, NEW)
+    assert content_of(path) == OLD
+
+
+def test_new_directories_survive_a_power_cut(tmp_path):
+    files, path = Durable(), tmp_path / "a" / "b" / "store"
+    make(path, OLD, files=files)
+    while path != tmp_path:
+        assert path.name in files.names[path.parent]
+        path = path.parent
+
+
+def test_what_was_removed_stays_removed_after_a_power_cut(tmp_path):
+    files, path = Durable(), make(tmp_path / "store", OLD)
+    remove(path, files=files)
+    assert "store" not in files.names[tmp_path]
+    assert names(tmp_path) == set()
 
 
 def _read_until(path: Path, everyone: Any, stop: Any, problems: Any) -> None:

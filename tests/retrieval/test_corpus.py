@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import threading
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_local.errors import InputInvalid, OptionError
-from rest_local.retrieval import Skipped, tokenize_documents, walk
-from rest_local.retrieval.corpus import MAX_LINE, printable
+from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval import Skipped, corpus, git, tokenize_documents, walk
+from rest_local.retrieval.corpus import MAX_LINE
 from rest_local.retrieval.secret import secret_content, secret_name
-from rest_local.retrieval.tokenizing import CHUNK, chunks
 
 
 def files(root: Path, content: dict[str, str | bytes]) -> Path:
@@ -76,7 +77,8 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
         archive.writestr("inside.py", "z")
     skipped = Skipped()
     assert set(found(tmp_path, skipped=skipped, max_file_size=1000)) == {"good.py"}
-    assert skipped.counts == {"binary": 2, "too large": 3, "empty": 1, "not a wanted kind of file": 1}
+    unwanted = {"binary": 1, "UTF-16 or UTF-32": 1, "empty": 1, "not a wanted kind of file": 1}
+    assert skipped.counts == {**unwanted, "too large": 3}
     skipped = Skipped()
     assert set(found(tmp_path, skipped=skipped)) == {"good.py", "large.py"}
     assert skipped.counts["minified"] == 2
@@ -85,8 +87,13 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
 
 
 def test_any_bytes_become_valid_text(tmp_path):
-    files(tmp_path, {"a.py": b"\xff\xfe ok \xed\xa0\x80 \xc3", "b.py": b"\xef\xbb\xbfx\r\ny"})
-    texts = found(tmp_path)
+    content = {"a.py": b"\xff \xfe ok \xed\xa0\x80 \xc3", "b.py": b"\xef\xbb\xbfx\r\ny"}
+    wide = {f"{codec}.py": "\ufeff漢字".encode(codec) for codec in ("utf-16-le", "utf-16-be", "utf-32-le")}
+    files(tmp_path, {**content, **wide})
+    skipped = Skipped()
+    texts = found(tmp_path, skipped=skipped)
+    assert set(texts) == {"a.py", "b.py"}
+    assert skipped.counts == {"UTF-16 or UTF-32": 3}  # not one NUL byte in it, and it would be noise
     assert texts["b.py"] == "x\r\ny"
     assert "ok" in texts["a.py"]
     for text in texts.values():
@@ -173,7 +180,11 @@ def test_secrets_are_left_out_and_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [".env", ".env.local", "server.PEM", "id_rsa", "id_work", ".npmrc", ".netrc", "a.kdbx"]
+    "name",
+    [
+        *(".env", ".env.local", "server.PEM", "id_rsa", "id_work", ".npmrc", ".netrc", "a.kdbx"),
+        *("credentials", "Credentials.json", "credentials-prod.yml", "credentials_backup"),
+    ],
 )
 def test_names_of_secrets(name):
     assert secret_name(name)
@@ -185,6 +196,47 @@ def test_names_of_secrets(name):
 def test_shapes_of_secrets(token):
     assert secret_content(f"key = '{token}'".encode())
     assert not secret_content(f"key = '{token[:6]}'".encode())
+
+
+MIXED = "aB3-_" * 20  # put together here: as one string, a scanner would take this file for a leak
+LETTERS = MIXED.replace("-", "x").replace("_", "y")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("sk-ant-", "api03-", MIXED[:90]),
+        ("sk-svcacct-", MIXED[:60]),
+        ("sk-proj-", "a-", MIXED[:60]),
+        ("sk-or-", "v1-", "0123456789abcdef" * 4),
+        ("pypi-", "AgEIcHlwaS5vcmc", MIXED),
+        ("GOCSPX-", MIXED[:28]),
+        ("rk_live_", LETTERS[:24]),
+        ("eyJ", "hbGciOiJIUzI1NiJ9", ".", "eyJ", "zdWIiOiIxMjM0NTY3ODkwIn0", ".", LETTERS[:43]),
+        ("AccountKey", "=", LETTERS[:86], "=="),
+    ],
+    ids=lambda parts: parts[0],
+)
+def test_shapes_of_newer_secrets(parts):
+    token = "".join(parts)
+    for text in (f"key = '{token}'", f"KEY={token}\n", f"x;{token};y"):
+        assert secret_content(text.encode())
+    assert not secret_content(f"key = '{token[:12]}'".encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class='sk-proj-navigation-item-with-many-words sk-or-something-else-entirely'",
+        "pypi-server-with-a-very-long-name-that-goes-on-and-on-for-forty",
+        "task-proj-" + "a1" * 20,
+        "import sklearn; risk_live_view(); mark_live_" + "a" * 5,
+        "eyJhbGciOiJIUzI1NiJ9.notatoken.x",
+        "AccountKey=<your key>;AccountName=x",
+    ],
+)
+def test_shapes_of_no_secrets(text):
+    assert not secret_content(text.encode())
 
 
 @pytest.mark.parametrize("name", ["environment.py", "id_map.py", "pem.py", "keys.py"])
@@ -206,7 +258,7 @@ def test_files_that_vanish_or_change_during_the_walk(tmp_path):
     assert skipped.counts == {"vanished": 1, "unreadable": 1, "link": 1}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.usefixtures("unprivileged")
 def test_what_may_not_be_read_is_counted(tmp_path):
     files(tmp_path, {"a.py": "a", "b/c.py": "c"})
     (tmp_path / "a.py").chmod(0)
@@ -217,10 +269,123 @@ def test_what_may_not_be_read_is_counted(tmp_path):
     (tmp_path / "b").chmod(0o700)
 
 
+def test_a_deep_tree_is_walked_to_its_end(tmp_path):
+    """Deeper than Python allows calls inside each other; beyond the longest path it is counted as unreadable."""
+    deep = 1300
+    folder = str(tmp_path)
+    for _ in range(deep):  # makedirs calls itself
+        folder += "/d"
+        os.mkdir(folder)
+    Path(folder, "a.py").write_text("deep")
+    Path(tmp_path, "b.py").write_text("shallow")
+    skipped = Skipped()
+    try:
+        assert sorted(found(tmp_path, skipped=skipped).values()) == ["deep", "shallow"]
+        assert skipped.counts == {}
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+
+
+def test_a_deep_tree_in_git_is_walked_to_its_end(repository):
+    folder = os.path.join(repository, *["d"] * 300)
+    os.makedirs(folder)
+    Path(folder, "deep.py").write_text("deep")
+    assert "deep" in found(repository).values()
+
+
+class Entry:
+    """What scandir gives of a made-up directory."""
+
+    def __init__(self, name: str, folder: bool) -> None:
+        self.name, self.folder = name, folder
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:
+        assert not follow_symlinks
+        return self.folder
+
+
+FOLDERS = 100  # of 1 000 files each. With 1 000 of them the peak is the same, and the test takes ten times as long
+
+
+def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_number(tmp_path, monkeypatch):
+    """A generated tree, in which most files are unwanted and the others are gone when they are opened."""
+    top = str(tmp_path.resolve())
+    folders = [Entry(f"folder{number}", True) for number in range(FOLDERS)]
+    names = [Entry(f"{number:03}.{'py' if number % 100 == 0 else f'x{number}'}", False) for number in range(1000)]
+    monkeypatch.setattr(corpus, "git_files", lambda root: None)
+    monkeypatch.setattr(corpus.os, "scandir", lambda path: contextlib.nullcontext(folders if path == top else names))
+    skipped = Skipped()
+    walking = corpus.walk([tmp_path], skipped=skipped)
+    tracemalloc.start()
+    try:
+        assert list(walking) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert skipped.counts == {"not a wanted kind of file": 990 * FOLDERS, "vanished": 10 * FOLDERS}
+    assert sum(skipped.kinds.values()) == 990 * FOLDERS
+    assert len(skipped.kinds) == 101
+    assert len(skipped.summary()) < 300
+    assert peak < 1_500_000  # the names alone are 8 MB
+
+
+def test_names_that_git_lists_are_not_held_in_memory(tmp_path, monkeypatch):
+    """Both lists of git come as files: names that are tracked, some of them twice, and others that are not."""
+
+    def run(command: list[str], stdout: Any, **options: Any) -> Any:
+        if "ls-files" in command:
+            kind = "b" if "--others" in command else "a"
+            for number in range(500 * FOLDERS):
+                stdout.write(f"{number // 1000:03}/{kind}{number % 1000:03}.x\0".encode() * (1 + number % 2))
+        return subprocess.CompletedProcess(command, "check-ignore" in command, b"true")
+
+    monkeypatch.setattr(git.subprocess, "run", run)
+    listed = git.git_files(tmp_path)
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in listed)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 1000 * FOLDERS
+    assert peak < 2_000_000
+
+
+def test_only_files_that_can_be_met_again_are_remembered(tmp_path):
+    files(tmp_path, {"a.py": "a", "b.py": "b", "sub/d.py": "d"})
+    os.link(tmp_path / "b.py", tmp_path / "c.py")
+    once, twice = (tmp_path / "a.py").stat(), (tmp_path / "b.py").stat()
+    for roots, remembered in (([tmp_path], False), ([tmp_path, tmp_path / "sub"], True)):
+        seen = corpus._Seen(roots)
+        seen.add(once)
+        seen.add(twice)
+        assert seen.has(once) == remembered
+        assert seen.has(twice)
+
+
+def test_unwanted_files_are_named_by_kind(tmp_path):
+    files(tmp_path, {"a.py": "a", "b.json": "b", "c.JSON": "c", "d.ipynb": "d", "e": "e", "f.\x1b[31m": "f"})
+    skipped = Skipped()
+    assert set(found(tmp_path, skipped=skipped)) == {"a.py"}
+    assert skipped.kinds == {".json": 2, ".ipynb": 1, "no extension": 1, ".\ufffd[31m": 1}
+    assert "5 not a wanted kind of file (2 .json, 1 .ipynb" in skipped.summary()
+
+
+def test_a_gitignore_that_is_a_fifo_or_a_link_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    files(tmp_path, {"a.py": "a", "sub/b.py": "b", "rules": "*.py\n"})
+    os.mkfifo(tmp_path / ".gitignore")  # reading one waits for a writer
+    (tmp_path / "sub" / ".gitignore").symlink_to(tmp_path / "rules")
+    assert set(found(tmp_path)) == {"a.py", "sub/b.py"}
+
+
 def test_a_file_is_taken_once(tmp_path):
     files(tmp_path, {"a.py": "a"})
     os.link(tmp_path / "a.py", tmp_path / "b.py")
     assert set(found(tmp_path, tmp_path / "a.py")) == {"a.py"}
+    files(tmp_path, {"sub/c.py": "c"})
+    for roots in ((tmp_path, tmp_path / "sub"), (tmp_path / "sub", tmp_path), (tmp_path, tmp_path)):
+        assert sorted(text for _, text in walk(roots)) == ["a", "c"]
 
 
 def test_wrong_arguments_are_refused_before_the_walk(tmp_path):
@@ -230,14 +395,6 @@ def test_wrong_arguments_are_refused_before_the_walk(tmp_path):
         walk([tmp_path], max_file_size=0)
     with pytest.raises(OptionError, match="glob"):
         walk([tmp_path], include=["!"])
-
-
-def test_chunks_are_bounded_and_whole():
-    for text in ("", "a\n" * CHUNK, "x" * (2 * CHUNK + 1), "é" * 10):
-        parts = list(chunks(text))
-        assert "".join(parts) == text
-        assert all(0 < len(part) <= CHUNK for part in parts)
-    assert all(part.endswith("\n") for part in chunks("abc\n" * CHUNK))
 
 
 def test_documents_are_tokenized_in_order_and_few_at_a_time():
@@ -256,6 +413,27 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
     assert next(documents)[0] == "0"
     assert taken <= 9
     assert [(name, len(tokens)) for name, tokens in documents] == [(str(index), index) for index in range(1, 50)]
+
+
+def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
+    """Whole: a tokenizer bounds its own pieces, since it knows where a cut changes no token."""
+    pieces: list[str] = []
+
+    def tokenize(text: str) -> np.ndarray:
+        pieces.append(text)
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)  # strict
+
+    content = {
+        os.fsdecode(b"caf\xe9.py"): b"\xe9t\xe9\n" * 40_000,
+        "surrogates.py": b"\xed\xa0\x80\xed\xb0\x80\n" * 40_000,
+        "wide.py": "\U0001f600\n" * 100_000,
+    }
+    files(tmp_path, content)
+    documents = [*walk([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
+    tokens = dict(tokenize_documents(documents, tokenize, 1))
+    assert len(tokens) == 5
+    assert bytes(tokens["from a caller"].astype(np.uint8)).decode() == "a\ufffdb\ufffd"
+    assert len(pieces) == 5
 
 
 def test_a_tokenizer_that_fails_ends_the_run_and_its_threads():

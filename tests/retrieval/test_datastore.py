@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +22,12 @@ from rest_local.errors import (
     DatastoreCorrupt,
     DatastoreError,
     DatastoreNotFound,
+    DatastoreUnwritable,
     DatastoreVersion,
     DatastoreVocabulary,
 )
-from rest_local.retrieval import Datastore, VocabularyId, build
-from rest_local.retrieval.datastore import read_manifest
+from rest_local.retrieval import MAX_MATCH, Datastore, VocabularyId, build
+from rest_local.retrieval.datastore import read_manifest, rebuild_command
 from rest_local.retrieval.format import KINDS, MANIFEST, Manifest, sealed
 
 FROZEN = Path(__file__).parent.parent / "data" / "datastore-format-1"
@@ -49,15 +52,62 @@ def rewrite(path: Path, change) -> None:
     manifest.write_bytes(sealed(fields))
 
 
+def check_rows(store: Datastore) -> None:
+    rows = store.rows(CONTEXT, 8, 4)
+    assert rows.continuations.max(initial=-1) < VOCABULARY.size
+    assert 1 <= rows.match.min(initial=1) <= rows.match.max(initial=1) <= MAX_MATCH
+    check_places(store, rows.positions)
+
+
+def check_find(store: Datastore) -> None:
+    match, count, positions = store.find(CONTEXT, 5)
+    assert 0 <= match <= MAX_MATCH
+    assert len(positions) <= min(count, 5) <= len(store)
+    check_places(store, positions)
+
+
+def check_places(store: Datastore, positions: np.ndarray) -> None:
+    """Each lies in the text; whether its name and line can be told is another matter."""
+    assert all(0 < position < len(store) for position in positions.tolist())
+    for position in positions.tolist():
+        with contextlib.suppress(DatastoreCorrupt):
+            _, line, offset = store.place(position, decode)
+            assert 1 <= line <= offset + 1 <= len(store)
+
+
+def decode(tokens: Sequence[int]) -> str:
+    assert all(0 <= token < VOCABULARY.size for token in tokens), "ids that a vocabulary does not have"
+    return "\n" * len(tokens)
+
+
+def check_names(store: Datastore) -> None:
+    assert len(store.document_names()) == store.info()["documents"]
+    for index in range(len(store.segments)):
+        assert all(len(tokens) and tokens.max() < VOCABULARY.size for _, tokens in store.documents(index))
+
+
+USES: dict[str, Callable[[Datastore], object]] = {
+    "rows": check_rows,
+    "find": check_find,
+    "to_leave_off": lambda store: store.to_leave_off(CONTEXT),
+    "place": lambda store: [store.place(position, decode) for position in range(len(store))],
+    "names": check_names,
+    "check": Datastore.check,
+}
+"""Everything a reader does. On damaged files each gives a result that keeps its contract, or DatastoreCorrupt."""
+
+
 def use(path: Path) -> None:
-    """Everything a reader does, on files that may be damaged."""
+    """Every use by itself, each on files that may be damaged. Raises DatastoreCorrupt, of the last one that did."""
+    caught = None
     with Datastore.open(path) as store:
-        rows = store.rows(CONTEXT)
-        assert rows.continuations.max(initial=-1) < VOCABULARY.size
-        for position in rows.positions.tolist():
-            store.locate(position)
-        store.find(CONTEXT)
-        store.check()
+        for checked in USES.values():
+            try:
+                checked(store)
+            except DatastoreCorrupt as error:
+                caught = error
+    if caught:
+        raise caught
 
 
 def test_the_room_names_all_it_offers():
@@ -187,7 +237,7 @@ def test_no_number_of_the_manifest_is_believed(store, value):
             use(store)
 
 
-@pytest.mark.parametrize("value", [0, 2**64 - 1, 2**31 - 1, 2**63])
+@pytest.mark.parametrize("value", [0, 2**64 - 1, 2**31 - 1, 2**63, 1, 2])
 def test_no_number_of_a_document_table_or_order_is_believed(store, value):
     for file in sorted(store.iterdir()):
         data = file.read_bytes()
@@ -206,8 +256,93 @@ def test_no_number_of_a_document_table_or_order_is_believed(store, value):
 def test_a_position_outside_the_text_is_corrupt_before_any_check(store):
     for file in store.glob("*.order.bin"):
         file.write_bytes(b"\xff" * file.stat().st_size)
-    with Datastore.open(store) as opened, pytest.raises(DatastoreCorrupt, match="points outside"):
-        opened.rows(CONTEXT)
+    with Datastore.open(store) as opened:
+        for read in (opened.rows, opened.find, opened.to_leave_off):
+            with pytest.raises(DatastoreCorrupt, match="points outside"):
+                read(CONTEXT)
+
+
+def test_entries_that_no_search_compared_are_checked_as_well(tmp_path):
+    """A binary search looks at few entries of a long run; what lies between them is only met when it is listed."""
+    store = make(tmp_path / "store", {"a": [7, 5] * 40})
+    (order,) = store.glob("*.order.bin")
+    entries = np.fromfile(order, "<u4")
+    unseen = 0
+    for rank in range(len(entries)):
+        for value in (0, len(entries), 2**31, 2**32 - 1):
+            damaged = entries.copy()
+            damaged[rank] = value
+            damaged.tofile(order)
+            with Datastore.open(store) as opened:
+                try:
+                    check_places(opened, opened.find(array([7]), 1000)[2])
+                    opened.rows(array([7]), 3)
+                except DatastoreCorrupt as error:
+                    unseen += "points outside" in str(error)
+    assert unseen > 100
+
+
+def test_a_text_that_no_separator_ends_is_corrupt(store):
+    """The last position then has a match, and the place after it does not exist."""
+    for file in store.glob("*.tokens.bin"):
+        data = bytearray(file.read_bytes())
+        data[2 * 64 : 2 * 65] = data[2 * 65 : 2 * 66]
+        file.write_bytes(data)
+        with pytest.raises(DatastoreCorrupt, match="separator"):
+            Datastore.open(store)
+
+
+WRONG = {
+    "paths": [5, "src", [5], None, {"src": 1}],
+    "include": [5, [["*.py"]]],
+    "exclude": [0],
+    "allow_secrets": [1, "no"],
+    "max_file_size": ["1", 1.5, True],
+    "model": [5, None, ["model.gguf"]],
+    "kind": [0],
+    "description": [{}],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_recipe_of_wrong_types_is_neither_read_nor_written(store, tmp_path, key, value):
+    rewrite(store, lambda fields: fields["recipe"].update({key: value}))
+    with pytest.raises(DatastoreCorrupt, match=f"{key} of the recipe"):
+        Datastore.open(store)
+    with pytest.raises(ValueError, match=f"{key} of the recipe"):
+        make(tmp_path / "new", OLD, recipe={key: value})
+    assert not (tmp_path / "new" / MANIFEST).exists()
+
+
+def test_what_else_a_recipe_holds_is_its_makers_own(store):
+    rewrite(store, lambda fields: fields["recipe"].update(commits=[{"a": None}], python=3, paths=[]))
+    with Datastore.open(store) as opened:
+        assert opened.info()["recipe"] == {"paths": [], "commits": [{"a": None}], "python": 3}
+        assert rebuild_command(store, opened.manifest) == f"rest-local index build PATH -o {store} -m MODEL"
+
+
+def test_a_manifest_nested_too_deeply_is_corrupt(store):
+    """JSON is read to a depth at which it cannot be written again, and the checksum is over what is written."""
+    for depth in range(800, 1100):
+        content = b'{"a": ' + b"[" * depth + b"]" * depth + b', "sha256": "00"}'
+        with pytest.raises(DatastoreCorrupt):
+            Manifest.parse(content, store)
+
+
+def test_errors_show_no_control_characters_of_a_file(store):
+    evil = "\x1b[31mred\r\n\u202e"
+    rewrite(store, lambda fields: fields["vocabulary"].update(name=evil))
+    with pytest.raises(DatastoreVocabulary) as vocabulary:
+        Datastore.open(store, vocabulary_hash="cd" * 32, vocabulary_name="other")
+    rewrite(store, lambda fields: fields["recipe"].update(paths=[evil]))
+    with pytest.raises(DatastoreVocabulary) as recipe:
+        Datastore.open(store, vocabulary_hash="cd" * 32, vocabulary_name="other")
+    rewrite(store, lambda fields: fields.update(format=evil))
+    with pytest.raises(DatastoreVersion) as version:
+        Datastore.open(store)
+    for caught in (vocabulary, recipe, version):
+        assert "red" in str(caught.value)
+        assert str(caught.value).isprintable()
 
 
 def test_missing_files_orphans_unknown_fields_and_segments_named_twice(store):
@@ -271,11 +406,29 @@ def test_places_that_are_no_datastore(tmp_path):
         Datastore.open(model)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.usefixtures("unprivileged")
 def test_an_unreadable_datastore_is_a_clear_error(store):
-    (store / MANIFEST).chmod(0)
-    with pytest.raises(DatastoreError, match="cannot be read"):
-        Datastore.open(store)
+    for name in (MANIFEST, next(store.glob("*.order.bin")).name):
+        (store / name).chmod(0)
+        with pytest.raises(DatastoreError, match=rf"{name}.* cannot be read.*Permission denied"):
+            Datastore.open(store)
+        (store / name).chmod(0o600)
+    Datastore.open(store).close()
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_a_read_only_directory_is_read_and_not_written(store):
+    """Reading needs no lock; writing is refused by name, and what was there stays."""
+    store.chmod(0o500)
+    try:
+        assert content_of(store) == NEW
+        with pytest.raises(DatastoreUnwritable, match="Permission denied"):
+            make(store, OLD)
+    finally:
+        store.chmod(0o700)
+    assert content_of(store) == NEW
+    make(store, OLD)
+    assert content_of(store) == OLD
 
 
 def test_a_reader_keeps_its_snapshot_while_it_is_replaced(store):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rest_local.errors import (
     CorpusEmpty,
+    DatastoreCorrupt,
     DatastoreLocked,
     DatastoreNotFound,
     DatastoreUnwritable,
@@ -50,7 +51,17 @@ def test_a_new_datastore_an_addition_and_a_replacement(tmp_path: Path) -> None:
     put(path, b="second")
     put(path, a="instead")
     assert contents(path) == {"a": "instead", "b": "second"}
-    assert b"first text"[::-1] not in b"".join(file.read_bytes()[1::2] for file in path.glob("*.tokens"))
+    (written,) = path.glob("*.tokens.bin")
+    assert b"instead"[::-1] in written.read_bytes()[1::2]
+    assert b"first text"[::-1] not in written.read_bytes()[1::2]
+
+
+def test_edits_on_a_file_system_without_hard_links(tmp_path: Path, no_hard_links: None) -> None:
+    path = tmp_path / "store"
+    put(path, a="first text")
+    put(path, b="second")
+    assert forget(path, {"a"}) == 1
+    assert contents(path) == {"b": "second"}
 
 
 def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
@@ -115,6 +126,23 @@ def test_small_additions_do_not_pile_up_segments(tmp_path: Path) -> None:
         put(path, **{f"f{number}": f"text {number}"})
     with Datastore.open(path) as store:
         assert len(store.segments) == 1
+
+
+@pytest.mark.parametrize("edit", ["add", "forget"])
+def test_damage_is_not_written_again_under_a_new_checksum(tmp_path: Path, edit: str) -> None:
+    path = tmp_path / "store"
+    put(path, a="first text", b="second")
+    (file,) = path.glob("*.tokens.bin")
+    data = file.read_bytes()
+    damaged = data.replace(b"\0i\0f", b"\0i\0g")  # it is stored reversed
+    assert damaged != data
+    file.write_bytes(damaged)
+    manifest = (path / "manifest.json").read_bytes()
+    with pytest.raises(DatastoreCorrupt, match="checksum"):
+        put(path, c="third") if edit == "add" else forget(path, {"b"})
+    assert (path / "manifest.json").read_bytes() == manifest
+    file.write_bytes(data)
+    assert contents(path) == {"a": "first text", "b": "second"}
 
 
 def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import NEW, VOCABULARY, kill_at_every_step, make
+from stores import NEW, VOCABULARY, Durable, kill_at_every_step, make
 from test_build import Counting
 from test_history import answers_in
 
@@ -115,6 +115,12 @@ def test_a_disk_that_fails_at_every_step(
             assert os.strerror(code) in record.message
             assert answers_in(path) == BEFORE
     assert asides(path) == []
+
+
+def test_a_file_system_without_hard_links(path: Path, no_hard_links: None, caplog: pytest.LogCaptureFixture) -> None:
+    say(path)
+    assert caplog.records == []
+    assert answers_in(path) == BOTH
 
 
 def test_a_full_disk_is_said_once_and_the_answers_are_committed_once_it_is_not(
@@ -236,6 +242,13 @@ def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
     assert answers_in(path) == [[*SAID, 2], [5, 5]]
 
 
+def test_what_was_set_aside_stays_so_after_a_power_cut(path: Path) -> None:
+    (path / MANIFEST).write_bytes(b"")
+    files = Durable()
+    History.open(path, VOCABULARY, files=files)
+    assert files.names[path.parent] == {"toy.damaged-1"}
+
+
 def test_every_flipped_bit_of_the_manifest_is_survived(tmp_path: Path) -> None:
     path = written(tmp_path / "toy")
     content = (path / MANIFEST).read_bytes()
@@ -308,7 +321,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapture
     assert (tmp_path / "file").read_text() == "x"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+@pytest.mark.usefixtures("unprivileged")
 def test_a_read_only_directory_is_still_searched(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.chmod(0o500)
     try:
