@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -18,7 +17,7 @@ from rest_local.llama.detokenizer import Detokenizer
 from rest_local.server.answers import origins
 from rest_local.server.filters import GATHERED, Gathered, Indentation, TimeLimit
 from rest_local.server.running import EventStream, Pulse, Running, json_response
-from rest_local.server.state import State
+from rest_local.server.state import State, state_of
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -165,6 +164,7 @@ class Answering:
     async def respond(self, request: HttpRequest) -> Response:
         """The response; the tickets run until it is sent, or the client is gone."""
         if self.body.stream:
+            self._running.bound()
             return EventStream(self._running, self._events(request))
         async with self._running.attended(request.receive):
             async for news in self._running.pieces(meanwhile=any(choice.may_end for choice in self.choices)):
@@ -211,21 +211,25 @@ class Answering:
         }
 
 
-async def submitted(service: Service, prepare: Callable[[], Sequence[Request]]) -> Running:
+async def submitted(request: HttpRequest, service: Service, prepare: Callable[[], Sequence[Request]]) -> Running:
     """Makes the engine's requests in a thread of its own, since templates, tokenizing and grammars take time that
-    others should not wait for, and submits them: all of them or none. Raises what `prepare` and `submit` raise.
+    others should not wait for, and submits them: all of them or none. Raises what `prepare` and `submit` raise, and
+    ServiceClosed where the client goes away or the server stops meanwhile.
     """
-    pulse = Pulse()
+    pulse, entries = Pulse(), 1
 
     def submit() -> list[Ticket]:
+        nonlocal entries
         tickets: list[Ticket] = []
         try:
-            for request in prepare():
-                tickets.append(service.submit(request, pulse))
+            for made in prepare():
+                entries = max(entries, 1 + (made.logprobs or 0))
+                tickets.append(service.submit(made, pulse))
         except BaseException:
             for ticket in tickets:
                 ticket.cancel()
             raise
         return tickets
 
-    return Running(await anyio.to_thread.run_sync(submit), pulse)
+    tickets = await state_of(request).workers.run(request, submit)
+    return Running(tickets, pulse, entries)

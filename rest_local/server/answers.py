@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
 
 DRAFT_FIELDS = ("draft_n", "draft_n_accepted")
+COARSE_MS = 100
+"""To which times are rounded where steps are not shown."""
 
 
 def new_id(prefix: str) -> str:
@@ -21,10 +23,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
-def usage(results: Sequence[Result], choices: int, predicted: bool) -> dict[str, Any]:
+def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps: bool) -> dict[str, Any]:
     """OpenAI's `usage` for `choices` answers to each prompt, next to each other in `results`.
 
-    `predicted`: the client sent a prediction, and is told how much of it came true."""
+    `predicted`: the client sent a prediction, and is told how much of it came true. How much of a prompt was in memory
+    is told only where `shows_steps`: it tells how much of it another client sent before."""
     firsts = [result.timings for result in results[::choices]]
     cached = sum(int(timings["cache_n"]) for timings in firsts)
     prompt = cached + sum(int(timings["prompt_n"]) for timings in firsts)
@@ -33,8 +36,9 @@ def usage(results: Sequence[Result], choices: int, predicted: bool) -> dict[str,
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if shows_steps:
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
     if predicted:
         of_prediction = [result.draft.get("by_source", {}).get("prediction", {}) for result in results]
         drafted = sum(source.get("drafted", 0) for source in of_prediction)
@@ -47,15 +51,20 @@ def usage(results: Sequence[Result], choices: int, predicted: bool) -> dict[str,
 
 
 def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
-    """llama-server's `timings` over all answers; what drafting did only where `shows_steps`."""
+    """llama-server's `timings` over all answers. Where not `shows_steps`, what drafting did is left out, and what tells
+    of the prompt's part in memory: `prompt_n` is then all of it, without a time, and the answer's time is rounded."""
 
     def total(name: str) -> float:
         return sum(result.timings[name] for result in results)
 
+    if not shows_steps:
+        rounded = COARSE_MS * round(total("predicted_ms") / COARSE_MS)
+        answer = timings_of("predicted", int(total("predicted_n")), rounded)
+        return {"prompt_n": int(total("cache_n") + total("prompt_n"))} | answer
     times = {"cache_n": total("cache_n")}
     for what in ("prompt", "predicted"):
         times |= timings_of(what, int(total(f"{what}_n")), total(f"{what}_ms"))
-    return times | ({name: total(name) for name in DRAFT_FIELDS} if shows_steps else {})
+    return times | {name: total(name) for name in DRAFT_FIELDS}
 
 
 def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:

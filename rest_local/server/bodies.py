@@ -64,6 +64,12 @@ class Message(BaseModel):
     role: str
     content: Content = None
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.role == "user" and self.content is None:
+            raise ValueError("a message of the user needs content")
+        return self
+
 
 class Prediction(Body):
     """OpenAI's predicted output."""
@@ -92,6 +98,13 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class LarkGrammar(Body):
+    """A grammar in llguidance's dialect of Lark, where GBNF is a plain string."""
+
+    type: Literal["lark"]
+    value: str
 
 
 class Extension(Body):
@@ -128,7 +141,7 @@ class Generation(Body):
     frequency_penalty: float | None = None
     logit_bias: Biases | Many[Pair] | None = None
     samplers: str | Many[str] | None = None
-    grammar: str | None = None
+    grammar: str | LarkGrammar | None = None
     json_schema: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     ignore_eos: bool | None = None
@@ -194,7 +207,7 @@ Prompt = str | Many[str] | Many[TokenId] | Many[Many[TokenId]]
 class CompletionBody(Generation):
     """POST /v1/completions."""
 
-    prompt: Prompt = ""
+    prompt: Prompt
     suffix: str | None = None
     echo: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -213,7 +226,7 @@ class EmbeddingBody(Body):
 class NativeBody(Generation):
     """POST /completion."""
 
-    prompt: str | Many[TokenId | str | Many[TokenId | str]] = ""
+    prompt: str | Many[TokenId | str | Many[TokenId | str]]
     n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
     n_indent: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     response_fields: Annotated[Many[str], Field(max_length=256)] | None = None

@@ -19,7 +19,7 @@ from rest_local.server.errors import ApiError
 from rest_local.server.grammars import chat_grammar
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import chat_text, offered, template_of
-from rest_local.server.requests import request_of, shifts_context
+from rest_local.server.requests import longest_prompt, request_of, shifts_context
 from rest_local.server.running import DONE, event
 from rest_local.server.state import state_of
 from rest_local.server.tools import AnswerFormat, AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
@@ -32,7 +32,7 @@ async def chat_completions(request: HttpRequest) -> Response:
     service, engine = state.loaded()
     model = state.check_model(body.model)
     chat = _Chat(engine, body)
-    running = await submitted(service, chat.requests)
+    running = await submitted(request, service, chat.requests)
     answer = ChatAnswer(state, engine, body, running, model=model, per_prompt=chat.n)
     answer.parsers = [chat.parser() for _ in running.tickets]
     return await answer.respond(request)
@@ -45,7 +45,7 @@ class _Chat:
         self.n = body.n or 1
         self._engine, self._body = engine, body
         self._tools = offered(body.tools) if body.tool_choice != "none" else []
-        self._form = AnswerFormat.of(template_of(engine).source)
+        self._form = AnswerFormat.of(template_of(engine).source, engine.model.vocabulary.special_token)
         self._prompt = ""
 
     def requests(self) -> list[Request]:
@@ -54,7 +54,7 @@ class _Chat:
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         self._prompt = self._render(body.messages)
-        prompt = engine.tokenize(self._prompt)
+        prompt = engine.tokenize(self._prompt, most=longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
         grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
@@ -154,7 +154,7 @@ class ChatAnswer(Answering):
         return bool(self.body.stream_options and self.body.stream_options.include_usage)
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self.results, self.per_prompt, self.body.prediction is not None)
+        return usage(self.results, self.per_prompt, self.body.prediction is not None, self.shows_steps)
 
     def _finish_reason(self, number: int) -> str:
         reason = self.finish_reason(number)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -21,7 +20,7 @@ from rest_local.server.errors import ApiError
 from rest_local.server.grammars import grammar_of
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import infill_tokens, plain_prompts, prompt_text
-from rest_local.server.requests import request_of, shifts_context
+from rest_local.server.requests import longest_prompt, request_of, shifts_context
 from rest_local.server.running import DONE, event
 from rest_local.server.state import state_of
 
@@ -47,12 +46,12 @@ async def completions(request: HttpRequest) -> Response:
         ]
 
     if body.echo and top is not None:
-        requests = await anyio.to_thread.run_sync(prepare)
+        requests = await state.workers.run(request, prepare)
         _check_length(engine, body, prompts)
         scores = await state.scoring.scores(request, service, prompts, top)
-        running = await submitted(service, lambda: requests)
+        running = await submitted(request, service, lambda: requests)
     else:
-        running = await submitted(service, prepare)
+        running = await submitted(request, service, prepare)
     answer = CompletionAnswer(state, engine, body, running, model=model, per_prompt=n)
     answer.prompts, answer.scores = prompts, scores
     return await answer.respond(request)
@@ -63,7 +62,7 @@ def _prompts(engine: Engine, body: CompletionBody, n: int) -> list[list[int]]:
         if not isinstance(body.prompt, str):
             raise ApiError(400, "suffix: the prompt has to be one text", param="suffix")
         return [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
-    return plain_prompts(engine, body.prompt, MAX_PROMPTS // n)
+    return plain_prompts(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
 
 
 def _wanted_logprobs(body: CompletionBody) -> int | None:
@@ -144,7 +143,7 @@ class CompletionAnswer(Answering):
         return bool(self.body.stream_options and self.body.stream_options.include_usage)
 
     def _counts(self) -> dict[str, Any]:
-        counts = usage(self.results, self.per_prompt, self.body.prediction is not None)
+        counts = usage(self.results, self.per_prompt, self.body.prediction is not None, self.shows_steps)
         return {"usage": counts, "timings": timings(self.results, self.shows_steps)}
 
     def _prompt(self, number: int) -> list[int]:

@@ -16,14 +16,12 @@ import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.errors import DatastoreError, DatastoreNotFound, ServiceClosed
-from rest_local.retrieval.corpus import printable
+from rest_local.errors import DatastoreError, DatastoreNotFound, ServiceClosed, printable
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.edit import add, forget
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import datastore_path, list_datastores
 from rest_local.retrieval.secret import secret_content, secret_name
-from rest_local.retrieval.tokenizing import tokenize_documents
 from rest_local.server.bodies import DocumentBody, SearchBody
 from rest_local.server.errors import ApiError, from_error
 from rest_local.server.parsing import parse
@@ -59,7 +57,7 @@ async def search(request: HttpRequest) -> Response:
         )
     _, engine = state_of(request).loaded()
     path = _known(engine, request.path_params["name"])
-    found = await anyio.to_thread.run_sync(_search, engine, path, body.text, body.limit or PLACES)
+    found = await state_of(request).workers.run(request, lambda: _search(engine, path, body.text, body.limit or PLACES))
     return json_response(found)
 
 
@@ -68,7 +66,7 @@ async def add_document(request: HttpRequest) -> Response:
     body = await parse(request, DocumentBody)
     service, engine = state_of(request).loaded()
     path = _place(engine, request.path_params["name"])
-    return json_response(await anyio.to_thread.run_sync(_add, service, engine, path, body))
+    return json_response(await state_of(request).workers.run(request, lambda: _add(service, engine, path, body)))
 
 
 async def forget_document(request: HttpRequest) -> Response:
@@ -77,7 +75,7 @@ async def forget_document(request: HttpRequest) -> Response:
     path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
 
     def work() -> int:
-        count = forget(path, {document}, whole=True)
+        count = forget(path, {document}, whole=True, mmap=_mmap(engine))
         if count:
             reopen(service, engine)
         return count
@@ -118,13 +116,21 @@ def _opened(engine: Engine, old: Sequence[Datastore], also: Sequence[Path]) -> l
     fresh: list[Datastore] = []
     for path in [*(store.path for store in old), *also]:
         try:
-            fresh.append(Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name))
+            store = Datastore.open(
+                path, vocabulary_hash=identity.hash, vocabulary_name=identity.name, mmap=_mmap(engine)
+            )
+            fresh.append(store)
         except DatastoreNotFound as error:
             log.warning("%s; going on without it", error)
         except DatastoreError as error:
             log.warning("%s; going on with what was open", error)
             fresh += [store for store in old if store.path == path]
     return fresh
+
+
+def _mmap(engine: Engine) -> bool | None:
+    """As the engine opened its own: --no-mmap holds for every reader of this process."""
+    return None if engine.model.options.mmap else False
 
 
 def _open_paths(engine: Engine) -> dict[str, Path]:
@@ -158,7 +164,7 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
     for name, path in sorted(paths.items()):
         row: dict[str, Any] = {"name": name, "object": "datastore", "open": name in opened}
         try:
-            with Datastore.open(path) as store:
+            with Datastore.open(path, mmap=True) as store:  # reads the sizes and some bytes of each file, not all
                 info = store.info()
         except DatastoreError as error:
             row["error"] = from_error(error, is_local=is_local).message
@@ -177,7 +183,9 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
         return b"".join(vocabulary.piece(int(t)) for t in tokens if t >= 0).decode("utf-8", "replace")
 
     tokens = vocabulary.tokenize(text)
-    with Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name) as store:
+    with Datastore.open(
+        path, vocabulary_hash=identity.hash, vocabulary_name=identity.name, mmap=_mmap(engine)
+    ) as store:
         context = tokens[: len(tokens) - store.to_leave_off(tokens)]
         match, places, positions = store.find(context, limit)
         found = []
@@ -203,9 +211,10 @@ def _add(service: Service, engine: Engine, path: Path, body: DocumentBody) -> di
     if secret and not body.allow_secrets:
         raise ApiError(400, "the text looks as if it held a key or password; set allow_secrets", code="secret")
     vocabulary = engine.model.vocabulary
-    documents = list(tokenize_documents([(body.name, body.text)], vocabulary.tokenize, 1))
+    documents = [(body.name, vocabulary.tokenize(body.text))]  # in this thread, which can be stopped
     recipe = {"paths": [], "model": str(engine.model.path.absolute())}
-    manifest = add(path, documents, vocabulary=VocabularyId(*vocabulary.identity), recipe=recipe)
+    identity = VocabularyId(*vocabulary.identity)
+    manifest = add(path, documents, vocabulary=identity, recipe=recipe, mmap=_mmap(engine))
     reopen(service, engine, () if path in _open_paths(engine).values() else (path,))
     return {
         "datastore": path.name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request as HttpRequest
@@ -31,7 +30,7 @@ async def embeddings(request: HttpRequest) -> Response:
     model = state.check_model(body.model)
     if pooling(engine.model) is None:
         raise ApiError(501, "the model makes no embeddings; serve one that was trained for them", code="no_embeddings")
-    prompts, vectors = await anyio.to_thread.run_sync(_vectors, state, body)
+    prompts, vectors = await state.workers.run(request, lambda: _vectors(state, body))
     count = sum(map(len, prompts))
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, body)}

@@ -22,6 +22,7 @@ from rest_local.errors import (
     DatastoreVersion,
     DatastoreVocabulary,
     GenerationError,
+    GrammarsBusy,
     OptionError,
     PromptEmpty,
     PromptTooLong,
@@ -105,7 +106,7 @@ def _answer(error: RestLocalError) -> ApiError:
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
-    if isinstance(error, (QueueFull, ServiceClosed)):
+    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
         return ApiError(400, text, code="invalid_value")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rest_local.llama.grammar import json_object, json_schema
-from rest_local.llama.grammar_guard import check
+from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
 from rest_local.server.bodies import ChatBody, Generation
 from rest_local.server.errors import ApiError
 from rest_local.server.tools import AnswerFormat
@@ -14,20 +13,20 @@ from rest_local.server.tools import AnswerFormat
 Schema = dict[str, Any] | bool
 
 
-def grammar_of(body: Generation) -> str | None:
-    """GBNF, or None where the answer is free. Raises OptionError for a schema that cannot be kept and a grammar that
-    would hold up the engine, ApiError 400 for two wishes at once.
+def grammar_of(body: Generation) -> Grammar | None:
+    """None where the answer is free. Raises OptionError for a schema that cannot be kept and a grammar that cannot be
+    read or compiled, ApiError 400 where both are given.
     """
     schema = _schema(body)
     if body.grammar or schema is None:
-        return _checked(body.grammar)
-    return json_object() if schema is True or schema == {} else json_schema(schema)
+        return _written(body)
+    return any_object() if schema is True or schema == {} else json_schema(schema)
 
 
 def chat_grammar(
     body: ChatBody, form: AnswerFormat, tools: Sequence[Mapping[str, Any]], choice: Any, prompt: str
-) -> str | None:
-    """As `grammar_of`, behind the reasoning of models that reason. A forced call goes before a schema, and a schema
+) -> Grammar | None:
+    """As `grammar_of`, after the reasoning of models that reason. A forced call goes before a schema, and a schema
     before calls that the model may or may not make. Raises as `grammar_of`, OptionError for a choice that is none.
     """
     schema = _schema(body)
@@ -35,16 +34,15 @@ def chat_grammar(
     if forced is not None and body.grammar:
         raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
     if forced is not None or body.grammar or schema is None:
-        return forced or _checked(body.grammar)
+        return forced or _written(body)
     return form.schema(None if schema is True or schema == {} else schema, prompt)
 
 
-def _checked(grammar: str | None) -> str | None:
-    """In the thread of this request: the one that serves everybody does not wait for it."""
-    if not grammar:
+def _written(body: Generation) -> Grammar | None:
+    """The body's own grammar."""
+    if not body.grammar:
         return None
-    check(grammar)
-    return grammar
+    return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)
 
 
 def _schema(body: Generation) -> Schema | None:

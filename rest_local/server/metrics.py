@@ -30,8 +30,14 @@ _COUNTERS = {
     "spec_decode_num_drafts": ("drafts", "Drafts submitted."),
     "spec_decode_num_draft_tokens": ("drafted", "Drafted tokens submitted."),
     "spec_decode_num_accepted_tokens": ("accepted", "Drafted tokens that the model accepted."),
+    "spec_decode_num_lookups": ("lookups", "Steps in which drafts were looked up."),
+    "spec_decode_num_lookups_skipped": ("lookups_skipped", "Steps in which the policy chose not to look anything up."),
 }
-_OF_STEPS = ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "n_decode")
+_OF_STEPS = (
+    "spec_decode_num_lookups", "spec_decode_num_lookups_skipped",
+    "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "n_decode",
+)  # fmt: skip
+_OF_PROMPTS = ("prompt_tokens", "prompt_seconds")  # they leave out what was in memory, and so tell what it was
 _GAUGES = {
     "requests_processing": ("running", "Requests that are being served."),
     "requests_deferred": ("waiting", "Requests that wait for a slot."),
@@ -48,13 +54,13 @@ class EngineTotals(Collector):
         """The metrics, now."""
         found = self._statistics
         for name, (key, text) in _COUNTERS.items():
-            if self._shows_steps or name not in _OF_STEPS:
+            if self._shows_steps or name not in (*_OF_STEPS, *_OF_PROMPTS):
                 yield CounterMetricFamily(f"llamacpp:{name}", text, value=found[key])
         for name, (key, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"llamacpp:{name}", text, value=found[key])
         if self._shows_steps:
             yield GaugeMetricFamily("llamacpp:kv_cache_tokens", "Memory cells in use.", value=found["cells_used"])
-        rates = {"prompt_tokens_seconds": ("prompt_tokens", "prompt_seconds")}
+        rates = {"prompt_tokens_seconds": ("prompt_tokens", "prompt_seconds")} if self._shows_steps else {}
         rates["predicted_tokens_seconds"] = ("predicted_tokens", "predicted_seconds")
         for name, (count, seconds) in rates.items():
             rate = found[count] / found[seconds] if found[seconds] else 0.0

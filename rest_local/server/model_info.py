@@ -102,7 +102,8 @@ async def slots(request: HttpRequest) -> Response:
 async def tokenize(request: HttpRequest) -> Response:
     """Text to token ids."""
     body = await parse(request, TokenizeBody)
-    _, engine = state_of(request).loaded()
+    state = state_of(request)
+    _, engine = state.loaded()
     vocabulary = engine.model.vocabulary
 
     def work() -> list[Any]:
@@ -112,7 +113,7 @@ async def tokenize(request: HttpRequest) -> Response:
             return tokens
         return [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in tokens]
 
-    return json_response({"tokens": await anyio.to_thread.run_sync(work)})
+    return json_response({"tokens": await state.workers.run(request, work)})
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -135,10 +136,11 @@ async def detokenize(request: HttpRequest) -> Response:
 async def apply_template(request: HttpRequest) -> Response:
     """A conversation to the text of its prompt."""
     body = await parse(request, TemplateBody)
-    _, engine = state_of(request).loaded()
+    state = state_of(request)
+    _, engine = state.loaded()
 
     def work() -> str:
         add = body.add_generation_prompt is not False
         return chat_text(engine, body.messages, offered(body.tools), body.chat_template_kwargs, add)
 
-    return json_response({"prompt": await anyio.to_thread.run_sync(work)})
+    return json_response({"prompt": await state.workers.run(request, work)})

@@ -16,7 +16,7 @@ from rest_local.server.bodies import InfillBody, NativeBody
 from rest_local.server.grammars import grammar_of
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import infill_tokens, native_prompts, prompt_text
-from rest_local.server.requests import request_of
+from rest_local.server.requests import longest_prompt, request_of
 from rest_local.server.running import event
 from rest_local.server.state import state_of
 
@@ -29,7 +29,9 @@ _SAMPLERS = (
 async def completion(request: HttpRequest) -> Response:
     """A prompt is continued, or each of several."""
     body = await parse(request, NativeBody)
-    return await _answer(request, body, lambda engine: native_prompts(engine, body.prompt))
+    return await _answer(
+        request, body, lambda engine: native_prompts(engine, body.prompt, longest_prompt(engine, body))
+    )
 
 
 async def infill(request: HttpRequest) -> Response:
@@ -60,7 +62,7 @@ async def _answer(
             requests.append(request_of(engine, body, prompt, logprobs=body.n_probs or None, grammar=grammar))
         return requests
 
-    running = await submitted(service, prepare)
+    running = await submitted(request, service, prepare)
     answer = NativeAnswer(state, engine, body, running, model=model, n_indent=body.n_indent or 0)
     answer.prompts, answer.requests = prompts, requests
     return await answer.respond(request)
@@ -156,7 +158,7 @@ class NativeAnswer(Answering):
             "ignore_eos": request.ignore_end,
             "n_probs": request.logprobs or 0,
             "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias],
-            "grammar": sampling.grammar or "",
+            "grammar": sampling.grammar.source if sampling.grammar else "",
             "stream": bool(self.body.stream),
         }
 

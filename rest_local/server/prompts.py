@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rest_local.errors import OptionError
+from rest_local.errors import OptionError, PromptTooLong
 from rest_local.llama.conversation import ChatTemplate
 from rest_local.server.bodies import MAX_PROMPTS, Message, Prompt, Tool
 from rest_local.server.errors import ApiError
@@ -63,35 +63,43 @@ def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
     return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
 
 
-def plain_prompts(engine: Engine, prompt: Prompt, most: int) -> list[list[int]]:
-    """Token ids of each prompt: a text, several, a list of ids, several.
+def plain_prompts(engine: Engine, prompt: Prompt, most: int, longest: int | None = None) -> list[list[int]]:
+    """Token ids of each prompt: a text, several, a list of ids, several. `longest`: tokens of one text.
 
-    Raises ApiError 400 for none and for more than `most`, OptionError for an unknown id."""
+    Raises ApiError 400 for none and for more than `most`, OptionError for an unknown id, PromptTooLong."""
     if isinstance(prompt, str):
-        return [engine.tokenize(prompt)]
+        return [engine.tokenize(prompt, most=longest)]
     if prompt and isinstance(prompt[0], int):
         return [checked_ids(engine, prompt)]
     if not 1 <= len(prompt) <= most:
         raise ApiError(400, f"give 1 to {most} prompts at once, not {len(prompt)}", code="invalid_value")
-    return [engine.tokenize(each) if isinstance(each, str) else checked_ids(engine, each) for each in prompt]
+    return [
+        engine.tokenize(each, most=longest) if isinstance(each, str) else checked_ids(engine, each) for each in prompt
+    ]
 
 
-def native_prompts(engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]]) -> list[list[int]]:
+def native_prompts(
+    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None = None
+) -> list[list[int]]:
     """llama-server's: one prompt as for `mixed_prompt`, or several: texts without ids among them, and lists.
 
-    Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id."""
+    `longest`: tokens of one text. Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id,
+    PromptTooLong."""
     several = not isinstance(prompt, str) and bool(prompt) and not any(isinstance(part, int) for part in prompt)
     if not several:
-        return [mixed_prompt(engine, prompt)]
+        return [mixed_prompt(engine, prompt, longest)]
     if len(prompt) > MAX_PROMPTS:
         raise ApiError(400, f"give 1 to {MAX_PROMPTS} prompts at once, not {len(prompt)}", param="prompt")
-    return [mixed_prompt(engine, each) for each in prompt]  # type: ignore[arg-type]
+    return [mixed_prompt(engine, each, longest) for each in prompt]  # type: ignore[arg-type]
 
 
-def mixed_prompt(engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]]) -> list[int]:
-    """llama-server's: a text, or texts and token ids in turn. Raises ApiError 400 for a list among them."""
+def mixed_prompt(
+    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None = None
+) -> list[int]:
+    """llama-server's: a text, or texts and token ids in turn. Raises ApiError 400 for a list among them,
+    PromptTooLong for a text of more than `longest` tokens."""
     if isinstance(prompt, str):
-        return engine.tokenize(prompt)
+        return engine.tokenize(prompt, most=longest)
     tokens: list[int] = []
     for number, part in enumerate(prompt):
         if isinstance(part, int):
@@ -99,9 +107,11 @@ def mixed_prompt(engine: Engine, prompt: str | Sequence[int | str | Sequence[int
         elif not isinstance(part, str):
             raise ApiError(400, "give one prompt, of texts and token ids, or a list of such prompts", param="prompt")
         elif number == 0:
-            tokens += engine.tokenize(part)
+            tokens += engine.tokenize(part, most=longest)
         else:
-            tokens += engine.model.vocabulary.tokenize(part, special=True).tolist()
+            tokens += engine.model.vocabulary.tokenize(part, special=True, most=longest).tolist()
+        if longest is not None and len(tokens) > longest:
+            raise PromptTooLong(len(tokens), longest)
     return tokens
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rest_local.llama.grammar import Rules, literal
+from rest_local.grammar.builder import Lark
 from rest_local.server.tools.source import Source, Wait
 
 
@@ -51,9 +51,9 @@ def thoughts(source: Source, tags: Tags) -> Wait[None]:
     yield from source.space()
 
 
-def after_thoughts(rules: Rules, body: str, tags: Tags) -> str:
-    """A grammar's body behind reasoning of any length: needed where the prompt opened it, allowed where it is usual."""
+def after_thoughts(lark: Lark, body: str, tags: Tags) -> str:
+    """A grammar's body after reasoning of any length: needed where the prompt opened it, allowed where it is usual."""
     if not tags.opened and not tags.usual:
         return body
-    thought = f"{rules.until(tags.closing)} [\\n]{{0,2}}"
-    return f"{thought} {body}" if tags.opened else f"({literal(tags.opening)} {thought})? {body}"
+    thought = f"{lark.until(tags.closing)} /\\n{{0,2}}/"
+    return f"{thought} {body}" if tags.opened else f"({lark.literal(tags.opening)} {thought})? {body}"

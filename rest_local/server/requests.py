@@ -16,6 +16,7 @@ from rest_local.server.errors import ApiError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
+    from rest_local.grammar import Grammar
     from rest_local.llama.vocabulary import Vocabulary
 
 TEMPERATURE = 0.8  # llama-server's default, as are those of `Sampling`
@@ -28,7 +29,7 @@ def request_of(
     prompt: Sequence[int],
     *,
     logprobs: int | None = None,
-    grammar: str | None = None,
+    grammar: Grammar | None = None,
     choice: int = 0,
     kept: int = 0,
 ) -> Request:
@@ -68,6 +69,11 @@ def shifts_context(engine: Engine, body: Generation) -> bool:
     return engine.context_shift or bool(body.rest_local and body.rest_local.context_shift)
 
 
+def longest_prompt(engine: Engine, body: Generation) -> int | None:
+    """Tokens; None where a longer one is shortened."""
+    return None if shifts_context(engine, body) else engine.n_ctx
+
+
 def _max_tokens(body: Generation) -> int | None:
     """None: as many as fit, which llama-server calls -1 (and -2)."""
     names = [body.max_completion_tokens] if isinstance(body, ChatBody) else []
@@ -75,7 +81,7 @@ def _max_tokens(body: Generation) -> int | None:
     return None if given < 0 else given
 
 
-def _sampling(body: Generation, vocabulary: Vocabulary, grammar: str | None, choice: int) -> Sampling:
+def _sampling(body: Generation, vocabulary: Vocabulary, grammar: Grammar | None, choice: int) -> Sampling:
     """llama-server applies only the samplers that `samplers` names, where it is given."""
     samplers = body.samplers if isinstance(body.samplers, list) else None
 

@@ -23,7 +23,7 @@ from rest_local.errors import RestLocalError
 from rest_local.llama.stop import Stop
 from rest_local.server.access import JsonLines
 from rest_local.server.app import create_app
-from rest_local.server.connection import TimedProtocol
+from rest_local.server.connection import TimedProtocol, connection_limit
 from rest_local.server.datastores import reopen
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
@@ -37,16 +37,23 @@ log = logging.getLogger("rest_local.server")
 DRAIN_SECONDS = 30
 IDLE_SECONDS = 75  # of a kept connection; editors ask again within a minute
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
-MAX_CONNECTIONS = 1024
+BACKLOG = 128  # connections that wait to be accepted; asyncio tries as often at once where descriptors run out
+WORKERS_SECONDS = 10.0  # for threads that were told to stop; a chat template may take half of that
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn's, with this program's signals. `interrupted`: Ctrl-C ended it."""
 
-    def __init__(self, config: uvicorn.Config, on_hangup: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_hangup: Callable[[], None], on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self.interrupted = False
         self._on_hangup = on_hangup
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Requests that are not decoding yet are refused; the others end, as uvicorn does it."""
+        self._on_stop()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,10 +116,11 @@ class Serving:
             server_header=False,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=drain_seconds,
-            limit_concurrency=MAX_CONNECTIONS,
+            limit_concurrency=connection_limit() + 1,  # see `TimedProtocol.connection_made`
+            backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_HEAD,
         )
-        self.http = HttpServer(config, self._hang_up)
+        self.http = HttpServer(config, self._hang_up, self.state.workers.stop)
 
     def run(self, listening: socket.socket) -> None:
         """Answers until it is told to stop. Raises what loading raised, KeyboardInterrupt for Ctrl-C."""
@@ -161,6 +169,9 @@ class Serving:
     def _close(self) -> None:
         service, engine = self.state.service, self.state.engine
         self.state.service = None
+        self.state.workers.stop()
+        if not self.state.workers.ended(WORKERS_SECONDS):
+            log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
         if service is not None:
             service.close()
         for beside in (self.state.embedder, self.state.scoring):
@@ -173,6 +184,7 @@ class Serving:
 def _start(engine: Engine, queue: int) -> Service:
     from rest_local.decoding.service import Service
 
+    engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
     return Service(engine, queue=queue)
 
 

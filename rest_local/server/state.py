@@ -11,6 +11,7 @@ from starlette.requests import Request
 from rest_local.server.errors import ApiError, loading
 from rest_local.server.scoring import Scoring
 from rest_local.server.settings import ANY_MODEL, Settings
+from rest_local.server.workers import Workers
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -29,6 +30,7 @@ class State:
     service: Service | None = None
     embedder: Embedder | None = None
     scoring: Scoring = field(default_factory=Scoring)
+    workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property

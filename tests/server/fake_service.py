@@ -51,6 +51,7 @@ class FakeTicket:
         self.result = Result()
         self.done, self.error = False, None
         self.cancelled = threading.Event()
+        self.timings: dict[str, float] = {}  # others than usual
         self._vocabulary, self._wake = vocabulary, wake or (lambda ended: None)
         self._pieces: deque[Piece] = deque()
         self._held = False
@@ -67,7 +68,7 @@ class FakeTicket:
         if self.done:
             return
         counts = (0, len(self.request.prompt), 1.0, 0.0, len(self.result.tokens), 2.0)
-        self.result.timings = dict(zip(TIMINGS, counts, strict=True)) | DRAFTS
+        self.result.timings = dict(zip(TIMINGS, counts, strict=True)) | DRAFTS | self.timings
         self.result.finish_reason, self.result.stopping_word, self.error = reason, word, error
         self.result.draft = {"by_source": {"prediction": {"drafted": 4, "accepted": 3}}}
         self.done = True
@@ -128,7 +129,10 @@ class FakeService:
         return [{"id": 0, "state": "idle", "n_past": 0, "request": None}]
 
     def statistics(self) -> dict[str, Any]:
-        names = ("requests", "prompt_tokens", "predicted_tokens", "steps", "drafts", "drafted", "accepted")
+        names = (
+            "requests", "prompt_tokens", "predicted_tokens", "steps", "drafts", "drafted", "accepted", "lookups",
+            "lookups_skipped",
+        )  # fmt: skip
         more = {
             "prompt_seconds": 1.0,
             "predicted_seconds": 0.0,

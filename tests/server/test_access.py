@@ -91,3 +91,12 @@ def test_a_fault_of_the_server_is_logged_and_not_shown(
     live.stop()
     assert "inner detail" in log.getvalue()
     assert [line["status"] for line in lines(log) if line.get("path") == "/slots"] == [500]
+
+
+def test_the_address_in_the_log_is_that_of_the_connection(scripted: Scripted, log: io.StringIO) -> None:
+    """What a client says of itself, as a proxy would, means nothing."""
+    live = scripted()
+    claims = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https", "forwarded": "for=203.0.113.9"}
+    live.post("/tokenize", {"content": "x"}, headers=claims)
+    live.stop()
+    assert [line["client"] for line in lines(log) if line.get("path") == "/tokenize"] == ["127.0.0.1"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
+from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
@@ -52,6 +56,17 @@ def test_what_was_added_is_drafted_from(demo: Live) -> None:
     assert plain["timings"]["draft_n"] == 0
     assert drafted["timings"]["draft_n_accepted"] > 0
     assert demo.post("/completion", body | {"datastore": ["nothing"]}).status_code == 400
+
+
+def test_additions_on_a_file_system_without_hard_links(demo: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert put(demo, "linkless", "a.py") == 200
+    assert put(demo, "linkless", "b.py") == 200
+    with demo.client() as client:
+        assert client.delete("/datastores/linkless/documents/a.py").json() == {"forgotten": 1}
 
 
 @pytest.mark.parametrize("name", ["..", "%2e%2e%2fx", "a%20b", "a%00b", "x" * 100, ".hidden", "%2fetc"])
@@ -188,3 +203,53 @@ def test_on_this_machine_errors_name_the_path(
     live = scripted()
     assert str(path) in live.get("/datastores").json()["data"][0]["error"]
     assert str(path) in live.post("/datastores/broken/search", {"text": "x"}).text
+
+
+@pytest.mark.parametrize("kind", ["order", "documents"])
+def test_a_damaged_segment_is_an_error_in_json(
+    scripted: Scripted, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a fault of the server that resets the connection; the next request is served."""
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    live = scripted()
+    assert put(live, "cut", "a.py") == 200
+    path = datastore_path("cut")
+    (file,) = path.glob(f"*.{kind}.bin")
+    file.write_bytes(file.read_bytes()[:24] + b"\xff" * (file.stat().st_size - 24))
+    for method, call, fields in (
+        ("POST", "search", {"text": TEXT[:40]}),
+        ("POST", "documents", {"name": "b", "text": "x"}),
+    ):
+        with live.client() as client:
+            answer = client.request(method, f"/datastores/cut/{call}", json=fields)
+        assert answer.status_code == 500, answer.text
+        assert answer.json()["error"]["code"] == "failed"
+        assert str(path) in answer.json()["error"]["message"]
+    assert live.get("/datastores").status_code == 200
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_what_http_opens_is_mapped_only_where_the_engine_maps(
+    scripted: Scripted, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--no-mmap: no file that is cut on a network drive may end the server by SIGBUS."""
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    monkeypatch.setattr("rest_local.retrieval.datastore.SMALL", 0)
+    asked: list[object] = []
+    kept = Datastore.open.__func__  # type: ignore[attr-defined]
+
+    def opened(cls: type[Datastore], path: Path, **options: Any) -> Datastore:
+        asked.append(options.get("mmap"))
+        return kept(cls, path, **options)
+
+    monkeypatch.setattr(Datastore, "open", classmethod(opened))
+    live = scripted()
+    live.service.engine.model.options = replace(live.service.engine.model.options, mmap=mmap)
+    assert put(live, "mine", "a.py") == 200
+    assert put(live, "mine", "b.py") == 200
+    assert live.post("/datastores/mine/search", {"text": "x"}).status_code == 200
+    with live.client() as client:
+        assert client.delete("/datastores/mine/documents/a.py").status_code == 200
+    (store,) = live.service.engine.datastores
+    assert bool(store._maps) == mmap
+    assert set(asked) == {None if mmap else False}

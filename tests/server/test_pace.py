@@ -79,9 +79,15 @@ def answering(engine: FakeEngine, kind: str, host: str) -> Answering:
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
     made: dict[str, Callable[[], Answering]] = {
         "chat": lambda: ChatAnswer(
-            state, engine, ChatBody(messages=[{"role": "user"}], logprobs=True, **more), running, model="m"
+            state,
+            engine,
+            ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more),
+            running,
+            model="m",
         ),
-        "text": lambda: CompletionAnswer(state, engine, CompletionBody(logprobs=1, **more), running, model="m"),
+        "text": lambda: CompletionAnswer(
+            state, engine, CompletionBody(prompt="", logprobs=1, **more), running, model="m"
+        ),
         "native": lambda: NativeAnswer(state, engine, NativeBody(prompt="", n_probs=1, **more), running, model="m"),
         "infill": lambda: NativeAnswer(
             state, engine, InfillBody(n_indent=2, n_probs=1, **more), running, model="m", n_indent=2

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live import Live
 
+from rest_local.server import bodies
 from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
 from rest_local.server.errors import ApiError
 from rest_local.server.parsing import MAX_CONTAINERS, check
@@ -22,6 +23,10 @@ def with_field(name: str, raw: str) -> bytes:
     return json.dumps(GOOD)[:-1].encode() + f', "{name}": {raw}}}'.encode()
 
 
+CHAIN = {
+    "$ref": "#/$defs/0",
+    "$defs": {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(9000)} | {"9000": {}},
+}
 HOSTILE = {
     "empty": b"",
     "cut off": b'{"messages": [',
@@ -60,15 +65,29 @@ HOSTILE = {
     "bias of 5 000 digits": with_field("logit_bias", '{"' + "1" * 5000 + '": 1}'),
     "bias of a superscript": with_field("logit_bias", '{"\\u00b2": 1}'),
     "grammar broken": with_field("grammar", '"root ::= ("'),
-    "grammar that would hold up the engine": with_field("grammar", '"root ::= (\\"a\\"?){200}"'),
-    "grammar without end": with_field("grammar", '"m ::= \\"x\\"?\\nh ::= m\\nroot ::= h root \\"z\\" | \\"y\\""'),
-    "pattern that would": with_field("json_schema", '{"type": "string", "pattern": "^(a+)+$"}'),
+    "grammar that names a token": with_field("grammar", '"root ::= <think> \\"a\\""'),
+    "Lark broken": with_field("grammar", '{"type": "lark", "value": "start: ("}'),
+    "Lark of no such token": with_field("grammar", '{"type": "lark", "value": "start: <|no_such_token|>"}'),
+    "Lark without a value": with_field("grammar", '{"type": "lark"}'),
+    "grammar of another kind": with_field("grammar", '{"type": "ebnf", "value": "x"}'),
+    "keyword that is not kept": with_field("json_schema", '{"type": "array", "uniqueItems": true}'),
+    "pattern that looks ahead": with_field("json_schema", '{"type": "string", "pattern": "^(?=a)b$"}'),
+    "schema that takes for ever": with_field(
+        "json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(200)]})
+    ),
+    "schema that exhausts the stack": with_field("json_schema", json.dumps(CHAIN)),
     "schema of nothing": with_field("response_format", '{"type": "json_schema"}'),
     "schema broken": with_field("json_schema", '{"type": "nonsense"}'),
     "policy unknown": with_field("rest_local", '{"policy": "magic"}'),
     "datastore unknown": with_field("datastore", '"../../etc"'),
     "top_logprobs alone": with_field("top_logprobs", "3"),
 }
+
+
+@pytest.mark.parametrize("grammar", [{"type": "lark", "value": 'start: "yes" | "no"'}, 'root ::= "yes" | "no"'])
+def test_a_grammar_in_either_notation_bounds_the_answer(demo: Live, grammar: Any) -> None:
+    answer = demo.post("/v1/chat/completions", GOOD | {"grammar": grammar, "max_tokens": 9})
+    assert answer.json()["choices"][0]["message"]["content"] in ("yes", "no")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -143,3 +162,26 @@ def test_a_complaint_names_the_field_and_not_its_value() -> None:
         check(b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "my secret"}', ChatBody)
     assert caught.value.param == "temperature"
     assert "my secret" not in json.dumps(caught.value.body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        (bodies.CompletionBody, {"max_tokens": 1}, "prompt"),
+        (bodies.CompletionBody, {"prompt": None}, "prompt"),
+        (bodies.NativeBody, {"n_predict": 1}, "prompt"),
+        (bodies.ChatBody, {"messages": [{"role": "user"}]}, "messages"),
+        (bodies.ChatBody, {"messages": [{"role": "user", "content": None}]}, "messages"),
+        (bodies.TemplateBody, {"messages": [{"role": "user"}]}, "messages"),
+    ],
+)
+def test_a_body_without_anything_to_answer_is_refused(kind: Any, body: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        check(json.dumps(body).encode(), kind)
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_what_may_be_left_out_is() -> None:
+    """The assistant's content beside its calls, and the beginning of a gap's text."""
+    check(b'{"messages": [{"role": "user", "content": ""}, {"role": "assistant", "tool_calls": []}]}', bodies.ChatBody)
+    assert check(b'{"input_prefix": "x"}', bodies.InfillBody).prompt == ""

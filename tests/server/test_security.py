@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from live import Live
@@ -68,6 +69,12 @@ def post(host: str, *headers: str, path: str = "/completion") -> bytes:
         ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example", 403),
         ("evil.example:80@localhost", 403),
+        ("evil-extra.example", 403),
+        ("evil.extra.example", 403),
+        ("evillocalhost", 403),
+        ("evil.localhost", 403),
+        ("extra.exampl", 403),
+        ("xtra.example", 403),
         ("0.0.0.0", 403),
         ("", 403),
     ],
@@ -186,6 +193,14 @@ def test_every_route_but_health_asks_for_the_key(scripted: Scripted, path: str) 
     assert live.get(path, headers=[(b"authorization", b"Bearer other \xc3\xa9")]).status_code != 401
 
 
+@pytest.mark.parametrize("wrong", ["r", "righ", "rightly", "ight", "Right", "right other", "other"])
+def test_only_a_whole_key_opens(scripted: Scripted, wrong: str) -> None:
+    live = scripted(keys=(b"right", b"other key"))
+    basic = base64.b64encode(f"anyone:{wrong}".encode()).decode()
+    for headers in ({"authorization": f"Bearer {wrong}"}, {"x-api-key": wrong}, {"authorization": f"Basic {basic}"}):
+        assert live.get("/v1/models", headers=headers).status_code == 401, headers
+
+
 def test_the_key_is_asked_for_before_a_body_is_read(scripted: Scripted) -> None:
     assert asked(scripted(keys=(b"k",)), post("localhost", "Content-Length: 5000000")) == 401
 
@@ -266,3 +281,13 @@ def test_other_machines_read_no_paths_in_errors(scripted: Scripted, others: bool
 def test_other_machines_read_what_was_wrong_with_what_they_sent() -> None:
     for error in (OptionError("too many"), PromptEmpty(), DecodeFailed(-3, 4), GenerationError("the grammar")):
         assert from_error(error, is_local=False).message == str(error)
+
+
+@pytest.mark.parametrize("name", ["other", "../demo", "/etc/passwd", "demo/../demo", "demo.gguf", "Demo", "demo\u0000"])
+def test_a_name_that_is_no_models_is_404_whatever_it_spells(scripted: Scripted, name: str) -> None:
+    """It is looked up and never joined to a path: what does not exist and what may not be read look the same."""
+    live = scripted()
+    unknown = live.post("/v1/completions", {"prompt": "x", "model": "nothing"})
+    answer = live.post("/v1/completions", {"prompt": "x", "model": name})
+    assert (answer.status_code, answer.json()) == (404, unknown.json())
+    assert live.get(f"/v1/models/{quote(name, safe='')}").status_code == 404

@@ -1,0 +1,239 @@
+"""What one client may hold: connections, streams that it does not read, threads that prepare what it left."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live import Live
+
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.llama.tokenizer import Tokenizer
+from rest_local.server import connection, run, running
+from rest_local.server.connection import SPARE_DESCRIPTORS, connection_limit
+
+Scripted = Callable[..., Live]
+STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
+MOST_PIECES = 20_000  # of a stream that is never ended: the test fails instead of filling the memory
+
+
+def request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def asking(live: Live, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection that sent a request and has a small buffer for the answer."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(60)
+    client.connect(("127.0.0.1", live.port))
+    client.sendall(request(path, body))
+    return client
+
+
+def test_connections_beyond_the_limit_are_refused_when_they_are_made(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Idle ones count, and what is refused fills no log."""
+    monkeypatch.setattr(run, "connection_limit", lambda: 8)
+    monkeypatch.setattr(connection, "_told", -connection.LOG_SECONDS)
+    live = scripted()
+    with caplog.at_level(logging.WARNING):
+        clients = [socket.create_connection(("127.0.0.1", live.port), timeout=60) for _ in range(40)]
+        said = [client.recv(1 << 16) for client in clients[8:]]
+    assert all(answer.startswith(b"HTTP/1.1 503 ") and b'"busy"' in answer for answer in said)
+    assert not select.select(clients[:8], [], [], 0)[0], "the first were told something"
+    clients[3].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert clients[3].recv(1 << 16).startswith(b"HTTP/1.1 200 "), "those that are connected are served"
+    assert len([record for record in caplog.records if "connections are open" in record.getMessage()]) == 1
+    for client in clients:
+        client.close()
+    assert live.get("/health").status_code == 200
+
+
+def test_the_connection_limit_follows_the_descriptor_limit(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More connections than descriptors are tried; the process always has some left, and no line is logged for each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used, wanted = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")), 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE_DESCRIPTORS + wanted, hard))
+    try:
+        assert wanted - 4 <= connection_limit() <= wanted
+        live = scripted()
+        with caplog.at_level(logging.WARNING):
+            clients = [socket.create_connection(("127.0.0.1", live.port), timeout=60) for _ in range(wanted + 20)]
+            assert clients[-1].recv(100).startswith(b"HTTP/1.1 503 ")
+            for client in clients:
+                client.close()
+        assert live.get("/health").status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(caplog.records) < 5
+
+
+def test_a_kept_connection_is_closed_after_a_while(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "IDLE_SECONDS", 1)
+    live = scripted()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=60) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        said = b""
+        while not said.endswith(b"}"):
+            said += client.recv(1 << 16)
+        assert client.recv(1 << 16) == b"", "closed by the server"
+
+
+def fill(live: Live, number: int = 0) -> int:
+    """Gives pieces until the request is cancelled; how many."""
+    ticket = live.service.ticket(number)
+    (token,) = live.service.engine.model.vocabulary.tokenize("x").tolist()
+    entry = TokenLogprobs(token, -1.0, tuple((token, -1.0) for _ in range(4)))
+    given = 0
+    while not ticket.cancelled.is_set() and given < MOST_PIECES:
+        ticket.give("x" * 200, logprobs=(entry,) * 50)
+        given += 1
+        ticket.cancelled.wait(0.001)  # the loop gets its turn
+    return given
+
+
+def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(running, "BACKLOG", 1 << 40)
+    live = scripted()
+    live.service.answer = None
+    with asking(live, "/completion", STREAM):
+        assert fill(live) < MOST_PIECES
+    live.service.answer = ("next",)
+    assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
+
+
+def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before the reader is cut off; and it is told so if it reads on."""
+    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)
+    monkeypatch.setattr(running, "BACKLOG", 500)
+    live = scripted()
+    live.service.answer = None
+    with asking(live, "/completion", STREAM) as client:
+        assert fill(live) < MOST_PIECES
+        said = b""
+        while part := client.recv(1 << 20):
+            said = said[-4096:] + part
+            if b"\r\n0\r\n\r\n" in said:
+                break
+    assert b"its reader is too slow" in said
+
+
+def test_an_answer_at_once_may_be_as_long_as_it_likes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read while it is made, so there is nothing to lag."""
+    monkeypatch.setattr(running, "BACKLOG", 10)
+    live = scripted()
+    live.service.answer = ("x",) * 1000
+    assert live.post("/completion", {"prompt": "x"}).json()["content"] == "x" * 1000
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Tokenizing waits in its first call, which `inside` tells of, until `go`; `calls` are counted."""
+
+    class Held:
+        inside, go, calls = threading.Event(), threading.Event(), 0
+
+    call = Tokenizer._call
+
+    def watched(self: Tokenizer, text: str) -> Any:
+        Held.calls += 1
+        Held.inside.set()
+        assert Held.go.wait(60)
+        return call(self, text)
+
+    monkeypatch.setattr(Tokenizer, "_call", watched)
+    yield Held
+    Held.go.set()
+
+
+LONG = "for number in range(10): print(number)\n" * 20_000
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Asks until it holds; a test that never does is found by the suite's own limit."""
+    for _ in range(600):
+        if condition():
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError("it never came to be")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": LONG}),
+        ("/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "prediction": {"content": LONG}}),
+        ("/infill", {"input_prefix": LONG, "input_suffix": LONG}),
+    ],
+)
+def test_what_a_client_that_left_wanted_is_not_tokenized(
+    scripted: Scripted, held: Any, path: str, body: dict[str, Any]
+) -> None:
+    live = scripted()
+    workers = live.serving.state.workers
+    with asking(live, path, body):
+        assert held.inside.wait(60)
+        (stop,) = workers._stops
+    until(lambda: stop._is_set)
+    held.go.set()
+    assert workers.ended(60)
+    assert held.calls <= 2, "one part was under way"
+    assert not live.service.tickets
+
+
+def test_a_stop_ends_what_is_being_prepared(scripted: Scripted, held: Any) -> None:
+    live = scripted(drain_seconds=60)
+    with asking(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}) as client:
+        assert held.inside.wait(60)
+        (stop,) = live.serving.state.workers._stops
+        live.serving.stop()
+        until(lambda: stop._is_set)
+        held.go.set()
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+    live.thread.join(60)
+    assert not live.thread.is_alive()
+    assert held.calls <= 2
+
+
+def test_a_prompt_is_read_as_far_as_the_context_goes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    call = Tokenizer._call
+
+    def watched(self: Tokenizer, text: str) -> Any:
+        read.append(len(text))
+        return call(self, text)
+
+    live = scripted(n_ctx=512)
+    monkeypatch.setattr(Tokenizer, "_call", watched)
+    exact = len(live.service.engine.model.vocabulary.tokenize(LONG))
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/completion", {"prompt": LONG}),
+        ("/completion", {"prompt": [5, LONG]}),
+        ("/v1/completions", {"prompt": [LONG, LONG]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+    ]
+    for path, body in bodies:
+        read.clear()
+        answer = live.post(path, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), answer.text
+        assert sum(read) < len(LONG) / 10
+        told = answer.json()["error"]
+        assert told["n_ctx"] == 512
+        if "messages" in body:
+            assert abs(told["n_prompt_tokens"] / exact - 1) < 0.1, "estimated from what was read"

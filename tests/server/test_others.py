@@ -1,0 +1,126 @@
+"""What other machines are not told: the tokens of each step, and how much of a prompt somebody sent before."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fake_service import FakeTicket
+from live import Live
+
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.server.answering import GATHERED_TOKENS
+
+Scripted = Callable[..., Live]
+PROMPT = 40  # tokens
+TAKEN_MOST = 30_000  # looks, a millisecond each
+KEY = {"authorization": "Bearer k"}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/completion", {"prompt": "x", "n_probs": 1}),
+    ("/v1/completions", {"prompt": "x", "logprobs": 1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+]
+
+
+@pytest.fixture(params=[False, True], ids=["this machine", "others"])
+def others(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def live(scripted: Scripted, others: bool) -> Live:
+    found = (
+        scripted(allowed_hosts=("llm.example.org",), keys=(b"k",), metrics=True) if others else scripted(metrics=True)
+    )
+    found.service.answer = None
+    return found
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+def entries(event: dict[str, Any]) -> int:
+    """Ids or log-probabilities that an event tells."""
+    if event.get("stop"):  # llama-server's last event repeats all of them
+        return 0
+    choice = event.get("choices", [{}])[0] if event.get("choices") else {}
+    logprobs = choice.get("logprobs") or {}
+    told = event.get("completion_probabilities") or logprobs.get("content") or logprobs.get("tokens") or ()
+    return max(len(told), len(event.get("tokens", ())))
+
+
+def give(ticket: FakeTicket, steps: list[int]) -> None:
+    """Steps of so many tokens each; the server takes each before the next is there."""
+    (token,) = ticket._vocabulary.tokenize("x").tolist()
+    for size in steps:
+        ticket.give("x" * size, logprobs=(TokenLogprobs(token, -1.0, ((token, -1.0),)),) * size)
+        for _ in range(TAKEN_MOST):
+            if not ticket._pieces:
+                break
+            threading.Event().wait(0.001)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_ids_and_log_probabilities_go_out_in_whole_groups(
+    live: Live, others: bool, path: str, body: dict[str, Any]
+) -> None:
+    """A group for each 16 tokens, whatever the steps gave: their sizes tell what the datastore holds."""
+    steps = [1, 5, 2, 7, 1, 1, 9, 3, 4, 8]
+    told: list[int] = []
+    with live.client() as client, client.stream("POST", path, json=body | {"stream": True}, headers=KEY) as answer:
+        ticket = live.service.ticket()
+        give(ticket, steps)
+        ticket.end()
+        told = [count for event in events(answer.iter_lines()) if (count := entries(event))]
+    assert sum(told) >= sum(steps) - 1
+    if others:
+        assert all(count % GATHERED_TOKENS == 0 for count in told[:-1]), told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_what_was_in_memory_is_not_told(
+    live: Live, others: bool, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """A right guess of what another client sent would show in it; and the time of the prompt tells the same."""
+    body = body | {"stream": stream}
+    found: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        for number, cached in enumerate((0, 21)):
+            asking = pool.submit(live.post, path, body, headers=KEY)
+            ticket = live.service.ticket(number)
+            ticket.give("xx")
+            evaluated = PROMPT - cached
+            ticket.timings = {"cache_n": cached, "prompt_n": evaluated, "prompt_ms": 10.0 * evaluated}
+            ticket.end()
+            found.append(asking.result(60).text)
+    names = ("cached_tokens", "cache_n", "prompt_ms", "prompt_per_second")
+    for text in found:
+        assert any(name in text for name in names) != others
+        assert f'"prompt_n":{PROMPT}' in (text if others else found[0])
+    if others:
+        assert _without_ids(found[0]) == _without_ids(found[1])
+
+
+def _without_ids(text: str) -> list[Any]:
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(each) for key, each in value.items() if key not in ("id", "created")}
+        return [clean(each) for each in value] if isinstance(value, list) else value
+
+    lines = [line.removeprefix("data: ") for line in text.splitlines()]
+    return [clean(json.loads(line)) for line in lines if line.startswith("{")]
+
+
+def test_metrics_tell_no_evaluated_prompt_tokens(live: Live, others: bool) -> None:
+    text = live.get("/metrics", headers=KEY).text
+    assert "llamacpp:tokens_predicted_total" in text
+    for name in ("prompt_tokens_total", "prompt_seconds_total", "prompt_tokens_seconds"):
+        assert (f"llamacpp:{name}" in text) != others, name
