@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.bench.synthetic import Shape, synthetic
-from rest_local.decoding.tuning import DecodeProbe, self_test_text
+from rest_local.decoding.timing import DecodeProbe
+from rest_local.decoding.tuning import self_test_text
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
@@ -44,7 +45,7 @@ def measure(path: Path, *, threads: int, rounds: int, n_ctx: int) -> dict[str, A
         samples: dict[int, list[float]] = {n: [] for n in SIZES}
         for i in range(rounds + 1):
             for n in SIZES:
-                ms = probe(n, n_ctx)
+                ms = probe(n, n_ctx).ms
                 if i:  # the first round builds the graphs
                     samples[n].append(ms)
         median = {n: statistics.median(samples[n]) for n in SIZES}

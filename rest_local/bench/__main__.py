@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from rest_local.bench import demo, draft_model, driver, exact, lookup, many, published, server, speed
+from rest_local.bench import draft_model, driver, exact, lookup, many, published, server, speed
 
 PARTS = {
     "lookup": lookup.main,
@@ -20,7 +20,6 @@ PARTS = {
     "many": many.main,
     "server": server.main,
     "published": published.main,
-    "demo": demo.main,
 }
 
 

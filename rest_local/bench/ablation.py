@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rest_local.bench.curves import load_curve
 from rest_local.bench.replay import replay
 from rest_local.bench.speed import KINDS, prompts
 from rest_local.bench.stdlib import ensure
@@ -27,6 +26,7 @@ from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.planning.cost import CostCurve
+from rest_local.planning.curves import load_curve
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 from rest_local.planning.respec import ReSpec

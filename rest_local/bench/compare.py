@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from rest_local.bench import arctic
-from rest_local.bench.curves import load_curve
-from rest_local.bench.oracle import oracle, reaches
+from rest_local.bench.oracle import fair, oracle, reaches
 from rest_local.bench.peers import PEERS, Peer
 from rest_local.bench.replay import FREE, replay, sweep
 from rest_local.bench.workload import Workload
 from rest_local.planning.cost import CostCurve
+from rest_local.planning.curves import load_curve
 from rest_local.planning.policy import Policy
 
 THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
@@ -28,14 +28,21 @@ MakePolicy = Callable[[CostCurve], Policy]
 
 
 def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence[str]) -> dict[str, Any]:
-    """For each curve what the policy reaches, and the share of what an oracle reaches."""
+    """For each curve what the policy reaches, and the shares of what the oracle and the fair bound reach."""
     loaded = {name: load_curve(name) for name in curves}
     found = reaches(workload.tested, workload.sources) if loaded else []
     report = {}
     for name, curve in loaded.items():
         row = replay(workload.tested, workload.sources, make_policy(load_curve(name)), curve).to_dict()
         best = oracle(found, curve)
-        report[name] = {**row, "oracle": best, "share_of_oracle": round(row["speedup"] / best["speedup"], 4)}
+        bound = fair(found, curve)
+        report[name] = {
+            **row,
+            "oracle": best,
+            "share_of_oracle": round(row["speedup"] / best["speedup"], 4),
+            "fair": bound,
+            "share_of_fair": round(float(row["speedup"] / bound["speedup"]), 4),
+        }
     return report
 
 

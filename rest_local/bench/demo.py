@@ -1,19 +1,14 @@
 """The demo's measurement: one prompt, plain and drafted, interleaved, the same engine; returns dataclasses.
 
-The first pair is for the eye and for warming up (showing text costs time on the same cores); the pairs after it are
-timed and run silently. Speed is the median of the ratios within pairs. Where greedy decoding loops, both sides sample
-with the same seed instead, so that they share their draws. Knows nothing about terminals.
-
-    python -m rest_local.bench.demo [--model GGUF] [--tokens N] [--repeats N]
+The first pair is shown and warms the caches (showing text costs time on the same cores). The pairs after it are timed
+and run silently. Speed is the median of the ratios within pairs. Where greedy decoding loops, both sides sample with
+the same seed instead, so that they share their draws. Knows nothing about terminals.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,14 +20,13 @@ if TYPE_CHECKING:
     from rest_local.llama.sampling import Sampling
 
 SIDES = ("plain", "drafted")
-MODES = ("exact", "fast")
-CONTEXT = 1024
+CONTEXT = 2048
 SEED = 1
 TEMPERATURE = 0.8
 
 
 class Audience(Protocol):
-    """Who watches the first pair of runs."""
+    """Shows the first pair of runs."""
 
     def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None: ...
 
@@ -132,8 +126,13 @@ def run(
     engine: Engine, prompt: Prompt, side: str, sampling: Sampling, max_tokens: int, audience: Audience | None = None
 ) -> Result:
     """Generate once."""
+    text = engine.chat_prompt([{"role": "user", "content": prompt.text}]) if prompt.chat else prompt.text
     stream = engine.generate(
-        prompt.text, max_tokens=max_tokens, sampling=sampling, policy="off" if side == "plain" else None
+        text,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        policy="off" if side == "plain" else None,
+        prediction=prompt.prediction,
     )
     for piece in stream:
         if audience is not None:
@@ -146,56 +145,12 @@ def speed(result: Result) -> float:
     return float(result.timings["predicted_per_second"])
 
 
-def headline(comparisons: Sequence[Comparison]) -> Comparison:
-    """Return the comparison that stands for the demo: exact mode, the stored prompt, degenerate outputs last."""
-    kinds = ("stored", "copy", "unseen")
-    return min(comparisons, key=lambda c: (c.loops, c.mode != "exact", kinds.index(c.prompt.kind)))
-
-
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the demo's final line: the headline's drafted run as `generate --json` prints it, and all comparisons."""
-    best = headline(comparisons)
-    rows = [comparison.to_json() for comparison in comparisons]
+    """What `demo --json` prints: the first comparison's drafted run as `generate --json` prints it, and all of them."""
+    first = comparisons[0]
     return {
-        **best.drafted.result.to_dict(),
-        "identical": best.identical,
-        "speedup": round(best.speedup, 3),
-        "plain": best.plain.to_json(),
-        "drafted": best.drafted.to_json(),
-        "headline": {"prompt": best.prompt.kind, "mode": best.mode},
-        "prompts": rows,
+        **first.drafted.result.to_dict(),
+        "identical": first.identical,
+        "speedup": round(first.speedup, 3),
+        "prompts": [comparison.to_json() for comparison in comparisons],
     }
-
-
-def measure(model: Path, *, max_tokens: int, repeats: int) -> list[Comparison]:
-    """Every prompt in both modes, drafted from the standard library. Raises ModelError, DatastoreError."""
-    from rest_local.bench.prompts import demo_prompts
-    from rest_local.bench.stdlib import ensure
-    from rest_local.decoding.engine import Engine
-
-    store, comparisons = ensure(model), []
-    for mode in MODES:
-        with Engine.load(model, datastores=[store], n_ctx=CONTEXT, exact=mode == "exact") as engine:
-            comparisons += [
-                compare(engine, prompt, mode, max_tokens=max_tokens, repeats=repeats) for prompt in demo_prompts()
-            ]
-    return comparisons
-
-
-def main() -> None:
-    """The command line of this module: a line for each prompt, then one line of JSON."""
-    from rest_local.paths import demo_model
-
-    parser = argparse.ArgumentParser(prog="python -m rest_local.bench.demo")
-    parser.add_argument("--model", type=Path, help="GGUF file; default: the demo model")
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    comparisons = measure(options.model or demo_model(), max_tokens=options.tokens, repeats=options.repeats)
-    for c in comparisons:
-        print(f"{c.mode:<6}{c.prompt.kind:<8}{c.speedup:6.2f} times, identical: {c.identical}")
-    print(json.dumps(to_json(comparisons)))
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import draft
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.wording import Wording
+from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.retrieval.build import build
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
@@ -192,9 +192,11 @@ def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
 
 
 def _drafted() -> Callable[[Rows], object]:
-    estimate, judge = Acceptance().estimate, Wording().judge
+    estimate, calibrate = Acceptance().estimate, TokenCalibrator().calibrate
     source = SOURCE_NUMBER["datastore"]
-    return lambda rows: draft([SourceRows(source, rows)], estimate, lambda _: True, limit=16, leaves=8, judge=judge)
+    return lambda rows: draft(
+        [SourceRows(source, rows)], estimate, lambda _: True, limit=16, leaves=8, calibrate=calibrate
+    )
 
 
 def _quantiles(times: Int32Array) -> dict[str, float]:

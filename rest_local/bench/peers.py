@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import Situation, Stateless, StepCost
+from rest_local.planning.policy import Stateless, StepContext, StepCost
 
 
 class Peer(Stateless):
@@ -58,13 +58,13 @@ class Peer(Stateless):
         """None: a peer is asked for its draft only."""
         return []
 
-    def repeats(self) -> bool:
+    def repeats(self, n: int = 8) -> bool:
         return False
 
     def begin(self, n_ctx: int) -> None:
         """Nothing to prepare; `restart` has the tokens."""
 
-    def draft(self, sources: object, at: Situation) -> Draft:
+    def draft(self, sources: object, at: StepContext) -> Draft:
         """As `Policy.draft`; `sources` is this peer itself."""
         begun = time.perf_counter()
         tree = self.propose(at.limit)

@@ -1,11 +1,13 @@
 """Fit the acceptance priors that ship with the package, on text that no benchmark tests.
 
-Contract: recorded chat answers (those behind the tested ones) and Python source of installed packages go in; how often
-a candidate of each evidence cell was right comes out, as `rest_local/planning/priors.json`. Three replays are counted:
-chat from its own context; chat with other answers as history; code with a datastore of other code. They draft every
-candidate down to a low threshold, so that rare cells are seen, and count each as often as they meet it.
+Contract: recorded chat answers (without the tested ones), Python source of installed packages and edits from the
+history of repositories go in; how often a candidate of each evidence cell was right comes out, as
+`rest_local/planning/priors.json`. Four replays are counted: chat from its own context; chat with other answers as
+history; code with a datastore of other code; edits with the old file as prediction. They draft every candidate down to
+a low threshold, so that rare cells are seen, and count each as often as they meet it.
 
     python -m rest_local.bench.priors --chat ANSWERS --chat-vocab GGUF --code DIR --code-vocab GGUF -d DATASTORE
+    python -m rest_local.bench.priors --code-vocab GGUF --edits REPOSITORY...    # the prediction's alone
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.bench.edits import load_edits
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
@@ -37,6 +40,7 @@ THRESHOLD = 0.03
 LEAST = 0.002  # nothing is certain
 STRENGTH = 4.0  # observations that the coarser rate is worth in a cell
 FILES, PROMPT_TOKENS, ANSWER_TOKENS = 220, 400, 500
+EDITS = 40  # of each repository
 
 Floats = NDArray[np.float64]
 
@@ -59,8 +63,7 @@ class Counting(Threshold):
 def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
     """By source the rate of every cell; a thin one leans on its length and share, and that on the length below it.
 
-    The text of a request's prediction behaves like its context, and a drafter's rows are not known yet: both take the
-    context's rates.
+    A source without observations takes the context's rates.
     """
     shape = (len(SOURCES), N_LENGTHS, N_ROWS, N_SHARES)
     s, h = seen.reshape(shape), hits.reshape(shape)
@@ -70,7 +73,7 @@ def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
         shorter = (h[:, length].sum(1) + STRENGTH * shorter) / (s[:, length].sum(1) + STRENGTH)
         cell[:, length] = (h[:, length] + STRENGTH * shorter[:, None]) / (s[:, length] + STRENGTH)
     known = {name: cell[i].reshape(CELLS_PER_SOURCE) for i, name in enumerate(SOURCES)}
-    known["prediction"] = known["model"] = known["context"]
+    known.update({name: known["context"] for i, name in enumerate(SOURCES) if not s[i].any()})
     return {name: np.clip(known[name], LEAST, 1 - LEAST).round(4).tolist() for name in SOURCES}
 
 
@@ -85,6 +88,14 @@ def code_of(directory: Path, vocabulary: Vocabulary) -> list[Recorded]:
     return found
 
 
+def edit_rates(repositories: Sequence[Path], vocab: Path) -> list[float]:
+    """The rates of the prediction's cells over EDITS edits of each repository, [CELLS_PER_SOURCE]."""
+    with Model.open(vocab, vocab_only=True) as model:
+        vocabulary = model.vocabulary
+        edits = [edit for path in repositories for edit in load_edits(path, vocabulary, EDITS, predict=True)]
+        return rates(*count(edits, lambda: Sources([], vocabulary.size)))["prediction"]
+
+
 def count(recorded: Sequence[Recorded], sources: Callable[[], Sources]) -> tuple[Floats, Floats]:
     """Observations and hits by cell, float64 [N_CELLS] each."""
     policy = Counting()
@@ -92,15 +103,8 @@ def count(recorded: Sequence[Recorded], sources: Callable[[], Sources]) -> tuple
     return policy.seen, policy.hits
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chat", type=Path, required=True, help="recorded answers; the first 150 are never read")
-    parser.add_argument("--chat-vocab", type=Path, required=True)
-    parser.add_argument("--code", type=Path, required=True, help="folder of Python source that is in no benchmark")
-    parser.add_argument("--code-vocab", type=Path, required=True)
-    parser.add_argument("-d", "--datastore", required=True, help="of other code, in the vocabulary of --code-vocab")
-    args = parser.parse_args()
-
+def fit(args: argparse.Namespace) -> dict[str, Any]:
+    """The contents of `priors.json`, without the prediction's rates."""
     with Model.open(args.chat_vocab, vocab_only=True) as model:
         chat, n_chat = load(args.chat, model.vocabulary)[TESTED:], model.n_vocab
     half = len(chat) // 2
@@ -116,14 +120,36 @@ def main() -> None:
             count(chat[:half], lambda: Sources([], n_chat, history)),
             count(code, lambda: Sources([store], n_code)),
         ]
-    report: dict[str, Any] = {
+    table = rates(sum(seen for seen, _ in counted), sum(hits for _, hits in counted))  # type: ignore[arg-type]
+    return {
         "fitted_on": {"chat answers": len(chat), "with history": half, "code files": len(code)},
         "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # names, not whose disk
         "observations": int(sum(seen.sum() for seen, _ in counted)),
+        "lengths": N_LENGTHS,
+        "rows": N_ROWS,
+        "shares": N_SHARES,
+        "rates": table,
     }
-    table = rates(sum(seen for seen, _ in counted), sum(hits for _, hits in counted))  # type: ignore[arg-type]
-    PRIORS.write_text(json.dumps({**report, "lengths": N_LENGTHS, "rows": N_ROWS, "shares": N_SHARES, "rates": table}))
-    print(json.dumps(report))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chat", type=Path, help="recorded answers; the first 150 are never read")
+    parser.add_argument("--chat-vocab", type=Path)
+    parser.add_argument("--code", type=Path, help="folder of Python source that is in no benchmark")
+    parser.add_argument("--code-vocab", type=Path, required=True)
+    parser.add_argument("-d", "--datastore", help="of other code, in the vocabulary of --code-vocab")
+    parser.add_argument("--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="in no benchmark")
+    args = parser.parse_args()
+    given = (args.chat, args.chat_vocab, args.code, args.datastore)
+    if (any(given) and not all(given)) or (not any(given) and not args.edits):
+        parser.error("give --chat, --chat-vocab, --code and -d together, or --edits alone")
+    priors = fit(args) if any(given) else json.loads(PRIORS.read_text("utf-8"))
+    if args.edits:
+        priors["rates"]["prediction"] = edit_rates(args.edits, args.code_vocab)
+        priors["sources"]["edits"] = [path.name for path in args.edits]
+    PRIORS.write_text(json.dumps(priors))
+    print(json.dumps({name: value for name, value in priors.items() if name != "rates"}))
 
 
 if __name__ == "__main__":

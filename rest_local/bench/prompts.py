@@ -1,24 +1,33 @@
-"""The prompts of the demo: real Python of the running interpreter, cut where a function begins.
+"""The prompts of the demo and of the benchmarks: real source files, cut where a function begins, or to be edited.
 
 Knows nothing about models. The held-out modules were neither in the demo model's training nor in the demo's datastore.
 """
 
 from __future__ import annotations
 
+import keyword
+import re
 import sysconfig
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.errors import OptionError
 
+SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
+
 
 @dataclass(frozen=True)
 class Prompt:
-    """`kind`: "unseen" (nothing to draft from), "stored" (the datastore holds it) or "copy" (the prompt holds it)."""
+    """`kind`: "unseen" (nothing to draft from), "stored" (the datastore holds it), "copy" (the prompt holds it) or
+    "edit" (the prompt and `prediction` hold it). `chat`: the text is a question, for the model's chat template.
+    """
 
     kind: str
     title: str
     text: str
+    chat: bool = False
+    prediction: str = ""
 
 
 def standard_library() -> Path:
@@ -62,22 +71,45 @@ def window(text: str, landmark: str, characters: int) -> str:
     return begin_of(text[at:], characters)
 
 
-def copying(text: str, landmark: str, characters: int, given: int) -> str:
-    """Return a prompt whose natural continuation repeats it: a window of `text`, and its first `given` lines again."""
-    piece = window(text, landmark, characters).rstrip().rpartition("\n")[0].rstrip() + "\n"
-    again = "".join(piece.splitlines(keepends=True)[:given])
-    return f"{piece}\n\n# The same code once more, unchanged:\n\n{again}"
+def unseen_prompt(chat: bool) -> Prompt:
+    """A prompt whose answer stands nowhere: a held-out module, or a question about none. Raises OSError."""
+    if chat:
+        return Prompt("unseen", "a short story", "Write a story of 200 words about a lighthouse keeper.", chat=True)
+    text = (standard_library() / "csv.py").read_text(encoding="utf-8")
+    return Prompt("unseen", "the module csv", window(text, "class DictReader", 700))
 
 
-def demo_prompts(library: Path | None = None) -> list[Prompt]:
-    """Return the prompts, each short enough for a context of 1 024 with 200 tokens of answer. Raises OSError."""
-    library = library or standard_library()
+def stored_prompt(code: Path | None) -> Prompt:
+    """The beginning of a file that the datastore holds: of the folder `code`, else of the standard library.
 
-    def source(module: str) -> str:
-        return (library / module).read_text(encoding="utf-8")
+    Raises OptionError where the folder holds no source file, OSError.
+    """
+    if code is None:
+        text = (standard_library() / "queue.py").read_text(encoding="utf-8")
+        return Prompt("stored", "the module queue", window(text, "class Queue", 1000))
+    path, text = _source_of(code)
+    return Prompt("stored", path.name, begin_of(text, 800)[-1600:])
 
-    return [
-        Prompt("unseen", "a module the model never saw (csv)", window(source("csv.py"), "class DictReader", 700)),
-        Prompt("stored", "code that the datastore holds (queue)", window(source("queue.py"), "class Queue", 1000)),
-        Prompt("copy", "an answer that repeats the prompt (cmd)", copying(source("cmd.py"), "class Cmd", 1600, 6)),
-    ]
+
+def edit_prompt(code: Path | None) -> Prompt:
+    """A request to rename the commonest name of a file, with the file as prediction. Raises as `stored_prompt`."""
+    if code is None:
+        path, text = Path("queue.py"), (standard_library() / "queue.py").read_text(encoding="utf-8")
+        text = window(text, "class Queue", 2000)
+    else:
+        path, text = _source_of(code)
+        text = begin_of(text, 2000)
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", text))
+    name = next((name for name, _ in names.most_common() if not keyword.iskeyword(name) and name != "self"), "name")
+    request = f"Rename `{name}` to `new_{name}` in this file. Answer with the whole file and nothing else.\n\n{text}"
+    return Prompt("edit", f"{path.name}, one name changed", request, chat=True, prediction=text)
+
+
+def _source_of(code: Path) -> tuple[Path, str]:
+    """The file of the folder that is nearest to 6 000 characters, and its text. Raises OptionError, OSError."""
+    files = [path for path in sorted(code.rglob("*")) if path.suffix in SOURCE_FILES and path.is_file()]
+    sizes = {path: path.stat().st_size for path in files if not any(part.startswith(".") for part in path.parts[-3:])}
+    if not sizes:
+        raise OptionError(f"--code {code}: holds no source file ({', '.join(SOURCE_FILES)})")
+    path = min(sizes, key=lambda path: abs(sizes[path] - 6000))
+    return path, path.read_text(encoding="utf-8", errors="replace")

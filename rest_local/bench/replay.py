@@ -25,12 +25,13 @@ from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import LONG_RUN
+from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.cost import LARGEST, CostCurve
-from rest_local.planning.policy import Policy, Situation, Stateless, StepCost
-from rest_local.planning.wording import Wording
+from rest_local.planning.policy import Policy, Stateless, StepContext, StepCost
 
 SHORTEST_ANSWER = 3
 LOOKUP_MS = 0.15  # what a policy is told of each: with this machine's own times a replay would not repeat itself
+FIRST_TOKENS = 160  # of an answer: what starting up costs shows there
 LEAVES = 64  # what a draft could be, not what one context's sequence ids allow
 FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # where cost plays no part
 
@@ -59,6 +60,8 @@ class Tally:
     plain_ms: float = 0.0
     drafted_ms: float = 0.0
     looked_ms: float = 0.0  # what the lookups would add to it, LOOKUP_MS each
+    first_plain_ms: float = 0.0  # of the first FIRST_TOKENS tokens of each answer
+    first_drafted_ms: float = 0.0
     by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
 
     def add(self, tree: DraftTree, path: Sequence[int], tokens: int) -> None:
@@ -103,6 +106,9 @@ class Tally:
             "draft_ms": {"mean": round(float(times.mean()), 4), "p99": round(float(np.percentile(times, 99)), 4)},
             "speedup": round(self.speedup, 4),
             "speedup_with_lookups": round(self.speedup_with_lookups, 4),
+            "first_tokens_speedup": round(self.first_plain_ms / self.first_drafted_ms, 4)
+            if self.first_plain_ms
+            else 1.0,
             "lookups": round(self.looked_ms / LOOKUP_MS),
             "worst_answer": round(worst, 4),
             "worst_name": name,
@@ -120,20 +126,25 @@ class Threshold(Stateless):
         self.least = least
         self.nodes = nodes
         self.acceptance = Acceptance()
-        self.wording = Wording()
+        self.calibrator = TokenCalibrator()
         self._depth = DEPTH
 
     def begin(self, n_ctx: int) -> None:
         """Nothing to prepare."""
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """As large as the threshold and the budget let it become."""
         limit = min(self.nodes, at.limit)
         begun = time.perf_counter()
         rows = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
         result = draft(
-            rows, self.acceptance.estimate, lambda p: p >= self.least, limit, at.leaves, judge=self.wording.judge
+            rows,
+            self.acceptance.estimate,
+            lambda p: p >= self.least,
+            limit,
+            at.leaves,
+            calibrate=self.calibrator.calibrate,
         )
         result.lookup_us = lookup_us
         return result
@@ -142,7 +153,7 @@ class Threshold(Stateless):
         """As `auto` does."""
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         self.acceptance.learn(drafted.outcomes(tokens))
-        self.wording.learn(drafted.judgements(tokens))
+        self.calibrator.learn(drafted.calibrations(tokens))
 
 
 def sweep(
@@ -191,7 +202,7 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
     while at < len(answer.answer):
         n_ctx = len(answer.prompt) + at
         begun = time.perf_counter()
-        drafted = policy.draft(sources, Situation(n_ctx, LARGEST - 1, LEAVES))
+        drafted = policy.draft(sources, StepContext(n_ctx, LARGEST - 1, LEAVES))
         tally.lookup_ms.append(1e3 * (time.perf_counter() - begun))
         lookup_ms = None if drafted.lookup_us is None else LOOKUP_MS
         accepted = tally.accepted
@@ -200,9 +211,13 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
         cost = float(costs[len(drafted.tree)])
         done = StepCost(n_ctx, len(drafted.tree), tally.accepted - accepted, cost, 0.0, lookup_ms)
         policy.learn(drafted, tokens, done)
+        policy.catch_up()
         tally.plain_ms += float(costs[0]) * len(tokens)
         tally.drafted_ms += cost
         tally.looked_ms += lookup_ms or 0.0
+        if at <= FIRST_TOKENS:
+            tally.first_plain_ms += float(costs[0]) * len(tokens)
+            tally.first_drafted_ms += cost
         sources.extend(tokens)
         given += tokens
         at += len(tokens)

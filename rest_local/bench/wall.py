@@ -3,8 +3,8 @@
 Contract: every step decodes root and tree in llama.cpp with the slot bookkeeping, the sources and the policy of a real
 generation; only what the model would have said is taken from the recording, so weights may be random and figures are
 those of a model that would give these answers. Plain and drafted runs of an answer alternate, who begins changes from
-answer to answer, and the evaluation of the prompt is not timed. Beside the wall clock stands what the same replay
-implies by the cost curve that was measured on this model at load, so that the two can be compared.
+answer to answer, and the evaluation of the prompt is not timed. A first round, which is not reported, refines the cost
+curve. The report also says what the same replay implies by the curve as these runs refined it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.slot import Slot
-from rest_local.decoding.tuning import capability_of, tune
+from rest_local.decoding.tuning import capability_of, load_meter, tune
 from rest_local.errors import OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -84,7 +84,7 @@ class _Bench:
 
 @dataclass
 class WallClock:
-    """`curve`: as measured at load. `report`: the object of `--json`."""
+    """`curve`: as the runs refined it. `report`: the object of `--json`."""
 
     curve: CostCurve
     report: dict[str, Any]
@@ -110,11 +110,13 @@ def wall_clock(
         context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), exact=False)
         with context:
             curve = tuning.curve
+            curve.busy_now = load_meter(model, context).busy
             bench = _Bench(model, context, Slot(context))
             measured = [
-                _round(bench, fitting, make_sources, make_policy, _copy(curve), number) for number in range(rounds)
-            ]
-        implied = replay_by_curve(fitting, make_sources, make_policy(_copy(curve)), _copy(curve)).to_dict()
+                _round(bench, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)
+            ][1:]  # the first one only refines the curve
+        tuning.store()
+        implied = replay_by_curve(fitting, make_sources, make_policy(_settled(curve)), _settled(curve)).to_dict()
         report = _report(model.name, context.settings, measured, implied)
     report |= {"answers": len(fitting), "left_out": len(cut) - len(fitting)}
     return WallClock(curve, report)
@@ -129,9 +131,9 @@ def _check(answers: Sequence[Recorded], model: Model, most: int) -> None:
         )
 
 
-def _copy(curve: CostCurve) -> CostCurve:
-    """Policies refine the curve that they are given."""
-    return CostCurve(list(curve.contexts), curve.ms.copy())
+def _settled(curve: CostCurve) -> CostCurve:
+    """Its most likely times as a table of its own: policies refine the curve that they are given."""
+    return CostCurve(curve.contexts, curve.ms.copy())
 
 
 @dataclass

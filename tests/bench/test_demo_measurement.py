@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from rest_local.bench import demo, prompts
 from rest_local.bench.prompts import Prompt
 from rest_local.bench.repeats import repeated_share
+from rest_local.errors import OptionError
 
 PROMPT = Prompt("stored", "a title", "text")
 
@@ -22,9 +21,14 @@ class ScriptedEngine:
 
     def __init__(self, answer: Any) -> None:
         self._answer, self.calls = answer, []
+        self.prompts: list[tuple[str, str]] = []
 
-    def generate(self, prompt: str, *, max_tokens: int, sampling: Any, policy: str | None) -> Any:
+    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+    def generate(self, prompt: str, *, max_tokens: int, sampling: Any, policy: str | None, prediction: str) -> Any:
         self.calls.append((policy, sampling))
+        self.prompts.append((prompt, prediction))
         tokens = self._answer(policy, sampling, len(self.calls))
         speed = {"off": 100.0, None: 100.0 + 10 * len(self.calls)}[policy]
         draft = {"mat": 2.0, "accepted": 1, "drafted": 2, "by_source": {}}
@@ -85,36 +89,20 @@ def test_audience_sees_the_first_pair_only() -> None:
     assert watcher.seen == [("stored", "exact", False), "plain", "drafted"]
 
 
-def test_an_output_that_loops_is_no_headline() -> None:
-    _, good = measure(lambda *_: list(range(30)))
+def test_a_question_goes_through_the_chat_template_with_its_prediction() -> None:
+    engine: Any = ScriptedEngine(lambda *_: list(range(30)))
+    prompt = Prompt("edit", "a title", "text", chat=True, prediction="old")
+    demo.compare(engine, prompt, "exact", max_tokens=30, repeats=1)
+    assert set(engine.prompts) == {("<user>text", "old")}
+
+
+def test_the_line_of_json_holds_the_first_run_and_all_comparisons() -> None:
+    _, first = measure(lambda *_: list(range(30)))
     _, loops = measure(lambda *_: [1] * 30)
-    assert demo.headline([loops, good]) is good
-    line = demo.to_json([loops, good])
-    assert {"text", "tokens", "identical", "speedup", "plain", "drafted"} <= line.keys()
-    assert [row["plain"]["repeated_8grams"] > 0.3 for row in line["prompts"]] == [True, False]
-
-
-def test_the_bench_measures_every_prompt_in_both_modes_and_ends_in_one_line_of_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loaded: list[dict[str, Any]] = []
-
-    @contextmanager
-    def load(model: Path, **options: Any) -> Any:
-        loaded.append(options)
-        yield ScriptedEngine(lambda *_: list(range(30)))
-
-    monkeypatch.setattr("rest_local.decoding.engine.Engine", SimpleNamespace(load=load))
-    monkeypatch.setattr("rest_local.bench.stdlib.ensure", lambda model: Path("store"))
-    monkeypatch.setattr("sys.argv", ["demo", "--model", "m.gguf", "--repeats", "1"])
-    demo.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [(options["exact"], options["datastores"]) for options in loaded] == [
-        (True, [Path("store")]),
-        (False, [Path("store")]),
-    ]
-    assert len(lines) == 6 + 1
-    assert len(json.loads(lines[-1])["prompts"]) == 6
+    line = demo.to_json([first, loops])
+    assert {"text", "tokens", "identical", "speedup"} <= line.keys()
+    assert line["speedup"] == first.to_json()["speedup"]
+    assert [row["plain"]["repeated_8grams"] > 0.3 for row in line["prompts"]] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -127,15 +115,34 @@ def test_repeated_share(tokens: list[int], share: float) -> None:
 def test_prompts_are_what_they_say() -> None:
     held_out = prompts.held_out_modules()
     assert "csv.py" in held_out
-    assert "cmd.py" in held_out
     assert "queue.py" not in held_out
-    by_kind = {prompt.kind: prompt.text for prompt in prompts.demo_prompts()}
-    assert by_kind["unseen"].rstrip().endswith(":")
-    assert by_kind["unseen"] in (prompts.standard_library() / "csv.py").read_text(encoding="utf-8")
-    assert by_kind["stored"] in (prompts.standard_library() / "queue.py").read_text(encoding="utf-8")
-    original, again = by_kind["copy"].split("# The same code once more, unchanged:")
-    assert original.startswith(again.strip())
-    assert all(500 < len(text) < 2400 for text in by_kind.values())
+    unseen, stored = prompts.unseen_prompt(chat=False), prompts.stored_prompt(None)
+    assert unseen.text.rstrip().endswith(":")
+    assert unseen.text in (prompts.standard_library() / "csv.py").read_text(encoding="utf-8")
+    assert stored.text in (prompts.standard_library() / "queue.py").read_text(encoding="utf-8")
+    edit = prompts.edit_prompt(None)
+    assert edit.chat
+    assert edit.text.endswith(edit.prediction)
+    assert edit.text.startswith("Rename `")
+    assert all(500 < len(prompt.text) < 2600 for prompt in (unseen, stored, edit))
+    assert prompts.unseen_prompt(chat=True).chat
+
+
+def test_a_folder_of_code_gives_its_own_prompts(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text("x = 1\n")
+    (tmp_path / "right.py").write_text("def first_name(value):\n    return value\n\n" * 130)
+    (tmp_path / ".hidden.py").write_text("def secret():\n    pass\n" * 250)
+    stored, edit = prompts.stored_prompt(tmp_path), prompts.edit_prompt(tmp_path)
+    assert stored.title == "right.py"
+    assert "first_name" in stored.text
+    assert edit.title.startswith("right.py")
+    assert edit.prediction in (tmp_path / "right.py").read_text()
+
+
+def test_a_folder_without_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(OptionError, match="no source file"):
+        prompts.stored_prompt(tmp_path)
 
 
 def test_window_and_cut(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rest_local.bench.curves import load_curve
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import replay
 from rest_local.drafting.sources import Sources
+from rest_local.planning.curves import load_curve
 from rest_local.planning.policies import make_policy
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore
@@ -34,7 +34,7 @@ def wrong_continuations(recorded: list[Recorded], agreeing: int) -> Iterator[tup
                 yield f"{answer.name}.{place}.{copy}", np.array(lie, np.int32)
 
 
-@pytest.mark.parametrize("curve", ["cpu-2-cores-0.5b-q4_0", "flat-to-8"])
+@pytest.mark.parametrize("curve", ["cpu-2-cores-0.5b-q4_0", "assumed-flat-to-8"])
 @pytest.mark.parametrize("agreeing", [1, 4])
 @pytest.mark.parametrize("length", [40, 200])
 def test_wrong_continuations_behind_every_match_cost_at_most_three_percent(

@@ -30,3 +30,10 @@ def test_shipped_priors_are_probabilities_of_this_layout_and_long_agreement_is_t
         short, long = (acceptance.estimate(cell_of(source, length, 1, 1)) for length in (1, 12))
         assert short < 0.4 < 0.5 < long
         assert acceptance.estimate(cell_of(source, 3, 20, 1)) < 0.1
+
+
+def test_the_shipped_rate_of_a_prediction_rises_with_its_evidence() -> None:
+    source = SOURCE_NUMBER["prediction"]
+    rates = [shipped_rates()[cell_of(source, level, 1, 1)] for level in (2, 4, 8, 16, 32)]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.5 < 0.95 < rates[-1]

@@ -19,7 +19,7 @@ from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
 from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy, Situation, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 
 TEXT = list(range(50))
 COPY = Recorded("copy", TEXT, TEXT)
@@ -50,7 +50,10 @@ class Watched:
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.policy.learn(drafted, tokens, done)
 
-    def draft(self, sources: Lookup, at: Situation) -> Draft:
+    def catch_up(self) -> None:
+        self.policy.catch_up()
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
         result = self.policy.draft(sources, at)
         self.nodes.append(len(result.tree))
         return result

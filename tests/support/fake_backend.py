@@ -87,6 +87,9 @@ class FakeBackend:
         assert [p for p, _ in visible] == list(range(pos + 1)), f"sequence {seq} sees {visible}"
         return self.compute([t for _, t in visible], n)
 
+    def synchronize(self) -> None:
+        pass
+
     def logits(self, n_outputs: int) -> np.ndarray:
         assert n_outputs == len(self._rows)
         return self._rows

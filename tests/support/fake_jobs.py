@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from rest_local.decoding.job import Job
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.slot import Slot
-from rest_local.decoding.stream import Answer
+from rest_local.decoding.stream import Answer, Result
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.draft_model import Follower
 from rest_local.llama.detokenizer import Detokenizer
@@ -37,17 +37,18 @@ class Silent:
     def rows(self, *_: object, **__: object) -> list[SourceRows]:
         return []
 
-    def repeats(self) -> bool:
+    def repeats(self, n: int = 8) -> bool:
         return False
 
 
 class Owned:
-    """A chooser that knows whether it was closed."""
+    """A chooser that knows whether it was closed, and how often it was asked after that (`late`)."""
 
     def __init__(self, chooser: Greedy | Draws) -> None:
-        self.chooser, self.closed = chooser, 0
+        self.chooser, self.closed, self.late = chooser, 0, 0
 
     def sample(self, logits: Any) -> int:
+        self.late += self.closed
         assert not self.closed
         return self.chooser.sample(logits)
 
@@ -58,8 +59,10 @@ class Owned:
         self.closed += 1
 
 
-def scheduler_of(backend: FakeBackend, curve: CostCurve = FLAT, capability: Capability = TREE) -> Scheduler:
-    return Scheduler(backend, capability, curve)
+def scheduler_of(
+    backend: FakeBackend, curve: CostCurve = FLAT, capability: Capability = TREE, overlaps: bool | None = None
+) -> Scheduler:
+    return Scheduler(backend, capability, curve, overlaps)
 
 
 def job_of(
@@ -69,6 +72,7 @@ def job_of(
     chooser: Greedy | Draws | None = None,
     sources: Any = None,
     policy: Policy | None = None,
+    finished: Callable[[Result], None] = lambda result: None,
     **options: Any,
 ) -> Job:
     """A job whose every token is the letter of its number; END ends it."""
@@ -84,9 +88,9 @@ def job_of(
         generation.logprobs = request.logprobs
         return generation
 
-    answer = Answer(statistics, Detokenizer(lambda token: bytes([97 + token])), n, (), ends)
     request = Request(list(prompt), max_tokens=n, **options)
-    return Job(request, sampler, answer, make, lambda result: None)
+    answer = Answer(statistics, Detokenizer(lambda token: bytes([97 + token])), n, request.stop, ends)
+    return Job(request, sampler, answer, make, finished)
 
 
 def run(scheduler: Scheduler, jobs: Sequence[Job]) -> None:

@@ -9,14 +9,14 @@ from support.fake_backend import END, N_VOCAB, logits_of
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.planning.auto import Auto
-from rest_local.planning.policy import StepCost
+from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.rows import Rows
 
 
 class Keen(Auto):
     """Always looks up and always drafts: the planner that makes most mistakes."""
 
-    def looks_up(self, n_ctx: int, repeats: Callable[[], bool]) -> bool:
+    def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         return True
 
     def book(self, done: StepCost) -> None:
@@ -41,7 +41,7 @@ class Fortune:
     def extend(self, tokens: Sequence[int]) -> None:
         self._tokens.extend(tokens)
 
-    def repeats(self) -> bool:
+    def repeats(self, n: int = 8) -> bool:
         return False
 
     def rows(self, *_: object, **__: object) -> list[SourceRows]:
