@@ -11,8 +11,11 @@
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
+    │   │   └── TemplateTooCostly      it takes too much time or memory
     │   ├── QueueFull                  too many requests wait
+    │   ├── GrammarsBusy               grammars of other requests are compiled
     │   ├── ServiceClosed              the engine's thread takes no more requests
+    │   ├── ReaderTooSlow              the reader of a stream lags too far
     │   ├── DecodeFailed               llama_decode refused or broke, with its code
     │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
@@ -35,10 +38,21 @@ from __future__ import annotations
 from os import PathLike
 
 
+def printable(text: str) -> str:
+    """Text from a file, for any terminal, log and UTF-8 file: control characters and lone surrogates as U+FFFD."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 class RestLocalError(Exception):
-    """Root of the tree. `exit_code`: 1 refused at run time, 2 wrong usage."""
+    """Root of the tree. `exit_code`: 1 refused at run time, 2 wrong usage.
+
+    As text it is one line without control characters: what it quotes may come from a damaged or hostile file.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(" ".join(super().__str__().splitlines()))
 
 
 class OptionError(RestLocalError):
@@ -88,10 +102,11 @@ class GenerationError(RestLocalError):
 
 
 class PromptTooLong(GenerationError):
-    """The prompt and at least one token of answer do not fit the context."""
+    """The prompt and at least one token of answer do not fit the context. `estimated`: it was not tokenized whole."""
 
-    def __init__(self, n_prompt: int, n_ctx: int) -> None:
-        super().__init__(f"the prompt has {n_prompt} tokens and the context holds {n_ctx}; shorten it or raise --ctx")
+    def __init__(self, n_prompt: int, n_ctx: int, estimated: bool = False) -> None:
+        known = f"about {n_prompt}" if estimated else str(n_prompt)
+        super().__init__(f"the prompt has {known} tokens and the context holds {n_ctx}; shorten it or raise --ctx")
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
@@ -109,6 +124,18 @@ class TemplateFailed(GenerationError):
         super().__init__(
             f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
         )
+        self.cause = cause
+
+
+class TemplateTooCostly(TemplateFailed):
+    """The model's chat template takes too much time or memory, or gives too much text."""
+
+
+class GrammarsBusy(GenerationError):
+    """Grammars of other requests are compiled for too long."""
+
+    def __init__(self) -> None:
+        super().__init__("the grammars of other requests take long to compile; try again later")
 
 
 class QueueFull(GenerationError):
@@ -123,6 +150,13 @@ class ServiceClosed(GenerationError):
 
     def __init__(self) -> None:
         super().__init__("the engine takes no more requests; start it again")
+
+
+class ReaderTooSlow(GenerationError):
+    """The reader of a stream lags too far."""
+
+    def __init__(self) -> None:
+        super().__init__("the answer was ended because its reader is too slow; read faster, or ask for fewer tokens")
 
 
 class DecodeFailed(GenerationError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -28,6 +28,17 @@ TinyModel = Callable[..., Path]
 
 def pytest_unconfigure() -> None:
     _home.cleanup()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _whole_self_test() -> Iterator[None]:
+    """Exact engines compare all rows while they load, as on a fast machine. Otherwise a busy machine leaves the rest to
+    the background, and exact requests are decoded without drafts until it is done."""
+    from rest_local.decoding import tuning
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "SELF_TEST_S", 600.0)
+        yield
 
 
 @pytest.fixture(scope="session")

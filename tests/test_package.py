@@ -16,19 +16,20 @@ import rest_local
 from rest_local.cli.main import cli
 
 PACKAGE = Path(rest_local.__file__).parent
-LIBRARIES = ("numpy", "llama_cpp", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
+LIBRARIES = ("numpy", "llama_cpp", "llguidance", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
 HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn")
 
 # Who may import whom, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) belong to all.
 BELOW: dict[str, set[str]] = {
-    "llama": set(),
+    "grammar": set(),
+    "llama": {"grammar"},
     "retrieval": set(),
     "drafting": {"retrieval", "llama"},
     "planning": {"drafting", "retrieval", "llama"},
     "decoding": {"planning", "drafting", "retrieval", "llama"},
     "bench": {"decoding", "planning", "drafting", "retrieval", "llama"},
-    "server": {"decoding", "planning", "drafting", "retrieval", "llama"},
-    "cli": {"server", "bench", "decoding", "planning", "drafting", "retrieval", "llama"},
+    "server": {"decoding", "planning", "drafting", "retrieval", "llama", "grammar"},
+    "cli": {"server", "bench", "decoding", "planning", "drafting", "retrieval", "llama", "grammar"},
 }
 
 

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 def examine(engine: Engine) -> dict[str, Any]:
     """Return everything that doctor reports, as JSON."""
-    from rest_local.llama import library
+    from rest_local.llama import library, machine, waiting
+    from rest_local.llama.cores import default_threads, usable_cpus
     from rest_local.paths import cache_dir
+    from rest_local.planning.trigger import in_words
     from rest_local.retrieval.home import datastores_home
 
     return {
         "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
         "backends": library.backends(),
         "gpu_offload": library.supports_gpu(),
+        "compilers": machine.compilers(),
+        "matrix_units": machine.matrix_units(),
         "model": {
             "path": str(engine.model.path),
             "name": engine.model.name,
@@ -40,10 +44,20 @@ def examine(engine: Engine) -> dict[str, Any]:
             "chat_template": engine.model.chat_template is not None,
             "adapters": [f"{adapter.path}:{adapter.scale:g}" for adapter in engine.model.options.lora],
         },
-        "drafting": {"kind": engine.capability.kind, "reason": engine.capability.reason},
+        "drafting": {
+            "kind": engine.capability.kind,
+            "reason": engine.capability.reason,
+            "lookups": in_words(engine.cost_curve.table()[0]["ms"]),
+        },
         "settings": engine.settings,
+        "threads": {
+            "processors": len(usable_cpus()),
+            "performance cores": default_threads(),
+            "waiting": waiting.described(),
+        },
         "self_test": engine.self_test,
         "cost_curve": engine.cost_curve.table(),
+        "calibration": engine.calibration,
         "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home())},
         "warnings": list(engine.warnings),
     }
@@ -54,15 +68,38 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     drafting = facts["drafting"]
     yield from _section("versions", facts["versions"])
     yield from _section("backends", {"built in": _text(facts["backends"]), "GPU offload": _text(facts["gpu_offload"])})
+    yield from _section("CPU", {"compiled by": _compilers(facts["compilers"]), **_units(facts["matrix_units"])})
     yield from _section("model", facts["model"])
-    yield from _section("drafting", {"kind": drafting["kind"], "why": drafting["reason"]})
+    yield from _section(
+        "drafting", {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
+    )
     yield from _section("settings", {**facts["settings"], **_rope(facts["settings"].get("rope"))})
-    yield from _section("self-test", facts["self_test"] or {"not run": "nothing to verify with"})
+    yield from _section("threads", facts["threads"])
+    yield from _section("self-test", _rows_told(facts["self_test"]) or {"not run": "nothing to verify with"})
+    yield from _section("calibration", calibration_rows(facts["calibration"]))
     yield "cost of a batch of n tokens, relative to one"
     yield from cost_table(facts["cost_curve"])
     if "exactness" in facts:
         yield from exactness_lines(facts["exactness"])
     yield from _section("paths", facts["paths"])
+
+
+def _rows_told(self_test: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The self-test with how many rows it still needs, where it promises something."""
+    told = dict(self_test or {})
+    if needed := told.pop("rows_needed", 0):
+        told["rows"] = f"{told['rows']} of {needed}"
+    return told
+
+
+def _compilers(names: list[str]) -> str:
+    return "; ".join(names) or "unknown: llama.cpp's library does not say"
+
+
+def _units(units: Mapping[str, bool]) -> dict[str, str]:
+    """The matrix units of the CPU by whether llama.cpp was built to use them."""
+    used, unused = ([name for name in units if units[name] is built] for built in (True, False))
+    return {"matrix units used": ", ".join(used) or "none", "not used": ", ".join(unused) or "none"}
 
 
 def _rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -73,6 +110,29 @@ def _rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
 
     own = vars(Rope())
     return {"rope": {name: value for name, value in rope.items() if value != own[name]} or "the model's"}
+
+
+def calibration_rows(state: Mapping[str, Any]) -> dict[str, str]:
+    """How far the cost curve can be trusted, in words."""
+    doubt = ", ".join(f"{n} tokens {100 * sd:.0f}%" for n, sd in state["uncertainty"].items())
+    rows = {
+        "state": state["state"],
+        "first measured": f"{_duration(state['age_s'])} ago",
+        "noise of a step": f"{100 * state['noise']:.0f}%",
+        "uncertainty": doubt,
+    }
+    if state["state"] != "final":
+        rows["to do"] = "it is measured while the model answers; `rest-local tune` measures it now"
+    if state["estimated_from"]:
+        rows["began as"] = f"the curve {state['estimated_from']}, scaled"
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _section(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
@@ -129,6 +189,7 @@ def _ratio(value: float) -> str:
 def doctor(engine_choice: EngineChoice, exactness: bool, seconds: float, as_json: bool) -> None:
     """Show versions, backends, what drafting can do with the model, the self-test and the measured cost curve."""
     with options.load_engine(engine_choice) as engine:
+        engine.compare()
         facts = examine(engine)
         if exactness:
             from rest_local.decoding.survey import survey

@@ -84,7 +84,7 @@ def _forget_acceptance(name: str) -> None:
 
 
 def _line(listed: Listed) -> str:
-    from rest_local.retrieval.corpus import printable
+    from rest_local.errors import printable
 
     parts = [f"{listed.name:<40}"]
     if listed.last_use:

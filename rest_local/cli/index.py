@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli.options import json_option, model_path
-from rest_local.errors import OptionError
+from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
@@ -100,13 +101,13 @@ def info(name: str, as_json: bool) -> None:
     if as_json:
         return _print_json(found)
     vocabulary = found["vocabulary"]
-    click.echo(f"path        {found['path']}")
-    click.echo(f"created     {found['created']}")
+    click.echo(f"path        {printable(found['path'])}")
+    click.echo(f"created     {printable(found['created'])}")
     click.echo(f"tokens      {found['tokens']:,} in {found['documents']:,} documents, {found['segments']} segments")
     click.echo(f"size        {_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token")
-    click.echo(f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}")
+    click.echo(printable(f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}"))
     for key, value in found["recipe"].items():
-        click.echo(f"{key:<11} {', '.join(map(str, value)) if isinstance(value, list) else value}")
+        click.echo(printable(f"{key:<11} {', '.join(map(str, value)) if isinstance(value, list) else value}"))
     return None
 
 
@@ -121,7 +122,7 @@ def list_(as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for name in list_datastores():
         try:
-            with Datastore.open(datastore_path(name)) as store:
+            with Datastore.open(datastore_path(name), mmap=True) as store:  # reads sizes and some bytes, not all
                 rows.append({"name": name, **store.info()})
         except DatastoreError as error:
             rows.append({"name": name, "error": str(error)})
@@ -131,7 +132,7 @@ def list_(as_json: bool) -> None:
         about = (
             row.get("error") or f"{row['tokens']:>14,} tokens  {_bytes(row['bytes']):>9}  {row['vocabulary']['name']}"
         )
-        click.echo(f"{row['name']:<20} {about}")
+        click.echo(printable(f"{row['name']:<20} {about}"))
     if not rows:
         click.echo(f"no datastores in {datastores_home()}; make one with `rest-local index build PATH`")
     return None
@@ -145,8 +146,8 @@ def list_(as_json: bool) -> None:
 def search(name: str, text: str, model: str | None, as_json: bool) -> None:
     """Show where the end of TEXT occurs, how much of it agrees, and how it goes on there."""
     with _open(name) as store:
-        built_with = store.manifest.recipe.get("model")
-        path = model_path(model or (built_with if built_with and Path(built_with).is_file() else None))
+        built_with = store.manifest.recipe.get("model", "")
+        path = model_path(model or (built_with if os.path.isfile(built_with) else None))
         with _vocabulary(path) as vocabulary:
             _check_vocabulary(store, vocabulary)
             found = _search(store, vocabulary, text)
@@ -195,8 +196,6 @@ def check(name: str, as_json: bool) -> None:
 def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, Any]:
     """Everything `search` prints, JSON-ready. Lines count from 1; weights are shares of the rows, longer first."""
     from collections import defaultdict
-
-    from rest_local.retrieval.corpus import printable
 
     def decode(tokens: Any) -> str:
         return b"".join(vocabulary.piece(int(token)) for token in tokens if token >= 0).decode("utf-8", "replace")

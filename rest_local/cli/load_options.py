@@ -46,7 +46,12 @@ _OPTIONS = (
     _loading(
         "--lora-scaled", multiple=True, metavar="FILE:SCALE", help="LoRA adapter, by this strength; may be repeated."
     ),
-    _loading("--mmap/--no-mmap", default=True, show_default=True, help="Map the file instead of reading it."),
+    _loading(
+        "--mmap/--no-mmap",
+        default=True,
+        show_default=True,
+        help="Map the model and large datastores, or read them into memory (network drives).",
+    ),
     _loading("--mlock", is_flag=True, help="Keep the weights in memory; never swap them out."),
     _loading("--check-tensors", is_flag=True, help="Read and check every tensor."),
     _loading("--repack/--no-repack", default=True, show_default=True, help="Rearrange weights for this CPU."),

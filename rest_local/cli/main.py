@@ -19,7 +19,7 @@ from rest_local import __version__
 from rest_local.cli import interrupt
 from rest_local.errors import RestLocalError
 
-COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "bench")  # the order of --help
+COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench")  # the order of --help
 ENVIRONMENT = "REST_LOCAL"
 
 

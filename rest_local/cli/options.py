@@ -18,12 +18,12 @@ import click
 
 from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section
-from rest_local.errors import DatastoreCorrupt, DatastoreError, InputInvalid, OptionError
-from rest_local.llama.grammar_guard import check
+from rest_local.errors import DatastoreCorrupt, DatastoreError, InputInvalid, OptionError, printable
 from rest_local.llama.options import ModelOptions
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
+    from rest_local.grammar import Grammar
     from rest_local.llama.sampling import Sampling
 
 Command = Callable[..., Any]
@@ -89,26 +89,30 @@ class SamplingChoice:
             grammar=self._grammar(),
         )
 
-    def _grammar(self) -> str | None:
+    def _grammar(self) -> Grammar | None:
         if self.grammar_file is not None and self.json_schema is not None:
             raise OptionError("--grammar-file and --json-schema: give one of them")
         if self.json_schema is not None:
             return schema_grammar(self.json_schema)
-        if self.grammar_file is None:
-            return None
-        grammar = read_text(self.grammar_file, "grammar file")
-        try:
-            check(grammar)
-        except OptionError as error:
-            raise InputInvalid("grammar file", self.grammar_file, str(error)) from error
-        return grammar
+        return None if self.grammar_file is None else file_grammar(self.grammar_file)
 
 
-def schema_grammar(path: Path) -> str:
+def file_grammar(path: Path) -> Grammar:
+    """The grammar in a file: Lark where its name ends in `.lark`, else GBNF. Raises InputInvalid."""
+    from rest_local.grammar import gbnf, lark
+
+    text = read_text(path, "grammar file")
+    try:
+        return lark(text) if path.suffix == ".lark" else gbnf(text)
+    except OptionError as error:
+        raise InputInvalid("grammar file", path, str(error)) from error
+
+
+def schema_grammar(path: Path) -> Grammar:
     """The grammar of a JSON schema file. Raises InputInvalid."""
     import json
 
-    from rest_local.llama.grammar import json_schema
+    from rest_local.grammar import json_schema
 
     text = read_text(path, "JSON schema")
     try:
@@ -160,7 +164,7 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
             "--threads",
             type=click.IntRange(min=1),
             metavar="N",
-            help="CPU threads. Default: the cores there are.",
+            help="CPU threads, a fixed number. Default: the performance cores, fewer while other programs want them.",
         ),
         option(
             "-ngl",
@@ -222,7 +226,7 @@ _ENGINE_OPTIONS = (
     _engine(
         "--context-shift",
         is_flag=True,
-        help="When the context is full, go on without the oldest text behind the system prompt; else the answer ends.",
+        help="When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
     ),
     _engine("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
 )
@@ -257,7 +261,7 @@ _SAMPLING_OPTIONS = (
         "--grammar-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="GBNF grammar that the answer must follow.",
+        help="Grammar that the answer must follow: Lark in a FILE.lark, else GBNF.",
     ),
     click.option(
         "--json-schema",
@@ -316,8 +320,8 @@ def engine_options(command: Command) -> Command:
 
 
 def warn(message: str) -> None:
-    """One line on stderr."""
-    click.echo(f"rest-local: warning: {message}", err=True)
+    """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
+    click.echo(f"rest-local: warning: {printable(message)}", err=True)
 
 
 def model_path(value: str | None) -> Path:

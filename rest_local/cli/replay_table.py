@@ -30,7 +30,8 @@ def _print_curve(name: str, row: Mapping[str, Any]) -> None:
     click.echo(
         f"  {name}: {row['speedup']:.3f} times plain ({row['speedup_with_lookups']:.3f} with the time of "
         f"{row['lookups']:,} lookups), {row['share_of_oracle']:.0%} of the oracle's "
-        f"{oracle['speedup']:.3f}; worst answer {row['worst_answer']:.2f}; tokens changed {row['tokens_changed']}"
+        f"{oracle['speedup']:.3f} and {row['share_of_fair']:.0%} of the fair bound's {row['fair']['speedup']:.3f}; "
+        f"worst answer {row['worst_answer']:.2f}; tokens changed {row['tokens_changed']}"
     )
     click.echo(
         f"    MAT {row['mat']:.3f} at {row['nodes_per_step']:.2f} nodes a step, "

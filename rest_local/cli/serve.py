@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ PORT = 8012  # rest_local.server.settings.DEFAULT_PORT, whose import would cost 
 SLOTS = 4
 MOST_SLOTS = 32  # llama.cpp's sequence ids (rest_local.llama.batch.MOST_IDS), 8 a slot (ContextSettings.n_branches)
 MAX_BODY = 8 << 20
+_OTHERS = 0o027  # that a key file may not grant: everything to all, writing to the group
 
 
 @click.command(cls=SectionedCommand)
@@ -119,7 +122,12 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
     if path is None:
         return ()
     try:
-        return parse_keys(path.read_bytes())
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode) and mode & _OTHERS:
+                shown = f"{stat.S_IMODE(mode):04o}"
+                raise OptionError(f"API key file: other users can read or change it (mode {shown}); chmod 600 it")
+            return parse_keys(file.read())
     except OSError as error:
         raise InputInvalid("API key file", path, error.strerror or str(error)) from error
     except OptionError as error:

@@ -112,6 +112,26 @@ class FakeEngine:
         )
     )
 
+    calibration: dict[str, Any] = field(
+        default_factory=lambda: {
+            "state": "provisional", "age_s": 7300.0, "noise": 0.031, "uncertainty": {"2": 0.05, "16": 0.4},
+            "estimated_from": "m2ultra-7b-q8_0", "seconds": 0.1,
+        }
+    )  # fmt: skip
+    measured: Any = None  # of `tune`
+    compared: int = 0
+
+    def compare(self) -> None:
+        self.compared += 1
+
+    def tune(self, report: Callable[[int, int], None] | None = None) -> Any:
+        if report:
+            report(1, 2)
+            report(2, 2)
+        if isinstance(self.measured, BaseException):
+            raise self.measured
+        return self.measured
+
     def generate(self, prompt: Any, **arguments: Any) -> FakeStream:
         self.prompts.append(prompt)
         self.arguments.append(arguments)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rest_local.bench import curves
 from rest_local.cli.main import run
+from rest_local.planning import curves
+from rest_local.planning.curves import shipped
 
 COPY = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep. "
 
@@ -31,9 +32,9 @@ def test_a_replay_reports_every_curve_and_the_sweep(
     model = str(tiny_model("llama"))
     assert run(["bench", "replay", str(recorded), "--vocab", model, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report["curves"]) == {"cpu-2-cores-0.5b-q4_0", "flat-to-8"}
+    assert set(report["curves"]) == set(shipped())
     assert report["answers"] == 6
-    flat = report["curves"]["flat-to-8"]
+    flat = report["curves"]["assumed-flat-to-8"]
     assert flat["speedup"] > 1.5
     assert flat["by_source"]["context"]["accepted"] > 100
     assert run(["bench", "replay", str(recorded), "--vocab", model, "--sweep", "--history", "2"]) == 0
@@ -50,11 +51,12 @@ def test_history_drafts_the_first_answers_from_the_others(
 ) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text("\n".join(json.dumps({"instruction": f"q{n}", "output": COPY}) for n in range(4)))
-    arguments = ["bench", "replay", str(path), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--json"]
+    arguments = ["bench", "replay", str(path), "--vocab", str(tiny_model("llama")), "--json"]
+    arguments += ["--curve", "assumed-flat-to-8"]
     mats = []
     for history in ([], ["--history", "1"]):
         assert run([*arguments, *history]) == 0
-        mats.append(json.loads(capsys.readouterr().out)["curves"]["flat-to-8"])
+        mats.append(json.loads(capsys.readouterr().out)["curves"]["assumed-flat-to-8"])
     assert mats[0]["mat"] < mats[1]["mat"]
     assert mats[1]["by_source"]["history"]["accepted"] > 20
 
@@ -63,9 +65,9 @@ def test_off_is_plain_decoding(
     recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tiny_model("llama"))
-    arguments = ["bench", "replay", str(recorded), "--vocab", model, "--policy", "off", "--curve", "flat-to-8"]
+    arguments = ["bench", "replay", str(recorded), "--vocab", model, "--policy", "off", "--curve", "assumed-flat-to-8"]
     assert run([*arguments, "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)["curves"]["flat-to-8"]
+    row = json.loads(capsys.readouterr().out)["curves"]["assumed-flat-to-8"]
     assert (row["mat"], row["speedup"], row["worst_answer"]) == (1.0, 1.0, 1.0)
 
 
@@ -91,7 +93,7 @@ def test_a_missing_file_and_a_wrong_curve_are_one_line(
     (tmp_path / "curve.json").write_text('{"contexts": [1]}')
     for curve in ("no-such", str(tmp_path / "curve.json")):
         assert run(["bench", "replay", str(recorded), "--vocab", model, "--curve", curve]) == 1
-        assert "flat-to-8" in capsys.readouterr().err
+        assert "assumed-flat-to-8" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -116,14 +118,14 @@ def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 def test_peers_and_oracle_stand_beside_the_policy(
     recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--peers"]
+    arguments = [str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "assumed-flat-to-8", "--peers"]
     report = replayed(capsys, *arguments)
     assert {"prompt-lookup", "ngram-simple", "ngram-mod"} <= set(report["peers"])
     assert bool(report["peers_left_out"]) == ("arctic-chain-1x-0.1" not in report["peers"])
     for row in report["peers"].values():
-        assert set(row["speedup"]) == {"flat-to-8"}
+        assert set(row["speedup"]) == {"assumed-flat-to-8"}
         assert row["tokens_changed"] == 0
-    row = report["curves"]["flat-to-8"]
+    row = report["curves"]["assumed-flat-to-8"]
     assert row["oracle"]["speedup"] >= row["speedup"]
     assert row["share_of_oracle"] == pytest.approx(row["speedup"] / row["oracle"]["speedup"], abs=1e-3)
     assert run(["bench", "replay", *arguments]) == 0
@@ -136,8 +138,8 @@ def test_peers_and_oracle_stand_beside_the_policy(
 def test_a_budget_replaces_the_policy(
     recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = (str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--budget")
-    few, many = (replayed(capsys, *arguments, budget)["curves"]["flat-to-8"] for budget in ("1", "12"))
+    arguments = (str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "assumed-flat-to-8", "--budget")
+    few, many = (replayed(capsys, *arguments, budget)["curves"]["assumed-flat-to-8"] for budget in ("1", "12"))
     assert 0.5 < few["nodes_per_step"] <= 1
     assert few["nodes_per_step"] < many["nodes_per_step"] <= 12
     assert run(["bench", "replay", *arguments, "0"]) == 2
@@ -147,13 +149,14 @@ def test_a_budget_replaces_the_policy(
 def test_history_is_a_number_or_a_file(
     recorded: Path, tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    common = (str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8", "--history")
+    common = (str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "assumed-flat-to-8", "--history")
     two, first = (replayed(capsys, *common, number) for number in ("2", "2:"))
     assert two["answers"] == first["answers"] == 2
-    assert two["curves"]["flat-to-8"]["by_source"] == first["curves"]["flat-to-8"]["by_source"]  # it repeats itself
+    by_source = [report["curves"]["assumed-flat-to-8"]["by_source"] for report in (two, first)]
+    assert by_source[0] == by_source[1]  # it repeats itself
     report = replayed(capsys, *common, str(recorded), "--limit", "1")
     assert report["answers"] == 1
-    assert report["curves"]["flat-to-8"]["by_source"]["history"]["accepted"] > 0
+    assert report["curves"]["assumed-flat-to-8"]["by_source"]["history"]["accepted"] > 0
     for wrong in ("0", "6", "99:"):
         assert run(["bench", "replay", *common, wrong]) == 2
         assert "there are 6 answers" in capsys.readouterr().err
@@ -165,12 +168,12 @@ def test_history_is_a_number_or_a_file(
 def test_edits_of_a_repository(
     repository: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--git", str(repository), "--vocab", str(tiny_model("llama")), "--curve", "flat-to-8"]
+    arguments = ["--git", str(repository), "--vocab", str(tiny_model("llama")), "--curve", "assumed-flat-to-8"]
     report = replayed(capsys, *arguments)
     assert report["answers"] == 2
-    assert report["curves"]["flat-to-8"]["mat"] > 2
+    assert report["curves"]["assumed-flat-to-8"]["mat"] > 2
     assert replayed(capsys, *arguments, "--edits", "1")["answers"] == 1
-    predicted = replayed(capsys, *arguments, "--predict")["curves"]["flat-to-8"]
+    predicted = replayed(capsys, *arguments, "--predict")["curves"]["assumed-flat-to-8"]
     assert predicted["by_source"]["prediction"]["accepted"] > 10
 
 
@@ -237,4 +240,4 @@ def test_the_policy_is_one_of_the_policies(recorded: Path, capsys: pytest.Captur
 def test_shipped_curves_say_where_they_were_measured() -> None:
     for path in (Path(curves.__file__).parent / "curves").glob("*.json"):
         fields = json.loads(path.read_text("utf-8"))
-        assert fields["what"].startswith("assumed") or fields["machine"]
+        assert fields["what"].startswith("ASSUMED") or fields["machine"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,22 +22,35 @@ Call = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _no_datastore(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_module, "prepare_datastore", lambda choice, quiet: "stdlib")
+    @contextmanager
+    def datastore(choice: Any, code: Path | None, say: Any) -> Iterator[tuple[str, str]]:
+        yield "stdlib", str(code or "the library")
+
+    monkeypatch.setattr(demo_module, "_datastore", datastore)
 
 
-def test_a_pipe_gets_text_then_a_table_then_one_line_of_json(fake_engine: Install, call: Call) -> None:
+def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     done = call("demo", "--repeats", "1")
     assert done.code == 0
-    assert done.out.count("-- plain\nHello\n-- drafted\nHello\n") == 6  # three prompts, two modes
-    line = json.loads(done.out.splitlines()[-1])
-    assert (line["identical"], line["speedup"], line["text"]) == (True, 1.5, "Hello")
-    assert line["headline"] == {"prompt": "stored", "mode": "exact"}
-    assert [(row["prompt"], row["mode"]) for row in line["prompts"]] == [
-        (kind, mode) for mode in ("exact", "fast") for kind in ("unseen", "stored", "copy")
-    ]
+    lines = done.out.splitlines()
+    assert done.out.count("-- plain\nHello\n-- drafted\nHello\n") == 1
+    assert lines[-3] == " 1.50 x  100 -> 150 tokens/s, same output: the module queue, 60% drafted"
+    assert lines[-2].endswith("the module csv, nothing stored: drafted from the text so far")
+    assert "-m MODEL --code FOLDER" in lines[-1]
+    assert "{" not in done.out
+    assert max(map(len, lines)) <= 110
     assert engine.choice.datastore == ("stdlib",)
-    assert not engine.choice.exact  # the last mode
+    assert engine.choice.exact
+
+
+@pytest.mark.parametrize(("speed", "costs"), [(90.0, "costs 10%"), (98.0, "costs nothing"), (102.0, "costs nothing")])
+def test_what_it_costs_is_said_where_it_costs_something(
+    fake_engine: Install, call: Call, speed: float, costs: str
+) -> None:
+    engine = fake_engine()
+    engine.speeds[None] = speed
+    assert f"the module csv, nothing to find: {costs}" in call("demo", "--repeats", "1").out
 
 
 def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> None:
@@ -43,7 +58,34 @@ def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> N
     done = call("demo", "--repeats", "1", "--json")
     assert done.out.count("\n") == 1
     assert done.err == ""
-    assert json.loads(done.out)["plain"]["tokens_per_second"] == 100.0
+    line = json.loads(done.out)
+    assert (line["identical"], line["speedup"], line["text"]) == (True, 1.5, "Hello")
+    assert [(row["prompt"], row["mode"]) for row in line["prompts"]] == [("stored", "exact"), ("unseen", "exact")]
+
+
+def test_fast_mode_is_asked_for(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    assert "in fast mode" in call("demo", "--repeats", "1", "--fast").out
+    assert not engine.choice.exact
+
+
+def test_a_backend_without_exact_settings_is_measured_in_fast_mode(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    engine.capability.kind = "none"
+    done = call("demo", "--repeats", "1")
+    assert done.code == 0
+    assert "no settings of this backend are exact" in done.err
+    assert "in fast mode" in done.out
+
+
+def test_a_model_with_a_chat_template_edits_a_file(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine = fake_engine()
+    (tmp_path / "model.gguf").touch()
+    engine.model.chat_template = "{{ messages }}"
+    done = call("demo", "-m", str(tmp_path / "model.gguf"), "--repeats", "1")
+    assert done.code == 0
+    assert "queue.py, one name changed" in done.out
+    assert "a short story, nothing stored" in done.out
 
 
 def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Call) -> None:
@@ -51,8 +93,7 @@ def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Ca
     fake_engine(HELLO, HELLO, other, HELLO)  # the first drafted run of the first prompt
     done = call("demo", "--repeats", "1")
     assert done.code == 1
-    assert "exact mode: drafted output differs from plain decoding (unseen)" in done.err
-    assert json.loads(done.out.splitlines()[-1])["prompts"][0]["identical"] is False
+    assert "exact mode: drafted output differs from plain decoding (stored)" in done.err
 
 
 def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() -> None:
@@ -66,8 +107,6 @@ def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() 
                 screen.piece(side, piece)  # type: ignore[arg-type]
         screen.end()
     shown = capture.get()
-    assert "a title" in shown
-    assert "sampled" in shown
     assert "\x1b[1;32mH\x1b[0m" in shown  # datastore
     assert "\x1b[1;36ml\x1b[0m" in shown  # context
     assert any("plain" in line and "drafted" in line for line in shown.splitlines())

@@ -18,6 +18,7 @@ from rest_local.cli.exactness_table import exactness_lines
 from rest_local.decoding import survey as survey_module
 from rest_local.decoding.exactness import Comparison
 from rest_local.decoding.survey import Case, Setting, Survey
+from rest_local.llama import machine
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]
@@ -26,7 +27,8 @@ Call = Callable[..., Any]
 def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     fake_engine()
     facts = json.loads(call("doctor", "--json").out)
-    assert facts["drafting"] == {"kind": "tree", "reason": "attention only"}
+    assert (facts["drafting"]["kind"], facts["drafting"]["reason"]) == ("tree", "attention only")
+    assert facts["drafting"]["lookups"].startswith("where entropy")  # of a plain step of 2.5 ms a lookup takes 6%
     assert facts["cost_curve"][1] == {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125}
     assert facts["self_test"] == {"rows": 492, "flips": 0}
     assert facts["versions"]["rest-local"]
@@ -34,13 +36,61 @@ def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     assert isinstance(facts["gpu_offload"], bool)
 
 
+def test_the_compiler_and_the_matrix_units_are_shown(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine()
+    monkeypatch.setattr(machine, "compilers", lambda: ["GCC: 12.2"])
+    monkeypatch.setattr(machine, "matrix_units", lambda: {"AMX": False, "AVX-512": True})
+    facts = json.loads(call("doctor", "--json").out)
+    assert facts["compilers"] == ["GCC: 12.2"]
+    assert facts["matrix_units"] == {"AMX": False, "AVX-512": True}
+    lines = {line.strip() for line in call("doctor").out.splitlines()}
+    assert {"compiled by        GCC: 12.2", "matrix units used  AVX-512", "not used           AMX"} <= lines
+
+
+def test_report_says_how_far_the_cost_curve_can_be_trusted(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    assert json.loads(call("doctor", "--json").out)["calibration"] == engine.calibration
+    lines = {" ".join(line.split()) for line in call("doctor").out.splitlines()}
+    assert {"state provisional", "first measured 2 hours ago", "noise of a step 3%"} <= lines
+    assert {"uncertainty 2 tokens 5%, 16 tokens 40%", "began as the curve m2ultra-7b-q8_0, scaled"} <= lines
+    assert any("rest-local tune" in line for line in lines)
+    assert engine.compared == 2
+    fake_engine(calibration=engine.calibration | {"state": "final", "age_s": 3.0, "estimated_from": None})
+    out = call("doctor").out
+    assert "final" in out
+    assert "3 s ago" in out
+    assert "rest-local tune" not in out
+
+
 def test_report_says_why_drafting_is_off(fake_engine: Install, call: Call) -> None:
     reason = "recurrent state cannot be rolled back"
     fake_engine(capability=SimpleNamespace(kind="none", reason=reason), self_test=None)
     done = call("doctor")
     assert done.code == 0
-    assert f"why   {reason}" in done.out
+    assert f"why      {reason}" in done.out
     assert "not run" in done.out
+
+
+def test_report_says_how_far_the_self_test_is(fake_engine: Install, call: Call) -> None:
+    fake_engine(self_test={"rows": 36, "rows_needed": 384, "complete": False, "exact": False})
+    lines = [line.split() for line in call("doctor").out.splitlines()]
+    assert ["rows", "36", "of", "384"] in lines
+    assert ["complete", "no"] in lines
+
+
+def test_report_says_how_threads_are_counted_and_wait(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "123")
+    monkeypatch.setattr("rest_local.llama.cores.cores", lambda *_: 7)
+    fake_engine()
+    facts = json.loads(call("doctor", "--json").out)
+    assert facts["threads"]["waiting"].startswith("GOMP_SPINCOUNT=123")
+    if sys.platform == "linux":
+        assert facts["threads"]["performance cores"] == 7
+    assert "GOMP_SPINCOUNT=123" in call("doctor").out
 
 
 def test_cost_table_has_a_line_for_each_context_and_gaps_where_nothing_was_measured() -> None:

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rest_local.cli import index as command
-from rest_local.errors import CorpusEmpty, DatastoreNotFound, OptionError
+from rest_local.errors import CorpusEmpty, DatastoreCorrupt, DatastoreNotFound, OptionError
+from rest_local.retrieval.format import sealed
 
 
 class ByteVocabulary:
@@ -151,3 +152,35 @@ def test_a_text_of_which_nothing_is_found(corpus, text, tokens):
     call("build", corpus, "-o", "mine")
     found = answer("search", "mine", text)
     assert (found["tokens"], found["match"], found["matched"], found["left_off"]) == (tokens, 0, "", "")
+
+
+def test_a_search_in_damaged_files_is_a_clear_error(corpus):
+    path = Path(answer("build", corpus, "-o", "mine")["path"])
+    packed = b"".join(bytes([0, byte]) for byte in reversed(b"def beta"))
+    for kind, word in (("order", "outside its text"), ("documents", "document"), ("tokens", "ids of no vocabulary")):
+        (file,) = path.glob(f"*.{kind}.bin")
+        data = file.read_bytes()
+        if kind == "tokens":  # some before the match, which have to be decoded to tell its line
+            assert packed in data
+            file.write_bytes(data.replace(packed, b"\x01\xfe" * 8))
+        else:
+            file.write_bytes(data[:24] + b"\xff" * (len(data) - 24))
+        with pytest.raises(DatastoreCorrupt, match=word):
+            call("search", "mine", "os.getpid()\n")
+        file.write_bytes(data)
+    assert answer("search", "mine", "os.getpid()\n")["places"] == 1
+
+
+def test_nothing_from_a_file_reaches_the_terminal_with_its_control_characters(corpus):
+    path = Path(answer("build", corpus, "-o", "mine")["path"])
+    fields = json.loads((path / "manifest.json").read_bytes())
+    evil = "\x1b[31mred\x07\r"
+    fields["created"] = fields["vocabulary"]["name"] = evil
+    fields["recipe"] = {"paths": [evil], "model": evil, evil: {evil: [evil]}}
+    del fields["sha256"]
+    (path / "manifest.json").write_bytes(sealed(fields))
+    for arguments in (("info", "mine"), ("list",), ("search", "mine", "os.getpid")):
+        printed = call(*arguments).stdout
+        assert printed.replace("\n", "").isprintable()
+    assert call("info", "mine").stdout.count("red") >= 5
+    assert answer("info", "mine")["recipe"]["model"] == evil

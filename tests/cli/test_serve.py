@@ -16,7 +16,9 @@ from typing import IO
 import httpx
 import pytest
 
+from rest_local.cli import serve as serve_module
 from rest_local.cli.serve import MOST_SLOTS
+from rest_local.errors import InputInvalid
 from rest_local.llama.batch import MOST_IDS
 from rest_local.llama.context import ContextSettings
 
@@ -165,6 +167,7 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
 def test_wrong_starts_are_one_line(arguments: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("a key of mine\n")
+    keys.chmod(0o600)
     given = [str(keys) if argument == "KEYS" else argument for argument in arguments]
     with process(*given) as server:
         found, errors = server.end()
@@ -227,3 +230,18 @@ def test_large_bodies_take_no_memory() -> None:
 
 def test_as_many_slots_are_offered_as_llama_cpp_has_ids_for() -> None:
     assert MOST_IDS // ContextSettings().n_branches == MOST_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("mode", "taken"), [(0o600, True), (0o440, True), (0o644, False), (0o620, False), (0o601, False)]
+)
+def test_a_key_file_that_other_users_can_use_is_refused(tmp_path: Path, mode: int, taken: bool) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a key of mine\n")
+    keys.chmod(mode)
+    if taken:
+        assert serve_module._keys(keys) == (b"a key of mine",)
+        return
+    with pytest.raises(InputInvalid, match=f"mode {mode:04o}.*chmod 600") as caught:
+        serve_module._keys(keys)
+    assert "mine" not in str(caught.value)

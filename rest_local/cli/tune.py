@@ -1,0 +1,91 @@
+"""`rest-local tune`: measure thoroughly what this machine can do with a model, keep it, and say what pays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.cli import options
+from rest_local.cli.options import EngineChoice
+from rest_local.cli.sections import SectionedCommand
+from rest_local.errors import RestLocalError
+
+if TYPE_CHECKING:
+    from rest_local.planning.measuring import Measured
+
+
+@click.command(cls=SectionedCommand)
+@options.engine_options
+@options.json_option
+def tune(engine_choice: EngineChoice, as_json: bool) -> None:
+    """Measure what batches of tokens cost with a model on this machine, and explain what pays.
+
+    Not needed: costs are estimated at the first start and refined while the model answers. With this they are right
+    from the first token on. Takes about 700 plain steps; do nothing else with the machine meanwhile.
+    """
+    from rest_local.planning.explain import explain
+
+    with options.load_engine(engine_choice) as engine:
+        try:
+            with progress_bar() as advance:
+                measured = engine.tune(advance)
+        except ValueError as error:
+            raise RestLocalError(f"the costs of {engine.model.name} cannot be measured: {error}") from error
+        engine.compare()
+        facts = findings(measured, engine.calibration, engine.settings)
+        contexts = measured.curve.contexts
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    for n_ctx in contexts:
+        for line in explain(measured.curve, n_ctx):
+            click.echo(line)
+        click.echo()
+    click.echo(verdict(measured))
+
+
+def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The object of --json."""
+    from rest_local.planning.explain import advantages
+
+    curve = measured.curve
+    return {
+        "final": measured.complete,
+        "noise": round(measured.noise, 4),
+        "busy": round(measured.busy, 4),
+        "calibration": dict(calibration),
+        "flash_attention": settings["flash_attention"],
+        "cost_curve": curve.table(),
+        "drafts": {str(n_ctx): advantages(curve, n_ctx) for n_ctx in curve.contexts},
+    }
+
+
+def verdict(measured: Measured) -> str:
+    """Whether the figures can be trusted, and what to do where not."""
+    noise = f"the rounds differ by {100 * measured.noise:.0f}%"
+    if measured.complete:
+        return f"These costs are final ({noise})."
+    if measured.busy > 0:
+        disturbed = f"other processes disturbed {100 * measured.busy:.0f}% of the batches"
+        return f"These costs are provisional: {disturbed} ({noise}). Run this again when the machine does nothing else."
+    return f"These costs are provisional ({noise}). They are refined while the model answers."
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
+        console=console, disable=not sys.stderr.isatty(), transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("measuring", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
