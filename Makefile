@@ -44,10 +44,10 @@ test: $(TOOLS)  ## all tests
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about ten minutes
 	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_server.py
 	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
-	$(BIN)/python -m rest_local.bench.many --part soak
+	$(BIN)/python -m benchmarks.many --part soak
 
 bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
-	$(BIN)/python -m rest_local.bench
+	$(BIN)/python -m benchmarks
 
 docs: $(RUN)  ## write docs/CLI.md
 	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md

@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rest_local.bench.synthetic import Shape, synthetic
-from rest_local.decoding.timing import DecodeProbe
-from rest_local.decoding.tuning import self_test_text
+from benchmarks.synthetic import Shape, synthetic
+from rest_local.calibration.timing import DecodeProbe
+from rest_local.calibration.tuning import self_test_text
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 

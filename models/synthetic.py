@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rest_local.bench.synthetic import QUANTS, SHAPES, synthetic
+from benchmarks.synthetic import QUANTS, SHAPES, synthetic
 
 
 def main() -> None:

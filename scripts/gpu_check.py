@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if check.part(["models", name, "file"], synthetic, check, shape, quant, path, args.data):
                 measure_model(check, name, path, replays)
                 path.unlink()
-        check.measure(["exactness"], "rest_local.bench.exact", "--prompts", "4" if args.quick else "100")
+        check.measure(["exactness"], "benchmarks.exact", "--prompts", "4" if args.quick else "100")
         check.measure(["doctor"], "rest_local", "doctor", *check.layers)
     print(json.dumps(check.result))
     return 1 if check.result.get("failed") else 0

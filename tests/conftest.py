@@ -34,7 +34,7 @@ def pytest_unconfigure() -> None:
 def _whole_self_test() -> Iterator[None]:
     """Exact engines compare all rows while they load, as on a fast machine. Otherwise a busy machine leaves the rest to
     the background, and exact requests are decoded without drafts until it is done."""
-    from rest_local.decoding import tuning
+    from rest_local.calibration import tuning
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "SELF_TEST_S", 600.0)
@@ -45,8 +45,8 @@ def _whole_self_test() -> Iterator[None]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")`, `tiny_model("llama", quant="Q8_0")`: the path of a tiny random-weight GGUF, made once.
 
-    Options are those of `rest_local.bench.tiny.tiny`."""
-    from rest_local.bench.tiny import tiny
+    Options are those of `benchmarks.tiny.tiny`."""
+    from benchmarks.tiny import tiny
 
     folder = tmp_path_factory.mktemp("models")
     made: dict[str, Path] = {}

@@ -17,8 +17,8 @@ from rest_local.bench.oracle import fair, oracle, reaches
 from rest_local.bench.peers import PEERS, Peer
 from rest_local.bench.replay import FREE, replay, sweep
 from rest_local.bench.workload import Workload
-from rest_local.planning.cost import CostCurve
-from rest_local.planning.curves import load_curve
+from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.curves import load_curve
 from rest_local.planning.policy import Policy
 
 THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)

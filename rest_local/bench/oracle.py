@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Predictable, begin, counted
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import LENGTHS, SOURCE_NUMBER, SourceRows
-from rest_local.planning.cost import LARGEST, CostCurve
 
 ITERATIONS = 10  # the time falls by less than 0.1% from the fifth on
 _N_SEEN = (len(LENGTHS) + 1) ** 2

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.bench.recorded import Recorded
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, draft
@@ -26,7 +27,6 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import LONG_RUN
 from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import Policy, Stateless, StepContext, StepCost
 
 SHORTEST_ANSWER = 3

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
+from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.tuning import capability_of, load_meter, tune
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation, Statistics
-from rest_local.decoding.slot import Slot
-from rest_local.decoding.tuning import capability_of, load_meter, tune
 from rest_local.errors import OptionError
+from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 from rest_local.planning.policy import Policy
 

@@ -134,7 +134,7 @@ def replay(as_json: bool, **options: Any) -> None:
 def _report(choice: ReplayChoice) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
     from rest_local.bench.compare import compare_curves, compare_peers, full_sweep
-    from rest_local.planning.curves import load_curve, shipped
+    from rest_local.calibration.curves import load_curve, shipped
 
     make_policy = choice.make_policy()
     names = choice.curves or (() if choice.sweep or choice.model else shipped())
@@ -176,7 +176,7 @@ def _workload(choice: ReplayChoice) -> Workload:
 
 def _wall_clock(choice: ReplayChoice, model: str, workload: Workload, make_policy: MakePolicy) -> dict[str, Any]:
     from rest_local.bench.wall import wall_clock
-    from rest_local.planning.curves import curve_file
+    from rest_local.calibration.curves import curve_file
 
     result = wall_clock(model, workload.tested, workload.sources, make_policy)
     if choice.save_curve:

@@ -101,7 +101,7 @@ class Conversation:
 
     def _kept_tokens(self, prompt: str, messages: list[dict[str, str]]) -> int:
         """What a context shift keeps: the tokens of the prompt up to the first message of the user."""
-        from rest_local.llama.conversation import fixed_beginning
+        from rest_local.chat.conversation import fixed_beginning
 
         if not self.system:
             return 0

@@ -192,7 +192,7 @@ def doctor(engine_choice: EngineChoice, exactness: bool, seconds: float, as_json
         engine.compare()
         facts = examine(engine)
         if exactness:
-            from rest_local.decoding.survey import survey
+            from rest_local.calibration.survey import survey
 
             facts["exactness"] = survey(engine.model, engine_choice.threads, seconds, progress_line()).to_dict()
     if as_json:

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rest_local.decoding.survey import Progress
+    from rest_local.calibration.survey import Progress
 
 WIDTH = 80
 CASES = (("chains", False), ("chains", True), ("trees", False), ("trees", True))

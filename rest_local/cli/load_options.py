@@ -1,7 +1,7 @@
 """How a model is loaded and computed, by llama.cpp's usual names: the same options on every command that loads one.
 
 `load_options` hands them to the command as one `ModelOptions`, the argument `load`. What is not given is chosen: by
-llama.cpp, or by measuring (`rest_local.decoding.tuning`).
+llama.cpp, or by measuring (`rest_local.calibration.tuning`).
 """
 
 from __future__ import annotations

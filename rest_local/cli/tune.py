@@ -16,7 +16,7 @@ from rest_local.cli.sections import SectionedCommand
 from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
-    from rest_local.planning.measuring import Measured
+    from rest_local.calibration.measuring import Measured
 
 
 @click.command(cls=SectionedCommand)
@@ -28,7 +28,7 @@ def tune(engine_choice: EngineChoice, as_json: bool) -> None:
     Not needed: costs are estimated at the first start and refined while the model answers. With this they are right
     from the first token on. Takes about 700 plain steps; do nothing else with the machine meanwhile.
     """
-    from rest_local.planning.explain import explain
+    from rest_local.calibration.explain import explain
 
     with options.load_engine(engine_choice) as engine:
         try:
@@ -51,7 +51,7 @@ def tune(engine_choice: EngineChoice, as_json: bool) -> None:
 
 def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The object of --json."""
-    from rest_local.planning.explain import advantages
+    from rest_local.calibration.explain import advantages
 
     curve = measured.curve
     return {

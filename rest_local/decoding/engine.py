@@ -25,7 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.backend import Capability
+from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.measuring import Measured, Progress
+from rest_local.calibration.tuning import contexts_to_try, settings_for
+from rest_local.chat.template import render
 from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
@@ -34,25 +37,22 @@ from rest_local.decoding.lanes import Lanes
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.shift import shifted
-from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.totals import Totals
-from rest_local.decoding.tuning import contexts_to_try, settings_for
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
-from rest_local.llama.template import render
 from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
-from rest_local.planning.cost import CostCurve
-from rest_local.planning.measuring import Measured, Progress
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore

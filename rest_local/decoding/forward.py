@@ -21,13 +21,13 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.backend import Backend
 from rest_local.decoding.faults import of_request
 from rest_local.decoding.generation import Generation, Step, Taken
-from rest_local.decoding.slot import Rows
 from rest_local.drafting.drafter import Growth, grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
+from rest_local.kv_cache.backend import Backend
+from rest_local.kv_cache.slot import Rows
 from rest_local.planning.policy import StepCost
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called

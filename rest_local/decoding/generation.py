@@ -16,11 +16,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.backend import Backend, Capability
 from rest_local.decoding.constrain import Following, prune
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.logprobs import TokenLogprobs, logprobs_of
-from rest_local.decoding.slot import Rows, Slot
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, Growth
@@ -28,6 +26,8 @@ from rest_local.drafting.origin import Decode, Origin, origins_of
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
+from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.slot import Rows, Slot
 from rest_local.planning.policy import NEWEST, Policy, StepContext, StepCost
 
 TARGET = "target"  # the source of a token that the model chose and nobody drafted

@@ -13,9 +13,9 @@ from typing import Protocol
 from rest_local.decoding.faults import of_request
 from rest_local.decoding.generation import Chooser, Generation, Taken
 from rest_local.decoding.request import Request
-from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.errors import RestLocalError
+from rest_local.kv_cache.slot import Slot
 
 
 class OwnedChooser(Chooser, Protocol):

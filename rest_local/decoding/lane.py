@@ -11,15 +11,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rest_local.decoding.backend import Backend, Capability
-from rest_local.decoding.calibration import Calibration
-from rest_local.decoding.generation import Generation
-from rest_local.decoding.job import OwnedChooser
-from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.self_test import N_BATCH, N_CTX, Background, SelfTest
-from rest_local.decoding.slot import Slot
-from rest_local.decoding.threads import ThreadGovernor
-from rest_local.decoding.tuning import (
+from rest_local.calibration.cost import LARGEST
+from rest_local.calibration.measuring import Measured, Progress
+from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest
+from rest_local.calibration.threads import ThreadGovernor
+from rest_local.calibration.tuning import (
     Tuning,
     capability_of,
     exact_self_test,
@@ -29,16 +25,20 @@ from rest_local.decoding.tuning import (
     tune,
     tune_thoroughly,
 )
+from rest_local.decoding.generation import Generation
+from rest_local.decoding.job import OwnedChooser
+from rest_local.decoding.refinement import Calibration
+from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
+from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.planning.auto import Auto
-from rest_local.planning.cost import LARGEST
-from rest_local.planning.measuring import Measured, Progress
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore

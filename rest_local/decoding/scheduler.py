@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rest_local.decoding.backend import Backend, Capability
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.faults import of_request
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, RequestFailed, Running
 from rest_local.decoding.job import Job
 from rest_local.decoding.shift import shifted
-from rest_local.decoding.slot import Slot, common_prefix, count_cells
-from rest_local.decoding.slots import LEAST_SHARED, Match, Slots
 from rest_local.errors import DecodeFailed, RestLocalError
-from rest_local.planning.cost import LARGEST, CostCurve
+from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.slot import Slot, common_prefix, count_cells
+from rest_local.kv_cache.slots import LEAST_SHARED, Match, Slots
 
 log = logging.getLogger("rest_local.scheduler")
 

@@ -16,7 +16,8 @@ from types import TracebackType
 import llama_cpp
 from llama_cpp import llama_cpp as bindings
 
-from rest_local.llama import library, stop
+from rest_local import stop
+from rest_local.llama import library
 
 _is_set = ctypes.cast(library.c_library.strlen, bindings.ggml_abort_callback)
 
@@ -36,7 +37,7 @@ class Breaker:
     """One context's. A `with` block is a decode. `number`, set by the thread that decodes before it does, says what the
     decode is for, so that an abort that comes late hits nobody else; 0: nothing that could be named.
 
-    Entering raises ServiceClosed in a thread that was stopped (`rest_local.llama.stop`).
+    Entering raises ServiceClosed in a thread that was stopped (`rest_local.stop`).
     """
 
     def __init__(self, context: int) -> None:

@@ -1,7 +1,7 @@
 """A `llama_context` and its memory cells: decode a batch, read logits, remove and copy cells.
 
 Contract: one method for each call of llama.cpp that decoding needs, under the field's names, nothing decided here.
-The step loop uses it through the protocol `rest_local.decoding.backend.Backend`, which tests fake.
+The step loop uses it through the protocol `rest_local.kv_cache.backend.Backend`, which tests fake.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a user may fix about how a model is loaded and computed, under llama.cpp's usual names.
 
 Contract: frozen values, checked when they are made as far as no model is needed for that; what is left at its default
-is chosen, by llama.cpp or by measuring (`rest_local.decoding.tuning`). Imports nothing heavy, so that the command line
-can declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.parameters`).
+is chosen, by llama.cpp or by measuring (`rest_local.calibration.tuning`). Imports nothing heavy, so that the command
+line can declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.parameters`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import numpy as np
 from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
+from rest_local import stop
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama import stop
 from rest_local.llama.special import SpecialToken, SpecialTokens
 from rest_local.llama.splitting import Places, fits
 

@@ -79,7 +79,7 @@ class Vocabulary:
         and lone surrogates are replaced first: llama.cpp only ever sees valid UTF-8.
 
         Time and memory are linear in the text, special tokens included, and no text overflows the stack of a thread
-        (`rest_local.llama.tokenizer`). Raises ServiceClosed where the thread was stopped (`rest_local.llama.stop`),
+        (`rest_local.llama.tokenizer`). Raises ServiceClosed where the thread was stopped (`rest_local.stop`),
         ModelError where the model is closed meanwhile."""
         return self._tokenizer.tokenize(_valid(text), special, add_special, most)
 

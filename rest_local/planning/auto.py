@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
@@ -24,7 +25,6 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.budget import Budget
 from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.planning.questions import LEAST_GAIN, DraftModelQueries, DraftModelStats
 from rest_local.planning.trigger import LOOKUP_MS, TEACHES, Trigger

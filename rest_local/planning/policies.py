@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.planning.auto import Auto
-from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 from rest_local.planning.policy import Policy
 from rest_local.planning.respec import ReSpec

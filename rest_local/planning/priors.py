@@ -1,6 +1,6 @@
 """Acceptance by evidence cell before anything was counted here: what ships with the package.
 
-`priors.json` is written by `python -m rest_local.bench.priors`, from text that no benchmark tests; it says how much.
+`priors.json` is written by `python -m benchmarks.priors`, from text that no benchmark tests; it says how much.
 """
 
 from __future__ import annotations

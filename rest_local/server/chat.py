@@ -9,9 +9,10 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from rest_local.chat.conversation import fixed_beginning
+from rest_local.chat.tools import AnswerFormat, AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
-from rest_local.llama.conversation import fixed_beginning
 from rest_local.server.answering import Answering, Part, submitted
 from rest_local.server.answers import chat_logprobs, new_id, timings, usage
 from rest_local.server.bodies import ChatBody, Message, NamedTool
@@ -22,7 +23,6 @@ from rest_local.server.prompts import chat_text, offered, template_of
 from rest_local.server.requests import longest_prompt, request_of, shifts_context
 from rest_local.server.running import DONE, event
 from rest_local.server.state import state_of
-from rest_local.server.tools import AnswerFormat, AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 
 
 async def chat_completions(request: HttpRequest) -> Response:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
 from rest_local.server.bodies import ChatBody, Generation
 from rest_local.server.errors import ApiError
-from rest_local.server.tools import AnswerFormat
 
 Schema = dict[str, Any] | bool
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rest_local.chat.conversation import ChatTemplate
+from rest_local.chat.tools import format_of
 from rest_local.errors import OptionError, PromptTooLong
-from rest_local.llama.conversation import ChatTemplate
 from rest_local.server.bodies import MAX_PROMPTS, Message, Prompt, Tool
 from rest_local.server.errors import ApiError
 from rest_local.server.requests import text_of
-from rest_local.server.tools import format_of
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine

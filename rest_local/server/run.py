@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from rest_local.errors import RestLocalError
-from rest_local.llama.stop import Stop
 from rest_local.server.access import JsonLines
 from rest_local.server.app import create_app
 from rest_local.server.connection import TimedProtocol, connection_limit
 from rest_local.server.datastores import reopen
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
+from rest_local.stop import Stop
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine

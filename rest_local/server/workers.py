@@ -14,8 +14,8 @@ from typing import TypeVar
 import anyio
 from starlette.requests import Request as HttpRequest
 
-from rest_local.llama.stop import Stop
 from rest_local.server.running import watched
+from rest_local.stop import Stop
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import pytest
 
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import replay
+from rest_local.calibration.curves import load_curve
 from rest_local.drafting.sources import Sources
-from rest_local.planning.curves import load_curve
 from rest_local.planning.policies import make_policy
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rest_local.bench.oracle import Reach, fair, oracle, reaches
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Threshold, replay
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.auto import Auto
-from rest_local.planning.cost import LARGEST, CostCurve
 from rest_local.retrieval.growing import GrowingText
 
 

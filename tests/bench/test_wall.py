@@ -11,10 +11,10 @@ import pytest
 
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.wall import wall_clock
+from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.curves import curve_file, load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError
-from rest_local.planning.cost import SIZES, CostCurve
-from rest_local.planning.curves import curve_file, load_curve
 from rest_local.planning.off import Off
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy

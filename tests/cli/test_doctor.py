@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fake_cli_engine import FakeEngine
 
-from rest_local.bench.tiny import tiny_adapter
+from benchmarks.tiny import tiny_adapter
+from rest_local.calibration import survey as survey_module
+from rest_local.calibration.exactness import Comparison
+from rest_local.calibration.survey import Case, Setting, Survey
 from rest_local.cli.doctor import cost_table
 from rest_local.cli.exactness_table import exactness_lines
-from rest_local.decoding import survey as survey_module
-from rest_local.decoding.exactness import Comparison
-from rest_local.decoding.survey import Case, Setting, Survey
 from rest_local.llama import machine
 
 Install = Callable[..., FakeEngine]

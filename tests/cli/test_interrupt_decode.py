@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.bench.synthetic import Shape, synthetic
+from benchmarks.synthetic import Shape, synthetic
 
 SLOW = Shape(layers=8, width=512, heads=8, kv_heads=8, feed=2048, vocab=512, tied=True)
 

@@ -10,7 +10,7 @@ import click
 import pytest
 from fake_cli_engine import FakeEngine
 
-from rest_local.bench.tiny import tiny_adapter
+from benchmarks.tiny import tiny_adapter
 from rest_local.cli.load_options import NAMES
 from rest_local.cli.main import COMMANDS, cli
 from rest_local.cli.sections import SectionedCommand

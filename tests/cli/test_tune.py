@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_cli_engine import FakeEngine
 
-from rest_local.planning.cost import SIZES, CostCurve
-from rest_local.planning.measuring import Measured
+from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.measuring import Measured
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
-from rest_local.bench.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result

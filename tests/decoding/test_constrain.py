@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 
 from rest_local.decoding import constrain
-from rest_local.decoding.backend import Capability
 from rest_local.decoding.constrain import prune
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
-from rest_local.decoding.slot import Slot
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.grammar import gbnf
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary

@@ -9,13 +9,13 @@ import pytest
 from support.fake_backend import END, N_VOCAB, FakeBackend, Greedy, plain
 from support.fake_sources import Keen
 
-from rest_local.decoding.backend import Capability
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
-from rest_local.decoding.slot import Slot
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
-from rest_local.planning.cost import CostCurve
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore, read_manifest
 from rest_local.retrieval.format import VocabularyId

@@ -13,15 +13,15 @@ import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 
-from rest_local.decoding.backend import Capability
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
-from rest_local.decoding.slot import Slot
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
-from rest_local.planning.cost import CostCurve
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policy import StepContext, StepCost
 
 TREE = Capability("tree", "fake")

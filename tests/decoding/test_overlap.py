@@ -24,11 +24,11 @@ from rest_local.decoding.job import Job
 from rest_local.decoding.lanes import Lanes
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Piece
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import GenerationError
+from rest_local.kv_cache.slot import Slot
 from rest_local.planning.off import Off
 from rest_local.planning.policy import Stateless, StepContext
 

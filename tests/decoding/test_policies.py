@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
 
-from rest_local.decoding.backend import Capability
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import TARGET, Generation
-from rest_local.decoding.slot import Slot
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import OptionError
-from rest_local.planning.cost import CostCurve
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText

@@ -13,12 +13,12 @@ from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, pl
 from support.fake_jobs import FLAT, Owned, check_cells, job_of, prompts_of, run, said, scheduler_of
 from support.fake_sources import SHAPES, Keen, fortune
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.job import Job
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.planning.auto import Auto
-from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 
 

@@ -9,9 +9,9 @@ from support.fake_backend import N_VOCAB, Draws, FakeBackend
 from support.fake_jobs import FLAT, check_cells, job_of, prompts_of, run, said, scheduler_of
 from support.fake_sources import Keen, fortune
 
-from rest_local.decoding.slots import Match
 from rest_local.decoding.totals import Totals
 from rest_local.drafting.sources import Sources
+from rest_local.kv_cache.slots import Match
 
 
 class Hourly(FakeBackend):

@@ -14,9 +14,9 @@ from support.fake_sources import Keen, fortune
 
 from rest_local.decoding.generation import Generation
 from rest_local.decoding.job import Job
-from rest_local.decoding.slot import Slot
 from rest_local.drafting.drafter import Growth
 from rest_local.errors import GenerationError
+from rest_local.kv_cache.slot import Slot
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto, Driver
 from rest_local.planning.calibrator import TokenCalibrator

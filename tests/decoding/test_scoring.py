@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rest_local.calibration.exactness import rows_alone
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.exactness import rows_alone
 from rest_local.decoding.request import Request
 from rest_local.decoding.scoring import Scorer
 from rest_local.decoding.service import Service

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 
-from rest_local.decoding.slot import Slot
 from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.kv_cache.slot import Slot
 from rest_local.llama.batch import Batch
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.tiny import tiny_adapter
+from benchmarks.tiny import tiny_adapter
 from rest_local.errors import AdapterInvalid
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model

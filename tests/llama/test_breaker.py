@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.synthetic import Shape, synthetic
+from benchmarks.synthetic import Shape, synthetic
 from rest_local.errors import ServiceClosed
 from rest_local.llama import breaker, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.llama.stop import Stop
+from rest_local.stop import Stop
 
 TinyModel = Callable[..., Path]
 N = 2048

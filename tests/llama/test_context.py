@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_local.bench.tiny import ARCHITECTURES
+from benchmarks.tiny import ARCHITECTURES
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from rest_local.calibration.tuning import contexts_to_try
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.tuning import contexts_to_try
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import child, ladder, trial

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rest_local.bench.tiny import ARCHITECTURES
+from benchmarks.tiny import ARCHITECTURES
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import child, probe
 from rest_local.llama.model import Model

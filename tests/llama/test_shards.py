@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_local.bench.tiny import tiny
+from benchmarks.tiny import tiny
 from rest_local.errors import ModelInvalid, ModelNotFound
 from rest_local.llama import child
 from rest_local.llama.context import Context, ContextSettings

@@ -22,10 +22,10 @@ from rest_local.llama import splitting
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.splitting import PART, SHORT_PART, Places, fits
-from rest_local.llama.stop import Stop
 from rest_local.llama.tokenizer import Tokenizer
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
+from rest_local.stop import Stop
 
 SharedData = Callable[[str], Path]
 CODE = "".join(path.read_text() for path in sorted(Path(splitting.__file__).parent.glob("*.py")))[:14_000]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.bench import gguf_file
-from rest_local.bench.gguf_file import byte_vocabulary
+from benchmarks import gguf_file
+from benchmarks.gguf_file import byte_vocabulary
 from rest_local.errors import OptionError
 from rest_local.llama import tokenizer as tokenizer_module
 from rest_local.llama.model import Model

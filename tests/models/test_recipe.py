@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from rest_local.bench.prompts import held_out_modules, standard_library, well_known_modules
+from rest_local.chat.template import render
 from rest_local.llama.model import Model
-from rest_local.llama.template import render
 
 END = "<|endoftext|>"
 FUNCTION = '''def total(items, start=0):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
 from rest_local.drafting.drafter import Calibrated, Draft
 from rest_local.drafting.sources import Lookup, Sources
@@ -17,7 +18,6 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.budget import ALLOWANCE, FLOOR
 from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.cost import SIZES, CostCurve
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.planning.trigger import LONGEST_WAIT
 from rest_local.retrieval.growing import GrowingText

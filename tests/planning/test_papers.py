@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.cost import CostCurve
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.planning.respec import ALPHA, LAMBDA, LONGEST, ReSpec, certain, follow

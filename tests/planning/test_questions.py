@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from support.fake_jobs import Silent
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, model_cell, model_rates
 from rest_local.drafting.draft_model import Follower, Likely
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.auto import Auto, Plan
-from rest_local.planning.cost import CostCurve
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.planning.questions import DraftModelQueries, DraftModelStats
 

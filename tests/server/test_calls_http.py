@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from live import Live
 
+from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.server import chat
-from rest_local.server.tools import AnswerFormat
 
 Scripted = Callable[..., Live]
 PATH = "/v1/chat/completions"

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live import Live
 
+from rest_local.chat.tools import AnswerFormat
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.errors import DecodeFailed
@@ -27,7 +28,6 @@ from rest_local.server.native import NativeAnswer
 from rest_local.server.running import Pulse, Running
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
-from rest_local.server.tools import AnswerFormat
 
 NEVER = 3600.0  # seconds: longer than any test waits
 TEXTS = st.text('<think>/tool_call"{name:x} \n', max_size=6)

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 
-from rest_local.decoding.backend import Capability
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.slot import Slot
 from rest_local.decoding.stream import Answer, Result
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.draft_model import Follower
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.planning.cost import CostCurve
 from rest_local.planning.off import Off
 from rest_local.planning.policy import Policy
 

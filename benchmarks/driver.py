@@ -1,0 +1,348 @@
+"""What the driver itself costs a step, with a 152k vocabulary and 16 drafted nodes.
+
+    python -m benchmarks.driver [--steps N] [--nodes N] [--sequences N]... [--on cpu|device]... [--json]
+
+`cpu`: everything outside `llama_decode`, which computes before it returns. The model is synthetic and small (random
+weights, Qwen's vocabulary size), because its own time is left out; the cells, the logits, the sources, the planner and
+the walk are the real ones. Every step drafts the wanted number of nodes from a context that repeats itself. Most drafts
+are rejected, so that branches have to be detached and attached again.
+
+`device`: `critical_ms`, from the logits of a step to the next submission, on a backend that computes by itself for 4 ms
+(`benchmarks.device`), and `step_ms`, the whole step. Requests go through the scheduler; what they say is the rest
+of a held-out module each, and they look up in their own text and in other modules.
+
+The nodes are those of all sequences together, shared out by the planner. `drafted`: every sequence asks its sources at
+every step and all nodes are submitted, whatever they promise. `auto`: the policy as it is, with the prices of a model
+whose plain step takes 20 ms (`cpu`), or of a consumer GPU (`device`); `looking`: the same with a lookup at every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.device import Device
+from benchmarks.synthetic import Shape, synthetic
+from rest_local.bench.prompts import held_out_modules, standard_library
+from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.forward import Forward, Running, evaluate_prompt
+from rest_local.decoding.generation import Generation, Statistics, Taken
+from rest_local.decoding.job import Job
+from rest_local.decoding.request import Request
+from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.stream import Answer
+from rest_local.drafting.drafter import Calibrated
+from rest_local.drafting.sources import Sources
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.slot import Slot
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.detokenizer import Detokenizer
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler
+from rest_local.llama.sampling import Sampling
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.calibrator import TokenCalibrator
+from rest_local.planning.off import Off
+from rest_local.planning.policy import Policy, StepContext, StepCost
+from rest_local.retrieval.segment import Segment
+
+SUBMISSION = Shape(layers=1, width=32, heads=1, kv_heads=1, feed=32, vocab=4096, tied=True)
+DEVICE_MS = 4.0
+DEVICE_COSTS = {1: 4.0, 2: 4.48, 4: 5.32, 8: 8.6, 16: 8.6, 64: 12.0}  # an 8B Q4_0 on an RTX 3090, scaled to 4 ms
+SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, feed=128, vocab=151_936, tied=True)
+
+
+class Hopeful(Acceptance):
+    """Learns and estimates at the usual cost, but takes every candidate for likely: trees come out wide and full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prior, self._lift = [0.85] * len(self._prior), [1.0] * len(self._lift)
+        self._learned = Acceptance()
+
+    def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
+        self._learned.learn(outcomes)
+
+
+class Unmoved(TokenCalibrator):
+    """Likewise: learns at the usual cost, and corrects nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._learned = TokenCalibrator()
+
+    def learn(self, calibrations: Iterable[tuple[Iterable[Calibrated], int]]) -> None:
+        self._learned.learn(calibrations)
+
+
+class FixedBudget(Auto):
+    """Always drafts `nodes` nodes, whatever they promise; learns as usual."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
+        self.nodes = nodes
+        self.acceptance = Hopeful()
+        self.calibrator = Unmoved()
+
+    def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
+        super().looks_up(at, repeats)
+        return True
+
+    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
+        super().joint_plan(n_ctx, limit, n_other)
+        plan = Plan([20.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))  # so slow that words are looked at
+        plan.best_rate = 0.0
+        return plan
+
+
+class Patient(Auto):
+    """Books a decode as what it would take of a model of that speed, not what the small one here took."""
+
+    def __init__(self) -> None:
+        super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
+
+    def book(self, done: StepCost) -> None:
+        n_tokens = 1 + done.n_other + done.n_nodes + done.n_other_nodes
+        super().book(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
+
+
+class Looking(Auto):
+    """Asks its sources at every step; what it submits is its own decision."""
+
+    def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
+        super().looks_up(at, repeats)
+        return True
+
+
+class _TimedDecode:
+    """What the decodes of a context took. Only that one call goes a longer way: all others are the driver's own."""
+
+    def __init__(self, context: Context) -> None:
+        self.seconds = 0.0
+        decode = type(context).decode
+
+        def timed() -> int:
+            begun = time.perf_counter()
+            code = decode(context)
+            self.seconds += time.perf_counter() - begun
+            return code
+
+        context.decode = timed  # type: ignore[method-assign]
+
+
+def on_device(
+    steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 8)
+) -> dict[str, Any]:
+    """Milliseconds from logits to the next submission, by side and sequences: median and 90th percentile."""
+    result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "device_ms": DEVICE_MS}
+    curve = CostCurve.from_points([0], list(DEVICE_COSTS), [list(DEVICE_COSTS.values())])
+    policies: dict[str, Callable[[], Policy]] = {
+        "drafted": lambda: FixedBudget(nodes),
+        "looking": lambda: Looking(curve),
+        "auto": lambda: Auto(curve),
+        "plain": Off,
+    }
+    result |= {side: {} for side in policies}
+    stored, texts = _modules(max(sequences), context_tokens + 12 * steps)
+    with tempfile.TemporaryDirectory() as directory:
+        path = synthetic(SUBMISSION, "Q8_0", Path(directory) / "small.gguf")
+        with Model.open(path) as model:
+            for n in sequences:
+                settings = ContextSettings(n_ctx=1024 + n * (context_tokens + 12 * steps), n_slots=n, threads=1)
+                for side, policy in policies.items():
+                    with Context(model, settings) as context:
+                        result[side][n] = _serve(model, context, policy(), steps, context_tokens, texts[:n], stored)
+    return result
+
+
+def _modules(n: int, length: int) -> tuple[Segment, list[list[int]]]:
+    """Other modules of the standard library, and `n` texts of at least `length` tokens of held-out ones: words by
+    number, not a model's tokens.
+    """
+    library, number = standard_library(), dict[str, int]()
+
+    def tokens_of(name: str) -> list[int]:
+        words = re.findall(r"[^\S\n]*\w+|[^\S\n]*[^\w\s]|\s*\n", (library / name).read_text("utf-8"))
+        return [number.setdefault(word, len(number)) % SUBMISSION.vocab for word in words]
+
+    held_out = [name for name in held_out_modules() if (library / name).is_file()]
+    others = (path.name for path in sorted(library.glob("*.py")) if path.name not in held_out)
+    stored = Segment.of([np.array(tokens_of(name), np.int32) for name in others], SUBMISSION.vocab)
+    texts = []
+    for first in range(n):
+        text: list[int] = []
+        while len(text) < length:
+            for name in held_out[first:] + held_out[:first]:
+                text += tokens_of(name)
+        texts.append(text)
+    return stored, texts
+
+
+def _serve(
+    model: Model,
+    context: Context,
+    policy: Policy,
+    steps: int,
+    length: int,
+    texts: Sequence[Sequence[int]],
+    stored: Segment,
+) -> dict[str, float]:
+    """A request for each text, side by side, for `steps` steps or the shortest text."""
+    capability = Capability("none" if policy.name == "off" else "tree", "bench")
+    with Device(context, DEVICE_MS, SHAPE.vocab, texts) as device, ExitStack() as stack:
+        scheduler = Scheduler(device, capability, CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
+        jobs = []
+        for text in texts:
+            sampler = stack.enter_context(Sampler(model.vocabulary, Sampling()))
+            sources = Sources([], SHAPE.vocab, stored)
+            jobs.append(
+                _job(model, device, policy, capability, sampler, sources, text[:length], len(text) - length - 64)
+            )
+            scheduler.submit(jobs[-1])
+        while any(not job.answer.begun for job in jobs):
+            scheduler.step()
+        device.critical_ms.clear()
+        times = []
+        for _ in range(steps):
+            begun = time.perf_counter()
+            scheduler.step()
+            times.append(1e3 * (time.perf_counter() - begun))
+            for job in jobs:
+                job.take()
+            if any(job.done for job in jobs):
+                break
+        scheduler.cancel_all()
+    statistics = [job.answer.statistics for job in jobs]
+    return {
+        "critical_ms": round(median(device.critical_ms), 4),
+        "critical_p90_ms": round(float(np.percentile(device.critical_ms, 90)), 4),
+        "step_ms": round(median(times), 4),
+        "nodes_per_step": round(sum(s.drafted for s in statistics) / statistics[0].steps, 2),
+        "accepted_per_step": round(sum(s.accepted for s in statistics) / statistics[0].steps, 3),
+        "lookup_us": round(float(np.median([us for s in statistics for us in s.lookup_us] or [0.0])), 1),
+    }
+
+
+def _job(
+    model: Model,
+    device: Device,
+    policy: Policy,
+    capability: Capability,
+    sampler: Sampler,
+    sources: Sources,
+    prompt: Sequence[int],
+    n: int,
+) -> Job:
+    statistics = Statistics()
+
+    def make(slot: Slot) -> Generation:
+        return Generation(
+            device, slot, policy.fork(), sources, sampler, capability, lambda token: False, statistics=statistics
+        )
+
+    answer = Answer(statistics, Detokenizer(model.vocabulary.piece), n, (), lambda token: False)
+    request = Request(list(prompt), max_tokens=n)
+    return Job(request, sampler, answer, make, lambda result: None)
+
+
+def run(
+    steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 2, 4, 8)
+) -> dict[str, Any]:
+    """Milliseconds a step outside `llama_decode`, by side and sequences: median, mean, 99th percentile."""
+    result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps}
+    result |= {"drafted": {}, "auto": {}, "plain": {}}
+    with tempfile.TemporaryDirectory() as directory:
+        path = synthetic(SHAPE, "Q8_0", Path(directory) / "wide.gguf")
+        with Model.open(path) as model:
+            for n in sequences:
+                settings = ContextSettings(n_ctx=1024 + 2 * n * (context_tokens + steps), n_slots=n)
+                with Context(model, settings) as context:
+                    result["drafted"][n] = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
+                    context.clear()
+                    result["auto"][n] = _measure(model, context, Patient(), steps, context_tokens)
+                    context.clear()
+                    result["plain"][n] = _measure(model, context, Off(), steps, context_tokens)
+    return result
+
+
+def _measure(model: Model, context: Context, policy: Policy, steps: int, length: int) -> dict[str, float]:
+    rng = np.random.default_rng(5)
+    decoding = _TimedDecode(context)
+    capability = Capability("none" if policy.name == "off" else "tree", "bench")
+    slots = [Slot(context, n * context.n_branches) for n in range(context.n_slots)]
+    with ExitStack() as stack:
+        generations = []
+        for slot in slots:
+            sampler = stack.enter_context(Sampler(model.vocabulary, Sampling()))
+            sources = Sources([], model.n_vocab)
+            generation = Generation(context, slot, policy.fork(), sources, sampler, capability, lambda t: False)
+            evaluate_prompt(generation, rng.choice(40, length, p=_zipf(40)).tolist())
+            generations.append(generation)
+        forward = Forward(context)
+        times = []
+        for _ in range(steps):
+            before, begun = decoding.seconds, time.perf_counter()
+            for outcome in forward.step([Running(generation, 64) for generation in generations]):
+                assert isinstance(outcome, Taken)
+                outcome.finish()
+            times.append(1e3 * (time.perf_counter() - begun - (decoding.seconds - before)))
+            # the text goes on as it began, whatever the model said: a draft has to be there at every step
+            for generation in generations:
+                generation.root = int(rng.choice(40, p=_zipf(40)))
+    statistics = [generation.statistics for generation in generations]
+    return {
+        "median_ms": round(median(times), 4),
+        "mean_ms": round(float(np.mean(times)), 4),
+        "p99_ms": round(float(np.percentile(times, 99)), 4),
+        "nodes_per_step": round(sum(s.drafted for s in statistics) / steps, 2),
+        "accepted_per_step": round(sum(s.accepted for s in statistics) / steps, 3),
+        "lookup_us": round(float(np.median([us for s in statistics for us in s.lookup_us] or [0.0])), 1),
+    }
+
+
+def _zipf(n: int) -> Any:
+    weights = 1.0 / np.arange(1, n + 1)
+    return weights / weights.sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--sequences", type=int, action="append", help="may be repeated; 1, 2, 4 and 8 without it")
+    parser.add_argument("--on", choices=("cpu", "device"), action="append", help="may be repeated; both without it")
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    measure = {"cpu": run, "device": on_device}
+    result = {where: measure[where](args.steps, args.nodes, **_given(args.sequences)) for where in args.on or measure}
+    if not args.json:
+        for where, found in result.items():
+            for side in [side for side in ("drafted", "looking", "auto", "plain") if side in found]:
+                for n, row in found[side].items():
+                    print(f"{where:6} {side:8} {n} sequences {row['nodes_per_step']:5} nodes  {_told(row)}")
+    print(json.dumps(result))
+
+
+def _given(sequences: list[int] | None) -> dict[str, Any]:
+    return {"sequences": sequences} if sequences else {}
+
+
+def _told(row: dict[str, float]) -> str:
+    if "critical_ms" in row:
+        return f"critical {row['critical_ms']} ms  p90 {row['critical_p90_ms']} ms  of a step of {row['step_ms']} ms"
+    return f"median {row['median_ms']} ms  p99 {row['p99_ms']} ms a step"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Fit the acceptance priors that ship with the package, on text that no benchmark tests.
+
+Contract: recorded chat answers (without the tested ones), Python source of installed packages and edits from the
+history of repositories go in; how often a candidate of each evidence cell was right comes out, as
+`rest_local/planning/priors.json`. Four replays are counted: chat from its own context; chat with other answers as
+history; code with a datastore of other code; edits with the old file as prediction. They draft every candidate down to
+a low threshold, so that rare cells are seen, and count each as often as they meet it.
+
+    python -m benchmarks.priors --chat ANSWERS --chat-vocab GGUF --code DIR --code-vocab GGUF -d DATASTORE
+    python -m benchmarks.priors --code-vocab GGUF --edits REPOSITORY...    # the prediction's alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.bench.edits import load_edits
+from rest_local.bench.recorded import Recorded, load
+from rest_local.bench.replay import FREE, Threshold, replay
+from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
+from rest_local.drafting.drafter import Draft
+from rest_local.drafting.sources import Sources
+from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Vocabulary
+from rest_local.planning.policy import StepCost
+from rest_local.planning.priors import PRIORS
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.home import datastore_path
+
+TESTED = 150  # answers at the beginning of the chat file that benchmarks test
+THRESHOLD = 0.03
+LEAST = 0.002  # nothing is certain
+STRENGTH = 4.0  # observations that the coarser rate is worth in a cell
+FILES, PROMPT_TOKENS, ANSWER_TOKENS = 220, 400, 500
+EDITS = 40  # of each repository
+
+Floats = NDArray[np.float64]
+
+
+class Counting(Threshold):
+    """Counts the outcome of every proposal by cell."""
+
+    def __init__(self) -> None:
+        super().__init__(THRESHOLD)
+        self.seen: Floats = np.zeros(N_CELLS)
+        self.hits: Floats = np.zeros(N_CELLS)
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        super().learn(drafted, tokens, done)
+        for cell, hit in drafted.outcomes(tokens):
+            self.seen[cell] += 1
+            self.hits[cell] += hit
+
+
+def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
+    """By source the rate of every cell; a thin one leans on its length and share, and that on the length below it.
+
+    A source without observations takes the context's rates.
+    """
+    shape = (len(SOURCES), N_LENGTHS, N_ROWS, N_SHARES)
+    s, h = seen.reshape(shape), hits.reshape(shape)
+    cell: Floats = np.empty(shape)
+    shorter = (h.sum((1, 2)) + 1) / (s.sum((1, 2)) + 4)  # [source, share]
+    for length in range(N_LENGTHS):
+        shorter = (h[:, length].sum(1) + STRENGTH * shorter) / (s[:, length].sum(1) + STRENGTH)
+        cell[:, length] = (h[:, length] + STRENGTH * shorter[:, None]) / (s[:, length] + STRENGTH)
+    known = {name: cell[i].reshape(CELLS_PER_SOURCE) for i, name in enumerate(SOURCES)}
+    known.update({name: known["context"] for i, name in enumerate(SOURCES) if not s[i].any()})
+    return {name: np.clip(known[name], LEAST, 1 - LEAST).round(4).tolist() for name in SOURCES}
+
+
+def code_of(directory: Path, vocabulary: Vocabulary) -> list[Recorded]:
+    """Python files as (beginning, what follows): every so many of all files of fitting size, in the order of names."""
+    files = [f for f in sorted(directory.rglob("*.py")) if 4_000 < f.stat().st_size < 60_000 and "test" not in str(f)]
+    found = []
+    for file in files[:: max(1, len(files) // FILES)]:
+        ids = vocabulary.tokenize(file.read_text("utf-8", "replace"), special=False).tolist()
+        answer = ids[PROMPT_TOKENS : PROMPT_TOKENS + ANSWER_TOKENS]
+        found.append(Recorded(file.name, ids[:PROMPT_TOKENS], answer))
+    return found
+
+
+def edit_rates(repositories: Sequence[Path], vocab: Path) -> list[float]:
+    """The rates of the prediction's cells over EDITS edits of each repository, [CELLS_PER_SOURCE]."""
+    with Model.open(vocab, vocab_only=True) as model:
+        vocabulary = model.vocabulary
+        edits = [edit for path in repositories for edit in load_edits(path, vocabulary, EDITS, predict=True)]
+        return rates(*count(edits, lambda: Sources([], vocabulary.size)))["prediction"]
+
+
+def count(recorded: Sequence[Recorded], sources: Callable[[], Sources]) -> tuple[Floats, Floats]:
+    """Observations and hits by cell, float64 [N_CELLS] each."""
+    policy = Counting()
+    replay(recorded, sources, policy, FREE)
+    return policy.seen, policy.hits
+
+
+def fit(args: argparse.Namespace) -> dict[str, Any]:
+    """The contents of `priors.json`, without the prediction's rates."""
+    with Model.open(args.chat_vocab, vocab_only=True) as model:
+        chat, n_chat = load(args.chat, model.vocabulary)[TESTED:], model.n_vocab
+    half = len(chat) // 2
+    history = GrowingText()
+    for answer in chat[half:]:
+        history.extend([*answer.answer, -1])
+    with Model.open(args.code_vocab, vocab_only=True) as model:
+        code, n_code, identity = code_of(args.code, model.vocabulary), model.n_vocab, model.vocabulary.identity
+    path = datastore_path(args.datastore)
+    with Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name) as store:
+        counted = [
+            count(chat, lambda: Sources([], n_chat)),
+            count(chat[:half], lambda: Sources([], n_chat, history)),
+            count(code, lambda: Sources([store], n_code)),
+        ]
+    table = rates(sum(seen for seen, _ in counted), sum(hits for _, hits in counted))  # type: ignore[arg-type]
+    return {
+        "fitted_on": {"chat answers": len(chat), "with history": half, "code files": len(code)},
+        "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # names, not whose disk
+        "observations": int(sum(seen.sum() for seen, _ in counted)),
+        "lengths": N_LENGTHS,
+        "rows": N_ROWS,
+        "shares": N_SHARES,
+        "rates": table,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chat", type=Path, help="recorded answers; the first 150 are never read")
+    parser.add_argument("--chat-vocab", type=Path)
+    parser.add_argument("--code", type=Path, help="folder of Python source that is in no benchmark")
+    parser.add_argument("--code-vocab", type=Path, required=True)
+    parser.add_argument("-d", "--datastore", help="of other code, in the vocabulary of --code-vocab")
+    parser.add_argument("--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="in no benchmark")
+    args = parser.parse_args()
+    given = (args.chat, args.chat_vocab, args.code, args.datastore)
+    if (any(given) and not all(given)) or (not any(given) and not args.edits):
+        parser.error("give --chat, --chat-vocab, --code and -d together, or --edits alone")
+    priors = fit(args) if any(given) else json.loads(PRIORS.read_text("utf-8"))
+    if args.edits:
+        priors["rates"]["prediction"] = edit_rates(args.edits, args.code_vocab)
+        priors["sources"]["edits"] = [path.name for path in args.edits]
+    PRIORS.write_text(json.dumps(priors))
+    print(json.dumps({name: value for name, value in priors.items() if name != "rates"}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The replays whose figures the README and docs/LOG.md quote, and the time that an entropy takes.
+
+    python -m benchmarks.published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
+
+The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them,
+under the names below; what is absent is named and left out. Edits: of the repositories given, else of this checkout.
+`--quick` takes a part of the answers. The last table has, by workload and curve, the speed-up, its shares of the oracle
+and of the fair bound (`rest_local.bench.oracle`), the worst answer and the speed-up of the first 160 tokens. HumanEval
+drafts from the running interpreter's standard library without its tests, in the vocabulary of the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rest_local.bench.compare import compare_curves, full_sweep
+from rest_local.bench.prompts import standard_library
+from rest_local.bench.workload import open_workload
+from rest_local.calibration.curves import shipped
+from rest_local.decoding.entropy import entropy_of
+from rest_local.llama.model import Model
+from rest_local.planning.auto import Auto
+from rest_local.retrieval import build_datastore
+
+SETS = {
+    "MT-Bench": ("mt_bench_answers_vicuna-7b-v1.5.jsonl", "ggml-vocab-llama-spm.gguf"),
+    "chat": ("alpaca_eval_outputs_llama-3-8b-instruct.jsonl", "ggml-vocab-llama-bpe.gguf"),
+    "HumanEval": ("HumanEval.jsonl.gz", "ggml-vocab-qwen2.gguf"),
+}
+HISTORY = {"chat": "150:"}  # the first 150 answers are tested, the others are history
+EDITS = 25
+QUICK = {"MT-Bench": 40, "chat": 30, "HumanEval": 40}  # answers with --quick
+QUICK_EDITS = 8
+KEPT = (
+    "speedup", "speedup_with_lookups", "worst_answer", "share_of_oracle", "share_of_fair", "first_tokens_speedup",
+    "mat", "nodes_per_step", "draft_ms",
+)  # fmt: skip
+
+
+def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quick: bool) -> dict[str, Any]:
+    """By curve what `auto` reaches, and MAT against nodes a step."""
+    file, vocabulary = SETS[name]
+    with Model.open(data / vocabulary, vocab_only=True) as model:
+        stores: list[str] = []
+        if name == "HumanEval" and not edits:
+            library = standard_library()
+            excluded = ("test/**", "tests/**", "site-packages/**", "**/idle_test/**")
+            built = build_datastore(
+                folder / "stdlib", [library], vocabulary=model.vocabulary, include=("*.py",), exclude=excluded
+            )
+            stores = [str(built.path)]
+        with open_workload(
+            model.vocabulary,
+            files=() if edits else (data / file,),
+            repositories=tuple(map(Path, edits)),
+            edits=QUICK_EDITS if quick else EDITS,
+            predict=bool(edits),
+            datastores=stores,
+            history=None if edits else HISTORY.get(name),
+            limit=QUICK[name] if quick and not edits else None,
+        ) as workload:
+            rows = compare_curves(workload, Auto, shipped())
+            found: dict[str, Any] = {curve: {key: row[key] for key in KEPT} for curve, row in rows.items()}
+            if not edits and not quick:
+                found["sweep"] = [(row["nodes_per_step"], row["mat"]) for row in full_sweep(workload, sparse=False)]
+            return found
+
+
+def _entropy_ms(n_vocab: int = 152_000) -> float:
+    logits = np.random.default_rng(0).standard_normal(n_vocab).astype(np.float32)
+    times = []
+    for _ in range(101):
+        begun = time.perf_counter()
+        entropy_of(logits)
+        times.append(1e3 * (time.perf_counter() - begun))
+    return median(times)
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    """A row for each workload and curve, then the means of the shares: of edits, and of all else."""
+    shares: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for label, rows in result.items():
+        for curve, row in rows.items() if isinstance(rows, dict) else ():
+            if curve == "sweep":
+                continue
+            print(
+                f"{label:20} {curve:24} {row['speedup']:7.3f}  {row['share_of_oracle']:4.0%} of the oracle "
+                f"{row['share_of_fair']:4.0%} of the bound  worst {row['worst_answer']:.3f}  "
+                f"first 160 {row['first_tokens_speedup']:.3f}  with lookups {row['speedup_with_lookups']:.3f}"
+            )
+            shares[label.startswith("edits")].append((row["share_of_oracle"], row["share_of_fair"]))
+    for is_edit, found in shares.items():
+        if found:
+            oracle, fair = (sum(column) / len(found) for column in zip(*found, strict=True))
+            least = min(share for share, _ in found)
+            name = "edits" if is_edit else "others"
+            print(f"{name}: {oracle:.1%} of the oracle (least {least:.0%}), {fair:.1%} of the bound")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("REST_LOCAL_SHARED"))
+    parser.add_argument("--edits", action="append", metavar="REPOSITORY")
+    parser.add_argument("--quick", action="store_true", help="a part of the answers, and no sweep")
+    parser.add_argument("--only", action="append", metavar="WORKLOAD", help="MT-Bench, chat, HumanEval or edits")
+    args = parser.parse_args()
+    result: dict[str, Any] = {"entropy_ms": round(_entropy_ms(), 3)}
+    print(f"entropy of 152 000 logits: {result['entropy_ms']} ms")
+    repositories = tuple(args.edits or [str(Path(__file__).parents[2])])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, edits in (*((name, ()) for name in SETS), *(("HumanEval", (each,)) for each in repositories)):
+            label = f"edits {Path(edits[0]).name}" if edits else name
+            if args.only and label.split()[0] not in args.only:
+                continue
+            needed = [SETS[name][1]] if edits else SETS[name]
+            if args.data is None or any(not (args.data / file).exists() for file in needed):
+                print(f"{label}: left out, {' or '.join(needed)} is not there; give --data FOLDER")
+                continue
+            result[label] = _curves_of(args.data, name, Path(folder), edits, args.quick)
+            for curve, row in result[label].items():
+                print(f"{label}, {curve}: {row}")
+    _print_table(result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""What HTTP costs: a real server process over loopback, against the engine's own time.
+
+    python -m benchmarks.server [--model GGUF] [--part first|overhead|keys|clients]... [--seconds 60] [--json]
+
+`first`: time to the first token on a prompt whose cells are warm, less the forward passes. `overhead`: a stream of 300
+tokens by HTTP against the same request in an engine without a server and against one answer at once, the three
+interleaved; ratios within a round, medians over the rounds, and the ratio of the quickest of each, which is what counts
+where others use the machine; milliseconds of processor time of the server's event loop. `keys`: an /infill request for
+each keystroke, each cut off by the next; what the user waits where he pauses, and slots that were lost. `clients`:
+eight clients at once for `--seconds`: errors, the least served against the most served, throughput against one client
+alone.
+
+Drafting is off, so that every round does the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from rest_local.bench.prompts import begin_of, held_out_modules, standard_library
+from rest_local.decoding.engine import Engine
+from rest_local.decoding.request import Request
+from rest_local.decoding.service import Service
+from rest_local.llama.sampling import Sampling
+
+SLOTS = 8
+N_CTX = 2048
+STREAMED = 300
+WAIT_SECONDS = 600
+PAUSE_EVERY = 10  # keystrokes
+SAME: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "rest_local": {"policy": "off"}}
+
+
+@dataclass
+class Process:
+    """A server that answers. `pid`: of its process, whose first thread is the event loop."""
+
+    port: int
+    pid: int = 0
+
+    def loop_ms(self) -> float:
+        """Processor time of the event loop so far; 0 where the kernel does not tell."""
+        times = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
+        return int(times.read_text("ascii").split()[0]) / 1e6 if times.exists() else 0.0
+
+    def connect(self) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+
+    def get(self, path: str) -> Any:
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("GET", path)
+            return json.load(connection.getresponse())
+
+
+@contextlib.contextmanager
+def serving(model: str | None) -> Iterator[Process]:
+    """A process of its own, as a user starts it; stopped at the end."""
+    command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(SLOTS), "--ctx", str(N_CTX)]
+    command += ["--model", model] if model else []
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stderr=log, env=os.environ)
+        try:
+            yield _ready(process, log)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _ready(process: subprocess.Popen[bytes], log: Any) -> Process:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        said = os.pread(log.fileno(), 1 << 16, 0).decode("utf-8", "replace")
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", said):
+            server = Process(int(found[1]), process.pid)
+            if server.get("/health") == {"status": "ok"}:
+                return server
+        time.sleep(0.1)
+    raise SystemExit(f"the server did not start: {os.pread(log.fileno(), 1 << 16, 0).decode('utf-8', 'replace')}")
+
+
+def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], float, float]:
+    """(last JSON value, seconds to the first text, seconds to the end) of a request, streamed or not."""
+    begun = time.perf_counter()
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(f"{path}: {answer.status} {answer.read(300)!r}")
+    if not body.get("stream"):
+        value = json.loads(answer.read())
+        ended = time.perf_counter() - begun
+        return value, ended, ended
+    first, last = 0.0, b""
+    while line := answer.readline():
+        if line.startswith(b"data: {"):
+            first, last = first or time.perf_counter() - begun, line
+    return json.loads(last[len(b"data: ") :]), first, time.perf_counter() - begun
+
+
+def first_token(server: Process, rounds: int) -> dict[str, Any]:
+    """One token behind a long prompt that is asked for again and again."""
+    body = {"prompt": _texts(1, 4000)[0], "n_predict": 1, "stream": True, **SAME}
+    over, waited = [], []
+    with contextlib.closing(server.connect()) as connection:
+        post(connection, "/completion", body)
+        for _ in range(rounds):
+            final, first, _ = post(connection, "/completion", body)
+            waited.append(1e3 * first)
+            over.append(1e3 * first - final["timings"]["prompt_ms"] - final["timings"]["predicted_ms"])
+    return {
+        "prompt_tokens": final["tokens_evaluated"],
+        "evaluated": final["timings"]["prompt_n"],
+        "first_ms": round(median(waited), 2),
+        "over_forward_ms": round(median(over), 2),
+        "over_forward_p90_ms": round(quantiles(over, n=10)[-1], 2),
+        "asked_ms": 30,
+    }
+
+
+def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
+    """The same 300 tokens: streamed, at once, and without HTTP."""
+    text = _texts(1, 800)[0]
+    body = {"prompt": text, "n_predict": STREAMED, **SAME}
+    took: dict[str, list[float]] = {"engine": [], "whole": [], "stream": []}
+    loop: dict[str, list[float]] = {"whole": [], "stream": []}
+    within = []
+    with (
+        Engine.load(model, slots=SLOTS, n_ctx=N_CTX) as engine,
+        Service(engine) as service,
+        contextlib.closing(server.connect()) as connection,
+    ):
+        prompt = engine.tokenize(text)
+        for number in range(rounds + 1):
+            plain = _without_http(service, prompt)
+            begun = server.loop_ms()
+            _, _, whole = post(connection, "/completion", body)
+            between = server.loop_ms()
+            final, _, stream = post(connection, "/completion", body | {"stream": True})
+            ended = server.loop_ms()
+            if number == 0:
+                continue  # the prompt was cold
+            own = final["timings"]["prompt_ms"] + final["timings"]["predicted_ms"]
+            within.append(1e3 * stream / own)
+            for name, seconds in zip(took, (plain, whole, stream), strict=True):
+                took[name].append(seconds)
+            loop["whole"].append(between - begun)
+            loop["stream"].append(ended - between)
+    return {
+        "tokens": STREAMED,
+        **{f"{a}_to_{b}": _ratio(took[a], took[b]) for a, b in _COMPARED},
+        "quickest": {f"{a}_to_{b}": round(min(took[a]) / min(took[b]), 4) for a, b in _COMPARED},
+        "stream_to_its_own_forward": round(median(within), 4),
+        "loop_ms": {name: round(median(values), 2) for name, values in loop.items()},
+        "loop_ms_least": {name: round(min(values), 2) for name, values in loop.items()},
+        "asked": 1.02,
+    }
+
+
+_COMPARED = (("stream", "engine"), ("stream", "whole"), ("whole", "engine"))
+
+
+def _ratio(ones: list[float], others: list[float]) -> float:
+    """Within a round, the median over the rounds."""
+    return round(median(one / other for one, other in zip(ones, others, strict=True)), 4)
+
+
+def _without_http(service: Service, prompt: list[int]) -> float:
+    begun = time.perf_counter()
+    request = Request(prompt, max_tokens=STREAMED, ignore_end=True, policy="off", sampling=Sampling(temperature=0.0))
+    for _ in service.submit(request):
+        pass
+    return time.perf_counter() - begun
+
+
+def keys(server: Process, strokes: int) -> dict[str, Any]:
+    """Someone types, 30 ms a key; every tenth time he waits for what is offered. Asked as llama.vim asks: the line
+    that is typed is the beginning of the gap's text."""
+    text, at = _texts(1, 3000)[0], 1000
+    suffix = text[at + strokes :]
+    extra = [{"filename": "other.py", "text": _texts(2, 1500)[1]}]
+    waited: list[float] = []
+    cut = 0
+    connection: HTTPConnection | None = None
+    for number in range(1, strokes + 1):
+        above, newline, line = text[: at + number].rpartition("\n")
+        body: dict[str, Any] = {"input_prefix": above + newline, "prompt": line, "input_suffix": suffix}
+        body |= {"input_extra": extra, "n_predict": 16, **SAME}
+        if connection is not None:
+            connection.close()
+        connection = server.connect()
+        if number % PAUSE_EVERY == 0:
+            waited.append(1e3 * post(connection, "/infill", body)[2])
+            continue
+        connection.request("POST", "/infill", json.dumps(body), {"content-type": "application/json"})
+        cut += 1
+        time.sleep(0.03)
+    lost = _busy_after(server, 5.0)
+    return {"strokes": strokes, "cut": cut, "waited_ms": round(median(waited), 1), "slots_lost": lost}
+
+
+def _busy_after(server: Process, seconds: float) -> int:
+    """Slots that are still busy although nobody asks for anything."""
+    deadline = time.monotonic() + seconds
+    while (busy := sum(slot["is_processing"] for slot in server.get("/slots"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return int(busy)
+
+
+def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, Any]:
+    """Tokens of each client, at once and of one alone."""
+    together, errors = _crowd(server, at_once, seconds)
+    alone, more = _crowd(server, 1, max(seconds / 4, 1.0))
+    rates = {"together": sum(together) / seconds, "alone": sum(alone) / max(seconds / 4, 1.0)}
+    return {
+        "clients": at_once,
+        "seconds": seconds,
+        "errors": errors + more,
+        "tokens": together,
+        "fairness": round(min(together) / max(*together, 1), 3),
+        "tokens_per_second": {name: round(rate, 1) for name, rate in rates.items()},
+        "ratio": round(rates["together"] / rates["alone"], 3) if rates["alone"] else None,
+        "slots_lost": _busy_after(server, 5.0),
+    }
+
+
+def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int]:
+    """(tokens by client, errors). An answer that ends behind the time counts by its share."""
+    tokens, errors = [0.0] * number, [0] * number
+    texts = _texts(number, 600)
+    deadline = time.perf_counter() + seconds
+
+    def ask(mine: int) -> None:
+        body = {"prompt": texts[mine], "max_tokens": 64, "stream": True, **SAME}
+        with contextlib.closing(server.connect()) as connection:
+            while (left := deadline - time.perf_counter()) > 0:
+                try:
+                    final, _, took = post(connection, "/v1/completions", body)
+                    tokens[mine] += final["usage"]["completion_tokens"] * min(1.0, left / took)
+                except (OSError, HTTPException, RuntimeError):  # counted, and shown
+                    errors[mine] += 1
+                    connection.close()
+
+    threads = [threading.Thread(target=ask, args=(mine,)) for mine in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [round(value) for value in tokens], sum(errors)
+
+
+def _texts(n: int, characters: int) -> list[str]:
+    """Beginnings of modules that no model here was trained on."""
+    library = standard_library()
+    texts = [Path(library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()]
+    return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
+
+
+PARTS = ("first", "overhead", "keys", "clients")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a GGUF; without it the demo model")
+    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; all without it")
+    parser.add_argument("--rounds", type=int, default=9, help="of overhead; four times as many of first")
+    parser.add_argument("--strokes", type=int, default=200, help="of keys")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of clients")
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    result: dict[str, Any] = {}
+    with serving(args.model) as server:
+        measure = {
+            "first": lambda: first_token(server, 4 * args.rounds),
+            "overhead": lambda: overhead(server, args.model, args.rounds),
+            "keys": lambda: keys(server, args.strokes),
+            "clients": lambda: clients(server, args.seconds),
+        }
+        for name in args.part or PARTS:
+            result[name] = measure[name]()
+            if not args.json:
+                print(f"{name}: {json.dumps(result[name])}", flush=True)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Plain against drafted on every held-out module and on well-known ones: where nothing repeats, and where it does.
+
+    python -m benchmarks.speed [--model GGUF | --layers N] [--tokens N] [--repeats N] [--mode exact|fast]...
+        [--kind KIND]... [--json]
+
+The demo's measurement over many modules instead of one, with the standard library (without the held-out modules) as
+datastore. `unseen`: the beginning of a held-out module, to be gone on with. `edit`: a chat request to repeat a function
+of it with one name changed. `copy`: a passage of it, and its first lines again. `stored`: the beginning of a module
+that the datastore holds and the demo model saw many times, as models of use have seen popular code. For each kind: the
+median, least and greatest ratio of drafted to plain speed, and the median by share of repeated 8-grams, because a model
+that loops flatters every drafter. With `--layers` it is the demo model's text in the time that a larger model takes: to
+it are added layers of Q4_0 that change nothing (`benchmarks.reshaped`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.reshaped import deepened
+from rest_local.bench.demo import Comparison, compare
+from rest_local.bench.prompts import Prompt, begin_of, held_out_modules, standard_library, well_known_modules
+from rest_local.bench.repeats import LOOPING
+from rest_local.bench.stdlib import ensure
+from rest_local.decoding.engine import Engine
+from rest_local.paths import demo_model
+
+KINDS = ("unseen", "edit", "copy", "stored")
+
+
+def prompts() -> Iterator[Prompt]:
+    """The first three kinds for each held-out module that this interpreter has, the last for each well-known one."""
+    library = standard_library()
+    for name in well_known_modules():
+        if (library / name).is_file():
+            yield Prompt("stored", name, begin_of((library / name).read_text("utf-8"), 900)[-1600:])
+    for name in held_out_modules():
+        path = library / name
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8")
+        yield Prompt("unseen", name, begin_of(text, 900)[-1600:])
+        if function := _function(text):
+            yield Prompt("edit", name, _edit(function))
+        piece = begin_of(text[len(text) // 3 :].partition("\n")[2], 900)[:1600].rpartition("\n")[0] + "\n"
+        again = "".join(piece.splitlines(keepends=True)[:4])
+        yield Prompt("copy", name, f"{piece}\n\n# once more:\n\n{again}")
+
+
+def _function(text: str) -> str | None:
+    """The first function or method of 400 to 1 400 characters, with its indentation."""
+    for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
+        if 400 <= len(found.group()) <= 1400:
+            return found.group().rstrip() + "\n"
+    return None
+
+
+def _edit(function: str) -> str:
+    """A request in ChatML, as the demo model was trained on, and the beginning of its answer."""
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
+    old = next(n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"})
+    code = f"```python\n{function}```"
+    return (
+        f"<|im_start|>user\nRename `{old}` to `new_{old}`:\n{code}<|im_end|>\n<|im_start|>assistant\n```python\n"
+        + function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
+    )
+
+
+def run(
+    model: str | Path | None, tokens: int, repeats: int, modes: list[str], kinds: Sequence[str] = KINDS, layers: int = 0
+) -> dict[str, Any]:
+    """Measure every prompt of these kinds in every mode; about (2 * repeats + 3) * `tokens` tokens a prompt and mode.
+    `layers`: of the demo model, those that change nothing among them.
+    """
+    store = ensure(demo_model()) if model is None else None
+    if layers:
+        with tempfile.TemporaryDirectory() as folder:
+            return _run(
+                deepened(demo_model(), Path(folder) / "demo.gguf", layers, "Q4_0"), store, tokens, repeats, modes, kinds
+            )
+    return _run(model or demo_model(), store, tokens, repeats, modes, kinds)
+
+
+def _run(
+    model: str | Path, store: Path | None, tokens: int, repeats: int, modes: list[str], kinds: Sequence[str]
+) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for mode in modes:
+        with Engine.load(model, datastores=[store] if store else [], n_ctx=2048, exact=mode == "exact") as engine:
+            rows = [compare(engine, p, mode, max_tokens=tokens, repeats=repeats) for p in prompts() if p.kind in kinds]
+        rows = [row for row in rows if row.plain.result.tokens]  # the model may end at once: nothing to time
+        result[mode] = {kind: _summary([r for r in rows if r.prompt.kind == kind]) for kind in kinds}
+    return result
+
+
+def _summary(rows: list[Comparison]) -> dict[str, Any]:
+    speedups = [row.speedup for row in rows]
+    steady = [row.speedup for row in rows if not row.loops]
+    worst = min(rows, key=lambda row: row.speedup)
+    return {
+        "prompts": len(rows),
+        "speedup": {"median": _round(speedups), "least": round(min(speedups), 3), "greatest": round(max(speedups), 3)},
+        "overall": round(_seconds(rows, "plain") / _seconds(rows, "drafted"), 3),
+        "without_loops": {"prompts": len(steady), "median": _round(steady)},
+        "mat": _round([row.drafted.result.draft["mat"] for row in rows]),
+        "worst": {
+            "module": worst.prompt.title,
+            "runs": [worst.plain.to_json()["runs"], worst.drafted.to_json()["runs"]],
+        },
+        "different": sum(not row.identical for row in rows),
+        "sampled": sum(row.sampled for row in rows),
+        "looping_above": LOOPING,
+        "repeated_8grams": _round([row.plain.repeated for row in rows]),
+    }
+
+
+def _seconds(rows: list[Comparison], side: str) -> float:
+    sides = [row.plain if side == "plain" else row.drafted for row in rows]
+    return sum(len(s.result.tokens) / s.tokens_per_second for s in sides if s.tokens_per_second)
+
+
+def _round(values: list[float]) -> float | None:
+    return round(median(values), 3) if values else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="default: the demo model, with the standard library as datastore")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mode", action="append", choices=("exact", "fast"))
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--layers", type=int, default=0, help="of the demo model, at the price of a larger one")
+    args = parser.parse_args()
+    modes, kinds = args.mode or ["exact", "fast"], args.kind or KINDS
+    result = run(args.model, args.tokens, args.repeats, modes, kinds, args.layers)
+    if not args.json:
+        for mode, kinds in result.items():
+            for kind, row in kinds.items():
+                s = row["speedup"]
+                spread = f"median {s['median']} ({s['least']} to {s['greatest']})"
+                print(
+                    f"{mode:6} {kind:7} {row['prompts']} prompts  {spread}  overall {row['overall']}  MAT {row['mat']}"
+                )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Synthetic models: random weights in the shape of real ones, for timing. What they generate means nothing.
+
+The time of a decode does not depend on the values of the weights, only on shapes and quantization, so a synthetic model
+is timed like the real one. Blocks are random bits under scales that keep activations finite and at their usual size:
+nothing is quantized, so a file is written as fast as random bytes come (about 1 GB/s), one tensor in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from benchmarks import gguf_file
+from benchmarks.gguf_file import Array, Tensor, Vocabulary
+
+Kind = Any  # gguf.GGMLQuantizationType
+_Type = gguf.GGMLQuantizationType
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a qwen2 model."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    feed: int
+    vocab: int
+    tied: bool
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return self.width // self.heads
+
+
+# Qwen2.5, from the config.json of each size.
+SHAPES = {
+    "0.5B": Shape(24, 896, 14, 2, 4864, 151936, tied=True),
+    "1.5B": Shape(28, 1536, 12, 2, 8960, 151936, tied=True),
+    "7B": Shape(28, 3584, 28, 4, 18944, 152064, tied=False),
+}
+QUANTS = ("Q4_0", "Q8_0", "Q4_K")
+
+
+class _Blocks:
+    """Random quantized blocks of a given spread. Layouts: llama.cpp, `ggml/src/ggml-common.h`."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def make(self, kind: Kind, shape: tuple[int, int], spread: float) -> Array:
+        """uint8 [rows, bytes of a row]: weights with mean 0 (within half a step) and standard deviation `spread`."""
+        rows, columns = shape
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        count = rows * columns // block
+        data = np.frombuffer(self._random.bytes(count * size), np.uint8).reshape(count, size).copy()
+        {_Type.Q8_0: _q8_0, _Type.Q4_0: _q4_0, _Type.Q5_0: _q5_0, _Type.Q4_K: _q4_k, _Type.Q6_K: _q6_k}[kind](
+            data, spread
+        )
+        result: Array = data.reshape(rows, -1)
+        return result
+
+
+def _half(value: float) -> Array:
+    return np.array([value], "<f2").view(np.uint8)
+
+
+# Each writes the scales of all blocks, so that uniformly random codes get the wanted spread: that of codes uniform over
+# n values is n / sqrt(12).
+
+
+def _q8_0(data: Array, spread: float) -> None:
+    data[:, 0:2] = _half(spread / (256 / 12**0.5))
+
+
+def _q4_0(data: Array, spread: float) -> None:
+    data[:, 0:2] = _half(spread / (16 / 12**0.5))
+
+
+def _q5_0(data: Array, spread: float) -> None:
+    data[:, 0:2] = _half(spread / (32 / 12**0.5))
+
+
+def _q4_k(data: Array, spread: float) -> None:
+    """A weight is d * 32 * code - dmin * 32: all eight 6-bit scales and minima are 32, dmin = 7.5 d centres it."""
+    d = spread / (32 * 16 / 12**0.5)
+    data[:, 0:2], data[:, 2:4] = _half(d), _half(7.5 * d)
+    data[:, 4:12], data[:, 12:16] = 0xA0, 0x00
+
+
+def _q6_k(data: Array, spread: float) -> None:
+    """A weight is d * 16 * (code - 32): all sixteen 8-bit scales are 16."""
+    data[:, 192:208], data[:, 208:210] = 16, _half(spread / (16 * 64 / 12**0.5))
+
+
+def kinds(quant: str, shape: Shape) -> dict[str, Kind]:
+    """The type of the matrices ("matrix"), of those that read a hidden layer ("down") and of the output ("output"), as
+    llama-quantize chooses them: where a row is not a multiple of 256, K types fall back to Q5_0 and Q8_0."""
+    if quant not in QUANTS:
+        raise ValueError(f"quantization {quant}: one of {', '.join(QUANTS)}")
+    matrix = {"Q4_0": _Type.Q4_0, "Q8_0": _Type.Q8_0, "Q4_K": _Type.Q4_K if shape.width % 256 == 0 else _Type.Q5_0}[
+        quant
+    ]
+    down = {"Q4_0": _Type.Q4_0, "Q8_0": _Type.Q8_0, "Q4_K": _Type.Q4_K}[quant]
+    output = _Type.Q8_0 if quant == "Q8_0" or shape.width % 256 else _Type.Q6_K
+    return {"matrix": matrix, "down": down, "output": output}
+
+
+def synthetic(
+    shape: str | Shape,
+    quant: str,
+    path: Path,
+    *,
+    vocab: Path | None = None,
+    n_ctx: int = 32768,
+    seed: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Writes a synthetic qwen2 model and returns the path.
+
+    `shape`: a key of SHAPES, or a Shape. `quant`: one of QUANTS. `vocab`: a GGUF whose vocabulary is copied (padded to
+    the shape's size); without it the byte vocabulary of the fixtures, padded. Raises ValueError for unknown names."""
+    if isinstance(shape, str):
+        if shape not in SHAPES:
+            raise ValueError(f"shape {shape}: one of {', '.join(SHAPES)}")
+        label, shape = shape, SHAPES[shape]
+    else:
+        label = f"{shape.layers}x{shape.width}"
+    vocabulary = gguf_file.copied_vocabulary(vocab, shape.vocab) if vocab else gguf_file.byte_vocabulary(shape.vocab)
+    keys = {
+        "general.name": f"synthetic {label} {quant} (random weights)",
+        "block_count": shape.layers,
+        "context_length": n_ctx,
+        "embedding_length": shape.width,
+        "feed_forward_length": shape.feed,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 1000000.0,
+    }
+    tensors = _tensors(shape, quant, vocabulary, _Blocks(seed), progress or (lambda name: None))
+    gguf_file.write(path, "qwen2", keys, vocabulary, tensors)
+    return path
+
+
+def _tensors(
+    shape: Shape, quant: str, vocabulary: Vocabulary, blocks: _Blocks, progress: Callable[[str], None]
+) -> list[Tensor]:
+    kind, tensors = kinds(quant, shape), list[Tensor]()
+
+    def matrix(name: str, out: int, into: int, of: str = "matrix", spread: float | None = None) -> None:
+        def make() -> Array:
+            progress(name)
+            return blocks.make(kind[of], (out, into), spread or into**-0.5)
+
+        tensors.append(Tensor(f"{name}.weight", (out, into), kind[of], make))
+
+    def plain(name: str, value: float, size: int) -> None:
+        tensors.append(Tensor(name, (size,), _Type.F32, lambda: np.full(size, value, np.float32)))
+
+    # A tied matrix is both: rows of norm 4 give logits of a usual spread, and the first norm rescales the embedding.
+    matrix("token_embd", vocabulary.size, shape.width, "output" if shape.tied else "matrix", 4 * shape.width**-0.5)
+    if not shape.tied:
+        matrix("output", vocabulary.size, shape.width, "output", 4 * shape.width**-0.5)
+    plain("output_norm.weight", 1.0, shape.width)
+    for i in range(shape.layers):
+        block, kv_width = f"blk.{i}", shape.kv_heads * shape.head
+        plain(f"{block}.attn_norm.weight", 1.0, shape.width)
+        plain(f"{block}.ffn_norm.weight", 1.0, shape.width)
+        for name, out in (("q", shape.width), ("k", kv_width), ("v", kv_width)):
+            matrix(f"{block}.attn_{name}", out, shape.width)
+            plain(f"{block}.attn_{name}.bias", 0.0, out)
+        matrix(f"{block}.attn_output", shape.width, shape.width)
+        matrix(f"{block}.ffn_gate", shape.feed, shape.width)
+        matrix(f"{block}.ffn_up", shape.feed, shape.width)
+        matrix(f"{block}.ffn_down", shape.width, shape.feed, "down")
+    return tensors

@@ -1,0 +1,282 @@
+"""The cost curve: what one `llama_decode` of n tokens costs at a context length, in milliseconds.
+
+Contract: a table of context lengths x batch sizes, corrected by every real step (`rest_local.calibration.corrections`),
+stored as JSON with how certain it is. It differs by machine, model and settings (DESIGN.md section 4), which is why it
+is measured. What holds on every machine holds here: more tokens never cost less, n tokens never more than n single
+steps, attention grows linearly with the context beyond the last length of the table. Knows nothing about llama.cpp.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.calibration.corrections import GIVEN, Corrections, Doubt
+from rest_local.calibration.corrections import LARGEST as LARGEST
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
+LEAST_SD = 0.01  # t(1) itself has none, and should not outweigh all others
+TOGETHER = 32  # observations that are folded in at once; the filter is linear, so a large error takes several goes
+_BUCKET = 8  # bits: steps whose contexts differ by less than 256 tokens are learned from together
+
+BusyNow = Callable[[float], bool]  # after a step of so many milliseconds: whether other processes took part of it
+
+
+class CostCurve:
+    """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
+
+    Times that fall with n or with the context are taken as the lower of the two, and t(n) as at most n t(1). `doubt`:
+    how certain the table is. `busy_now` is asked after every observed step.
+    """
+
+    def __init__(
+        self,
+        contexts: Sequence[int],
+        ms: NDArray[np.float64],
+        doubt: Doubt = GIVEN,
+        busy_now: BusyNow | None = None,
+    ) -> None:
+        self.contexts = list(contexts)
+        self.busy_now = busy_now
+        self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
+        self._corrections = Corrections(doubt)
+        self._queue: list[tuple[int, int, float, bool]] = []
+        self._refresh()
+
+    @classmethod
+    def from_points(
+        cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]], doubt: Doubt = GIVEN
+    ) -> CostCurve:
+        """Linear between the measured sizes; beyond the largest, in proportion to it."""
+        return cls(contexts, cls.table_of(sizes, ms), doubt)
+
+    @staticmethod
+    def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+        """The rows of `from_points` for n = 1..64, as given."""
+        table = []
+        for row in ms:
+            line = np.interp(_COUNTS, sizes, row)
+            if sizes[-1] < LARGEST and len(sizes) > 1:
+                line = np.where(sizes[-1] < _COUNTS, row[-1] * _COUNTS / sizes[-1], line)
+            table.append(line)
+        return np.array(table, np.float64)
+
+    def copy(self) -> CostCurve:
+        """One that learns by itself from here on."""
+        return CostCurve(self.contexts, self.ms.copy(), self.doubt, self.busy_now)
+
+    @property
+    def ms(self) -> NDArray[np.float64]:
+        """The most likely times, corrections included; not to be written to."""
+        self._fold_in()
+        return self._rows
+
+    @property
+    def doubt(self) -> Doubt:
+        """How certain the table is now."""
+        self._fold_in()
+        return self._corrections.doubt
+
+    @property
+    def noise(self) -> float:
+        """Relative spread of plain steps that followed one another, as seen lately."""
+        return self._corrections.noise
+
+    @noise.setter
+    def noise(self, value: float) -> None:
+        self._corrections.noise = value
+
+    def at(self, n_ctx: int) -> NDArray[np.float64]:
+        """Milliseconds of n = 1..64 tokens to plan by, float64 [64]. A size that was hardly ever observed on this
+        machine counts as what it may cost at best, a standard deviation less, so that it is tried.
+        """
+        self._fold_in()
+        return self._line(self._hopeful, self._hopeful_slope, n_ctx)
+
+    def expected(self, n_ctx: int) -> NDArray[np.float64]:
+        """The most likely milliseconds of n = 1..64 tokens, float64 [64]."""
+        self._fold_in()
+        return self._line(self._rows, self._slope, n_ctx)
+
+    def uncertainty(self, n_ctx: int) -> NDArray[np.float64]:
+        """Standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
+        self._fold_in()
+        return self._corrections.ratio_sd(self._attention_share(n_ctx))
+
+    def per_cell(self, n: int) -> float:
+        """Milliseconds that one more token in the cells costs a decode of n tokens; 0 where one length was measured."""
+        if len(self.contexts) < 2:
+            return 0.0
+        rows = self.ms
+        return float(rows[-1, n - 1] - rows[0, n - 1]) / (self.contexts[-1] - self.contexts[0])
+
+    def per_token(self, n_ctx: int) -> float:
+        """Milliseconds that one more token costs a large batch."""
+        cost = self.expected(n_ctx)
+        return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
+
+    def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
+        """Learn from a real step of n tokens that took `ms`: about a microsecond, the rest when the curve is next read.
+
+        `busy`: whether other processes took part of the machine; None: as `busy_now` says. A time that no clock can
+        have measured (not finite, or not positive) is dropped.
+        """
+        if not 1 <= n <= LARGEST or not ms > 0 or not math.isfinite(ms):
+            return
+        if busy is None:
+            busy = self.busy_now is not None and self.busy_now(ms)
+        self._queue.append((n, n_ctx, ms, busy))
+        if len(self._queue) >= TOGETHER:
+            self._fold_in()
+
+    def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
+        """Whether the prices of these sizes at this length need no further measurement."""
+        sd = self.uncertainty(n_ctx)
+        return bool(max(sd[n - 1] for n in sizes) <= CERTAIN)
+
+    def table(self) -> list[dict[str, float]]:
+        """Rows {n_ctx, n, ms, ratio} at the measured sizes, for people and for JSON."""
+        return [
+            {"n_ctx": c, "n": n, "ms": round(float(row[n - 1]), 4), "ratio": round(float(row[n - 1] / row[0]), 3)}
+            for c, row in zip(self.contexts, self.ms, strict=True)
+            for n in SIZES
+        ]
+
+    def to_json(self) -> str:
+        doubt = self.doubt
+        sd = {"speed": doubt.speed, "sizes": doubt.sizes, "attention": doubt.attention}
+        return json.dumps({"contexts": self.contexts, "ms": self.ms.tolist(), "sd": sd, "noise": self.noise})
+
+    @classmethod
+    def from_json(cls, text: str) -> CostCurve:
+        """Raises ValueError where the text is not a curve, or one that no machine can have."""
+        data: Any = json.loads(text)
+        try:
+            ms = np.array(data["ms"], np.float64)
+            contexts = [int(c) for c in data["contexts"]]
+            sd, noise = data["sd"], float(data["noise"])
+            doubt = Doubt(float(sd["speed"]), tuple(map(float, sd["sizes"])), tuple(map(float, sd["attention"])))
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"not a cost curve: {error!r}") from error
+        check_table(contexts, ms)
+        if not 0 <= noise <= 1:
+            raise ValueError("not a cost curve: noise is a share of 1")
+        curve = cls(contexts, ms, doubt)
+        if not np.allclose(curve.ms, ms, rtol=1e-3):
+            raise ValueError("not a cost curve: times fall, or n tokens cost more than n single ones")
+        curve.noise = noise
+        return curve
+
+    # Learning
+
+    def _fold_in(self) -> None:
+        """Learn from what was observed since: steps of one size, length and kind together, by their median."""
+        if not self._queue:
+            return
+        queue, self._queue = self._queue, []
+        groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}
+        for n, n_ctx, ms, busy in queue:
+            groups.setdefault((n, n_ctx >> _BUCKET, busy), []).append((n_ctx, math.log(ms)))
+        for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they tell the speed
+            n_ctx = seen[len(seen) // 2][0]
+            logs = sorted(value for _, value in seen)
+            middle = logs[len(logs) // 2]
+            base, attention = self._parts(n, n_ctx)
+            expected = base + attention
+            self._corrections.learn(n, attention / expected, middle - math.log(expected), len(seen), busy)
+            if n == 1 and len(seen) > 3:
+                self._corrections.learn_noise(1.48 * sorted(abs(value - middle) for value in logs)[len(logs) // 2])
+        self._refresh()
+
+    def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
+        """What n tokens are expected to take without attention to tokens beyond the first length, and for it."""
+        own, attention = self._corrections.factor(n)
+        first, contexts = float(self._table[0, n - 1]), self.contexts
+        if n_ctx <= contexts[0] or len(contexts) == 1:
+            return first * own, 0.0
+        high = min(bisect_left(contexts, n_ctx), len(contexts) - 1)
+        begin, end = float(self._table[high - 1, n - 1]), float(self._table[high, n - 1])
+        further = begin + (end - begin) * (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
+        return first * own, (further - first) * attention
+
+    def _refresh(self) -> None:
+        """Bring the rows up to date with the corrections. About 0.1 ms."""
+        base, attention = self._corrections.factors()
+        rows = self._table[0] * base + (self._table - self._table[0]) * attention
+        if (rows[:, 1:] < rows[:, :-1]).any():  # what is known less gives way to what is known better
+            weights = 1.0 / np.maximum(self._corrections.ratio_sd(_NOTHING), LEAST_SD) ** 2
+            rows = np.maximum.accumulate([isotonic(row, weights) for row in rows], axis=0)
+        self._rows = self._hopeful = physical(rows)
+        self._slope = self._hopeful_slope = _beyond(self.contexts, self._rows)
+        if self._corrections.doubts_sizes:
+            doubt = np.maximum(self._corrections.ratio_sd(_NOTHING) - GIVEN.sizes[0], 0.0)
+            self._hopeful = np.maximum.accumulate(physical(self._rows * np.exp(-doubt)), axis=0)
+            self._hopeful_slope = _beyond(self.contexts, self._hopeful)
+
+    def _attention_share(self, n_ctx: int) -> NDArray[np.float64]:
+        """Which part of each time is paid for tokens beyond the first length of the table, [64]."""
+        line = self._line(self._rows, self._slope, n_ctx)
+        base = self._table[0] * self._corrections.factors()[0]
+        return np.asarray(np.clip(1.0 - base / line, 0.0, 1.0))
+
+    def _line(self, rows: NDArray[np.float64], slope: NDArray[np.float64], n_ctx: int) -> NDArray[np.float64]:
+        """Between the lengths of the table, or beyond the last: sums of rows that are physical, so physical."""
+        contexts = self.contexts
+        if n_ctx <= contexts[0]:
+            return np.array(rows[0])
+        if n_ctx >= contexts[-1]:
+            return np.asarray(rows[-1] + (n_ctx - contexts[-1]) * slope)
+        high = bisect_left(contexts, n_ctx)
+        weight = (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
+        return np.asarray(rows[high - 1] + weight * (rows[high] - rows[high - 1]))
+
+
+def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times of n = 1, 2, ... tokens, along the last axis, within what holds on every machine: none is below that of one
+    token, a size that costs more than a larger one is filled up to that, and n tokens can be evaluated one by one.
+    """
+    first = rows[..., :1]
+    rows = np.minimum.accumulate(np.maximum(rows, first)[..., ::-1], axis=-1)[..., ::-1]
+    return np.asarray(np.minimum(rows, first * _COUNTS[: rows.shape[-1]]))
+
+
+def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """The nearest sequence that never falls: where values fall, their weighted mean (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(
+        values.tolist(), (np.ones(len(values)) if weights is None else weights).tolist(), strict=True
+    ):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (high, w1, n1), (low, w2, n2) = blocks[-2], blocks[-1]
+            blocks[-2:] = [((high * w1 + low * w2) / (w1 + w2), w1 + w2, n1 + n2)]
+    return np.repeat([mean for mean, _, _ in blocks], [n for _, _, n in blocks])
+
+
+def check_table(contexts: Sequence[int], ms: NDArray[np.float64]) -> None:
+    """Raises ValueError where this cannot be a table of times."""
+    if ms.ndim != 2 or not contexts or ms.shape != (len(contexts), LARGEST):
+        raise ValueError(f"not a cost curve: {len(contexts)} lengths and a table of shape {ms.shape}")
+    if not np.isfinite(ms).all() or (ms <= 0).any():
+        raise ValueError("not a cost curve: times are positive numbers")
+    if contexts[0] < 0 or any(high <= low for low, high in itertools.pairwise(contexts)):
+        raise ValueError("not a cost curve: lengths must rise")
+
+
+def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Milliseconds for each further token of context, by size less one, [64]."""
+    if len(contexts) < 2:
+        return np.zeros(LARGEST)
+    return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))
+
+
+_COUNTS = np.arange(1, LARGEST + 1)
+_NOTHING = np.zeros(LARGEST)

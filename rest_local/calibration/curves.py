@@ -1,0 +1,107 @@
+"""Cost curves by name: those that come with the package, or a file.
+
+A file is JSON: {"what": how it was measured, "machine": the CPU or GPU, "backend": CPU, CUDA or Metal where it was
+measured, "contexts": [tokens], "sizes": [tokens in a batch], "ms": [[milliseconds by size] by context]}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.calibration.corrections import ESTIMATED
+from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, check_table, physical
+from rest_local.calibration.measuring import Timing
+from rest_local.errors import InputInvalid
+
+FALLING = 0.2  # of a time, by which noise may make a larger batch look cheaper in a file
+UNKNOWN_MS = 10.0  # a plain step where no clock could measure one; the first real steps correct it
+ATTENTION_BASE = 0.65  # of attention's cost that a batch pays once: 0.5B on a Xeon, 1 to 16 tokens, 3 000 of context
+ESTIMATED_CONTEXT = 4096
+_COUNTS = np.arange(1, LARGEST + 1)
+_FOLDER = Path(__file__).resolve().parent / "curves"
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the curves that come with the package."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
+
+
+def load_curve(name: str) -> CostCurve:
+    """A fresh copy of a curve. Raises InputInvalid where neither a file nor a shipped curve of that name is one, or its
+    times cannot be those of a machine: not positive, falling with n by more than noise, more than n single steps.
+    """
+    path = Path(name) if Path(name).is_file() else _FOLDER / f"{name}.json"
+    try:
+        points = json.loads(path.read_text("utf-8"))
+        sizes, contexts = [int(n) for n in points["sizes"]], [int(c) for c in points["contexts"]]
+        ms = np.array(points["ms"], np.float64)
+        if ms.shape != (len(contexts), len(sizes)) or not sizes or sizes[0] != 1:
+            raise ValueError("a row of times is needed for each context, for sizes from 1 on")
+        if any(high <= low for low, high in itertools.pairwise(sizes)) or sizes[-1] > LARGEST:
+            raise ValueError(f"sizes must rise, to {LARGEST} at most")
+        check_table(contexts, CostCurve.table_of(sizes, ms.tolist()))
+        if (ms < (1 - FALLING) * np.maximum.accumulate(ms, axis=1)).any():
+            raise ValueError("the time of a batch falls with its size")
+        if (ms > (1 + FALLING) * ms[:, :1] * np.array(sizes)).any():
+            raise ValueError("a batch takes longer than its tokens one by one")
+        return CostCurve.from_points(contexts, sizes, ms.tolist())
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise InputInvalid("curve", name, f"not a cost curve ({cause}); shipped are {', '.join(shipped())}") from error
+
+
+def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: float) -> tuple[CostCurve, str]:
+    """A curve for a machine of which a few times are known, at hardly any context, and the name of the shipped curve
+    whose shape it has: of those of that backend the nearest.
+
+    `timed`: (tokens in a batch, time); `attention`: what one more token of context adds to a plain step, as a share of
+    it. Nothing of it is certain; the times themselves are what it has learned.
+    """
+    plain = [timing.ms for n, timing in timed if n == 1]
+    plain_ms = min(plain) if plain else UNKNOWN_MS
+    name, shape = min(
+        _shapes(backend), key=lambda each: sum((math.log(t.ms / plain_ms / each[1][n - 1])) ** 2 for n, t in timed)
+    )
+    base = plain_ms * shape
+    slope = plain_ms * attention * np.minimum(ATTENTION_BASE + (1 - ATTENTION_BASE) * _COUNTS, shape * 2)
+    curve = CostCurve([0, ESTIMATED_CONTEXT], np.stack([base, base + ESTIMATED_CONTEXT * slope]), ESTIMATED)
+    for n, timing in timed:
+        curve.observe(n, 0, timing.ms, timing.busy)
+    return curve, name
+
+
+def _shapes(backend: str) -> list[tuple[str, NDArray[np.float64]]]:
+    """(name, t(n)/t(1) for n = 1..64) of the shipped curves that were measured on this backend; of an unknown one, of
+    all GPUs.
+    """
+    files = {name: json.loads((_FOLDER / f"{name}.json").read_text("utf-8")) for name in shipped()}
+    names = [name for name, points in files.items() if points.get("backend") == backend]
+    names = names or [name for name, points in files.items() if points.get("backend") not in (None, "CPU")]
+    rows = [physical(CostCurve.table_of(files[name]["sizes"], files[name]["ms"][:1])[0]) for name in names]
+    return [(name, row / row[0]) for name, row in zip(names, rows, strict=True)]
+
+
+def machine() -> str:
+    """The CPU that this runs on, and how many cores of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def curve_file(curve: CostCurve, what: str) -> str:
+    """The text of a file that `load_curve` reads, measured on this machine, with the measured sizes only."""
+    ms = [[round(float(row[size - 1]), 3) for size in SIZES] for row in curve.ms]
+    fields = {"what": what, "machine": machine(), "contexts": curve.contexts, "sizes": list(SIZES), "ms": ms}
+    return json.dumps(fields, indent=2) + "\n"

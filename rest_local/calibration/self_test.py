@@ -1,0 +1,248 @@
+"""The self-test that `--exact` rests on, in steps short enough to be taken between others.
+
+Contract: rows of real text are evaluated as drafting evaluates them (chains of every size, whole or with a rejected
+tail), then again one token at a time, and compared bit by bit. A promise needs every row of the plan, LEAST_ROWS or
+more, and no difference. The rows compared so far are kept (`SelfTest.to_dict`), and a later process continues there.
+The backend belongs to the test: its cells are cleared. Knows nothing about models, files and threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.calibration.exactness import BATCH_SIZES, Comparison, Runner
+from rest_local.errors import DecodeFailed
+from rest_local.kv_cache.backend import Backend, remove_tail
+
+LEAST_ROWS = 256
+"""Rows that a promise needs. In the settings that are not exact 1% to 30% of the rows differ (docs/LOG.md), so that
+32 rows, which a busy machine once compared, miss a difference of 1% in three of four runs, and 256 in one of 13."""
+
+SEGMENT = 32  # rows compared at a time; their logits are kept meanwhile, 19 MB for a vocabulary of 152k
+FIRST = 4  # rows of the first segment, so that unsuitable settings are found out after about 8 plain steps
+DEPTH, DEEP_ROWS = 700, 128  # attention works in blocks, so the end of a longer context is compared as well
+TEXT_TOKENS = 1024
+N_CTX, N_BATCH = 1024, 64  # of a backend of its own: as much as the plan needs
+SHARE = 0.25  # of the time of forward passes, in the background
+STEPS_A_ROW = 2.0  # plain steps that a row costs: alone once, its part of a chain, and of the text before DEPTH
+ABORTED = 2  # of `llama_decode`
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`n` rows at the positions from `position` on, of the text from token `offset` on."""
+
+    position: int
+    n: int
+    offset: int = 0
+
+
+def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
+    """What is compared in a context of `n_ctx` tokens: LEAST_ROWS rows at its beginning, in a short context in several
+    rounds over different text, and DEEP_ROWS rows from DEPTH on where a chain of `largest` fits after them.
+    """
+    usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
+    segments = []
+    left = LEAST_ROWS
+    for offset in range(0, LEAST_ROWS, usable):
+        ends = [FIRST, *range(SEGMENT, usable, SEGMENT), usable]
+        begin = 0
+        for end in ends:
+            n = min(end, usable) - begin
+            n = min(n, left)
+            if n > 0:
+                segments.append(Segment(begin, n, offset))
+                begin, left = begin + n, left - n
+    if n_ctx > DEPTH + DEEP_ROWS + largest:
+        segments += [Segment(DEPTH + begin, SEGMENT) for begin in range(0, DEEP_ROWS, SEGMENT)]
+    return segments
+
+
+class SelfTest:
+    """Chains of up to `longest` drafted tokens against plain decoding. `text`: real token ids, used again from its
+    beginning where it is too short. `known`: of `to_dict`, to continue from.
+    """
+
+    def __init__(
+        self, backend: Backend, text: Sequence[int], longest: int, known: Mapping[str, Any] | None = None
+    ) -> None:
+        self.backend = backend
+        self.longest = min(longest, backend.max_outputs - 1)
+        self._text = np.asarray(text, np.int32)
+        self.segments = plan_segments(backend.n_ctx, self.longest + 1)
+        self.comparison = Comparison.from_dict(known) if known else Comparison()
+        self.plain_ms = float("inf")  # the fastest plain step seen
+        self._steps = self._run()
+
+    @property
+    def rows_needed(self) -> int:
+        """Rows of the whole plan."""
+        return sum(segment.n for segment in self.segments)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do: every row was compared, or one of them differed."""
+        return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
+
+    def run(self, seconds: float) -> bool:
+        """Continue for so long, by one decode at least; True when `complete`. A decode that was broken off (`abort`)
+        ends the call, and its segment begins anew with the next one. Raises DecodeFailed.
+        """
+        begun = time.perf_counter()
+        while not self.complete:
+            try:
+                next(self._steps)
+            except StopIteration:
+                break
+            except BaseException as error:  # the segment begins anew
+                self._steps = self._run()
+                if isinstance(error, DecodeFailed) and error.code == ABORTED:
+                    break
+                raise
+            if time.perf_counter() - begun >= seconds:
+                break
+        return self.complete
+
+    def begin(self, seconds: float) -> bool:
+        """What is affordable before the first token: the first segment, and all of them where they take less than
+        `seconds` by its plain steps; True when `complete`. Raises DecodeFailed.
+        """
+        while not self.complete and self.comparison.rows < FIRST:
+            self.run(0.0)
+        if 1e-3 * self.plain_ms * STEPS_A_ROW * self.rows_needed < seconds:
+            self.run(seconds)
+        return self.complete
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. `exact`: a promise can be made."""
+        return {
+            **self.comparison.to_dict(),
+            "rows_needed": self.rows_needed,
+            "complete": self.complete,
+            "exact": is_promise(self.comparison, self.rows_needed),
+        }
+
+    def _run(self) -> Iterator[None]:
+        """Compares what is left, segment by segment; yields after every decode."""
+        runner = Runner(self.backend)
+        cells: tuple[int, int] | None = None  # position and offset of what the cells hold
+        first = 0
+        for number, segment in enumerate(self.segments):
+            first += segment.n
+            if first <= self.comparison.rows:
+                continue
+            if cells != (segment.position, segment.offset):
+                yield from self._fill(runner, segment)
+            found = Comparison()
+            yield from self._compare(runner, segment, found, np.random.default_rng(number))
+            self.comparison.merge(found)
+            cells = segment.position + segment.n, segment.offset
+        self.backend.clear()
+
+    def _fill(self, runner: Runner, segment: Segment) -> Iterator[None]:
+        self.backend.clear()
+        runner.n_past = 0
+        for begin in range(0, segment.position, self.backend.n_batch):
+            runner.prefill(self._tokens(segment, begin, min(begin + self.backend.n_batch, segment.position)))
+            yield
+
+    def _compare(self, runner: Runner, segment: Segment, found: Comparison, rng: np.random.Generator) -> Iterator[None]:
+        """Chains first, then the same rows alone, which stay in the cells."""
+        begin, end = segment.position, segment.position + segment.n
+        restore = _returning(self.backend, begin)
+        drafted: list[NDArray[np.float32]] = []
+        while runner.n_past < end:
+            at = runner.n_past
+            sizes = [n for n in BATCH_SIZES if n <= min(self.longest + 1, 2 * segment.n, self.backend.n_ctx - at)]
+            size = int(rng.choice(sizes)) if sizes else 1
+            keep = min(end - at, int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size)
+            chain = self._tokens(segment, at, at + size)
+            chain[keep:] = rng.choice(self._text, size - keep)
+            drafted += [row.copy() for row in runner.evaluate(chain.tolist(), keep)[:keep]]
+            yield
+        restore()
+        runner.n_past = begin
+        for at, row in zip(range(begin, end), drafted, strict=True):
+            begun = time.perf_counter()
+            alone = runner.evaluate(self._tokens(segment, at, at + 1).tolist(), 1)[0]
+            self.plain_ms = min(self.plain_ms, 1e3 * (time.perf_counter() - begun))
+            found.add(alone, row)
+            yield
+
+    def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
+        """The text at positions [begin, end): a copy."""
+        places = np.arange(segment.offset + begin, segment.offset + end) % len(self._text)
+        tokens: NDArray[np.int32] = self._text[places]
+        return tokens
+
+
+def is_promise(found: Comparison, rows_needed: int) -> bool:
+    """Whether so many rows without a difference are enough for `--exact`."""
+    return found.different == 0 and found.rows >= max(rows_needed, LEAST_ROWS)
+
+
+def _returning(backend: Backend, position: int) -> Callable[[], None]:
+    """A call that takes the cells back to `position`, where they are now. Recurrent state, which has one sequence id,
+    is put back from a copy: it can be rolled back within a step only.
+    """
+    state = backend.save(0) if backend.n_branches == 1 and position else b""
+
+    def restore() -> None:
+        if backend.n_branches > 1:
+            done = remove_tail(backend, position)
+        else:
+            backend.clear()
+            done = not position or backend.restore(0, state)
+        if not done:
+            raise DecodeFailed(-1, position)
+
+    return restore
+
+
+class ClosableBackend(Backend, Protocol):
+    """A backend with memory to free."""
+
+    def close(self) -> None: ...
+
+
+class Background:
+    """The rest of a self-test, taken in parts while requests are served plainly or nothing is asked.
+
+    `open_backend`: a backend of the test's own in the settings of the one that answers, whose cells others use; opened
+    with the first part, closed with `close`. `make`: the self-test over it.
+    """
+
+    def __init__(self, open_backend: Callable[[], ClosableBackend], make: Callable[[Backend], SelfTest]) -> None:
+        self._open, self._make = open_backend, make
+        self._backend: ClosableBackend | None = None
+        self._test: SelfTest | None = None
+        self._credit = 0.0  # seconds
+
+    def after_pass(self, seconds: float) -> SelfTest | None:
+        """Continue for SHARE of the time that forward passes take, of which the last took `seconds`: None while earlier
+        parts have used that up. Raises ModelError, DecodeFailed.
+        """
+        self._credit += SHARE * seconds
+        return self.run(0.0) if self._credit > 0 else None
+
+    def run(self, seconds: float) -> SelfTest:
+        """Run for so long, by one decode at least. Raises ModelError where there is no memory for it, DecodeFailed."""
+        begun = time.perf_counter()
+        if self._test is None:
+            self._backend = self._open()
+            self._test = self._make(self._backend)
+        self._test.run(seconds)
+        self._credit -= time.perf_counter() - begun
+        return self._test
+
+    def close(self) -> None:
+        """Free the backend; again does nothing."""
+        backend, self._backend, self._test = self._backend, None, None
+        if backend:
+            backend.close()

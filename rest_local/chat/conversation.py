@@ -1,0 +1,318 @@
+"""Conversations as clients send them, made into what a model's own template takes.
+
+Contract: OpenAI's messages and tools in, the prompt out. What the template can express is left to it; what it cannot is
+said in another way: a system message becomes part of the first question, calls and results
+become text, tools a description, several calls one after another, equal roles in a row one message. Only text beside
+a call is left out where the template does so and takes no other order (Mistral). Messages are never changed in place.
+Knows nothing about models; `capabilities` tells what a template can do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rest_local.chat.capabilities import Capabilities, capabilities_of
+from rest_local.chat.template import render
+from rest_local.errors import OptionError
+
+Message = dict[str, Any]
+Call = Mapping[str, Any]
+
+_NOBODYS = "\ue000"  # a character for private use: no message begins with it
+_ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
+
+
+def write_calls(calls: Sequence[Call]) -> str:
+    """Calls as most models without a notation of their own know them (Hermes)."""
+    return "\n".join(
+        "<tool_call>\n"
+        + json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+        + "\n</tool_call>"
+        for call in calls
+    )
+
+
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a model is told about tools where its template says nothing about them; calls as in `write_calls`."""
+    described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        f"You are provided with function signatures within <tools></tools> tags:\n<tools>\n{described}\n</tools>\n\n"
+        "For each function call, return a JSON object with function name and arguments within <tool_call></tool_call> "
+        'tags:\n<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}\n</tool_call>'
+    )
+
+
+def fixed_beginning(
+    messages: Sequence[Mapping[str, Any]], prompt: str, render: Callable[[Sequence[Mapping[str, Any]]], str]
+) -> str:
+    """What of a conversation's prompt stands before its first message that is not a system message: the system prompt,
+    and the tools where the template puts them in front. One that puts them before the last question (Mistral's) has
+    them behind earlier messages, and a context shift loses them with those. `render`: as the prompt was made. It is
+    asked once more, with another text in that message, so that a system prompt which holds the same words misleads
+    nobody.
+    """
+    first = next((i for i, m in enumerate(messages) if _ROLES.get(m["role"], m["role"]) != "system"), None)
+    if first is None:
+        return prompt
+    other = render([*messages[:first], {**messages[first], "content": _NOBODYS}, *messages[first + 1 :]])
+    same = next((i for i, pair in enumerate(zip(prompt, other, strict=False)) if pair[0] != pair[1]), len(prompt))
+    return prompt[:same]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template with the texts of its vocabulary's start and end token (None: it has none)."""
+
+    source: str
+    bos: str | None = None
+    eos: str | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Measured once; see there."""
+        return capabilities_of(self.source, self.bos, self.eos)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        calls_as_text: Callable[[Sequence[Call]], str] = write_calls,
+    ) -> str:
+        """The prompt. `variables`: further names for the template, such as enable_thinking (`chat_template_kwargs`).
+        `calls_as_text`: how earlier calls are written where the template does not do it.
+
+        Raises OptionError for messages or tools that are none (the place is named), TemplateFailed for what the
+        template refuses all the same."""
+        able = self.capabilities
+        offered = [_tool(tool, i) for i, tool in enumerate(tools or ())]
+        said = [_message(message, i) for i, message in enumerate(messages)]
+        if offered and not able.tools:
+            said.insert(0, {"role": "system", "content": describe_tools(offered)})
+        said = _systems(said, able)
+        said = _calls(said, able, calls_as_text)
+        if able.alternates:
+            said = _alternating(said)
+        said = [_thinking(message, self.source) for message in said]
+        return render(
+            self.source,
+            said,
+            bos=self.bos,
+            eos=self.eos,
+            add_generation_prompt=add_generation_prompt,
+            tools=offered if offered and able.tools else None,
+            variables=variables,
+        )
+
+
+def _tool(tool: Any, number: int) -> dict[str, Any]:
+    """With every field that templates read without asking."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str) or not inner["name"]:
+        raise OptionError(f"tools[{number}]: give an object with a function that has a name")
+    parameters = inner.get("parameters")
+    if not isinstance(parameters, Mapping):
+        parameters = {}
+    whole = {"type": "object", "properties": {}, **parameters}
+    description = inner.get("description")
+    return {
+        "type": "function",
+        "function": {**inner, "description": description if isinstance(description, str) else "", "parameters": whole},
+    }
+
+
+def _message(message: Any, number: int) -> Message:
+    """Role, content as text, calls with their arguments as objects where they are JSON; other fields as they are."""
+    where = f"messages[{number}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise OptionError(f"{where}: give an object with a role")
+    role = _ROLES.get(message["role"], message["role"])
+    known: Message = {key: value for key, value in message.items() if value is not None and key != "refusal"}
+    known |= {"role": role, "content": _text(message.get("content"), where)}
+    calls = known.pop("tool_calls", [])
+    legacy = known.pop("function_call", None)
+    if not isinstance(calls, list):
+        raise OptionError(f"{where}.tool_calls: give a list")
+    if legacy is not None:
+        calls = [*calls, {"function": legacy}]
+    if calls and role == "assistant":
+        known["tool_calls"] = [_called(call, f"{where}.tool_calls[{i}]", number, i) for i, call in enumerate(calls)]
+    if "reasoning" in known and "reasoning_content" not in known:
+        known["reasoning_content"] = known.pop("reasoning")
+    return known
+
+
+def _text(content: Any, where: str) -> str:
+    """Parts are joined with line breaks, as in llama-server."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise OptionError(f"{where}.content: give text or a list of parts")
+    texts = []
+    for i, part in enumerate(content):
+        text = part if isinstance(part, str) else part.get("text", part.get("refusal")) if _is_text(part) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise OptionError(f"{where}.content[{i}]: parts of type {str(kind)[:40]!r} cannot be read; send text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type", "text") in ("text", "input_text", "output_text", "refusal")
+
+
+def _called(call: Any, where: str, number: int, place: int) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise OptionError(f"{where}: give an object with a function that has a name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            read = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            read = arguments  # what a model said wrongly is shown as it was
+        arguments = read if isinstance(read, dict) else arguments
+    known = call.get("id")
+    return {
+        "id": known if isinstance(known, str) and known else f"call_{number}_{place}",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _systems(messages: list[Message], able: Capabilities) -> list[Message]:
+    """System messages where the template takes them: as they are, together in front, or in the first question."""
+    places = [i for i, message in enumerate(messages) if message["role"] == "system"]
+    results = any(message["role"] == "tool" for message in messages)
+    takes = able.system and (able.system_with_results or not results)
+    if not places or (takes and (places == [0] or able.late_system)):
+        return messages
+    whole = "\n\n".join(messages[i]["content"] for i in places if messages[i]["content"])
+    others = [message for message in messages if message["role"] != "system"]
+    if takes:
+        return [{"role": "system", "content": whole}, *others]
+    first = next((i for i, message in enumerate(others) if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": whole}, *others]
+    question = others[first]["content"]
+    merged = {**others[first], "content": "\n\n".join(text for text in (whole, question) if text)}
+    return [*others[:first], merged, *others[first + 1 :]]
+
+
+def _calls(messages: list[Message], able: Capabilities, as_text: Callable[[Sequence[Call]], str]) -> list[Message]:
+    """Calls and results as the template takes them."""
+    if able.tool_calls and not able.parallel_calls:
+        messages = _one_by_one(messages)
+    done = []
+    for message in messages:
+        if "tool_calls" in message:
+            if message["content"] and able.tool_calls and not able.call_content and not able.alternates:
+                done.append({"role": "assistant", "content": message["content"]})
+                message = {**message, "content": ""}
+            message = _with_calls(message, able, as_text)
+        if message["role"] == "tool":
+            message = _with_result(message, able)
+        done.append(message)
+    return done
+
+
+def _with_calls(message: Message, able: Capabilities, as_text: Callable[[Sequence[Call]], str]) -> Message:
+    if not able.tool_calls:
+        text = as_text([call["function"] for call in message["tool_calls"]])
+        content = "\n".join(part for part in (message["content"], text) if part)
+        return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        if not able.object_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        elif able.object_arguments and isinstance(arguments, str):
+            arguments = {"arguments": arguments}  # no JSON, and the template would fail on text
+        calls.append(
+            {
+                **call,
+                "id": _short(call["id"]) if able.short_ids else call["id"],
+                "function": {**call["function"], "arguments": arguments},
+            }
+        )
+    beside = None if able.null_calls and not message["content"] else message["content"]
+    return {**message, "tool_calls": calls, "content": beside}
+
+
+def _with_result(message: Message, able: Capabilities) -> Message:
+    if not able.tool_results:
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    known = str(message.get("tool_call_id", ""))
+    return {**message, "tool_call_id": _short(known) if able.short_ids else known}
+
+
+def _short(known: str) -> str:
+    """The same nine letters and digits for the same id."""
+    if len(known) == 9 and known.isalnum():
+        return known
+    return hashlib.sha256(known.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _one_by_one(messages: list[Message]) -> list[Message]:
+    """Several calls in one message become several messages, each followed by its result."""
+    done: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls", [])
+        if len(calls) < 2:
+            done.append(message)
+            continue
+        results = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        for i, call in enumerate(calls):
+            done.append({**message, "content": message["content"] if i == 0 else "", "tool_calls": [call]})
+            mine = next((r for r in results if r.get("tool_call_id") == call["id"]), None)
+            if mine is None and results and "tool_call_id" not in results[0]:
+                mine = results[0]
+            if mine is not None:
+                results.remove(mine)
+                done.append(mine)
+        done += results
+    return done
+
+
+def _alternating(messages: list[Message]) -> list[Message]:
+    """User and assistant take turns, the user first: neighbours of one role are joined, gaps are filled with nothing.
+
+    Messages with calls, and results, stand outside the turns (Mistral)."""
+    done: list[Message] = []
+    turn = "assistant"
+    for message in messages:
+        role = message["role"]
+        if role not in ("user", "assistant") or "tool_calls" in message:
+            done.append(message)
+            continue
+        if role == turn and done and done[-1]["role"] == role and "tool_calls" not in done[-1]:
+            joined = "\n\n".join(text for text in (done[-1]["content"], message["content"]) if text)
+            done[-1] = {**done[-1], "content": joined}
+            continue
+        if role == turn:
+            done.append({"role": "user" if role == "assistant" else "assistant", "content": ""})
+        done.append(message)
+        turn = role
+    return done
+
+
+def _thinking(message: Message, template: str) -> Message:
+    """Reasoning under the name that gpt-oss's template reads; beside a call's own content it takes none."""
+    thought = message.get("reasoning_content")
+    if not thought or ".thinking" not in template or (message.get("tool_calls") and message["content"]):
+        return message
+    return {**message, "thinking": thought}

@@ -1,0 +1,219 @@
+"""Text that arrives in pieces, read as if it were there: the tool with which every format's reader is written.
+
+Contract: a reader is a generator that yields where it needs more text. Each method here decides only what no later text
+can change, so the deltas, joined, do not depend on where the text was cut. What is read after `begin` is kept until a
+call has started, so that a reader that gives up (`Malformed`) can be rewound.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from rest_local.chat.tools.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+
+_T = TypeVar("_T")
+Wait = Generator[None, None, _T]
+Reader = Callable[["Source"], Wait[None]]
+
+_WORD = re.compile(r"[^\s\"'<>{}\[\](),:;=|]*")
+_QUIET = re.compile(r'[^"\[\]{}]*')  # JSON outside of strings, up to what matters
+_QUOTED = re.compile(r'[^"\\]*')
+_SCALAR = re.compile(r"[-+.\w]*")
+LONGEST_NAME = 256
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair, which an escape can spell, as a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+class Malformed(Exception):
+    """No call in this format: what was read is text."""
+
+
+class Source:
+    """The text and the deltas made of it. `tools`: names that were offered; `new_id`: makes ids for calls."""
+
+    def __init__(self, tools: dict[str, dict[str, object]], new_id: Callable[[], str]) -> None:
+        self.tools = tools
+        self.final = False
+        self.out: list[Delta] = []
+        self.calls = 0
+        self._new_id = new_id
+        self._text = ""
+        self._at = 0
+        self._kept: int | None = None
+        self.stripped = ""
+
+    # what the driver does
+
+    def append(self, text: str) -> None:
+        done = self._at if self._kept is None else self._kept
+        self._text, self._at = self._text[done:] + text, self._at - done
+        self._kept = None if self._kept is None else 0
+
+    def begin(self) -> None:
+        """From here on the text is kept, until a call starts."""
+        self._kept = self._at
+
+    def rewind(self) -> bool:
+        """Back to `begin`; False where a call has started, and what follows is text."""
+        if self._kept is None:
+            return False
+        self._at, self._kept = self._kept, None
+        return True
+
+    def end(self) -> None:
+        self._kept = None
+
+    # what comes out
+
+    def content(self, text: str) -> None:
+        self.out.append(Content(text))
+
+    def reasoning(self, text: str) -> None:
+        self.out.append(Reasoning(text))
+
+    def start(self, name: str, known: str = "") -> None:
+        """A call is certain: no way back. `known`: the id that the model gave it."""
+        self._kept = None
+        self.out.append(CallStart(self.calls, _encodable(known) or self._new_id(), _encodable(name)))
+        self.calls += 1
+
+    def arguments(self, text: str) -> None:
+        """Of the call that started last."""
+        self.out.append(CallArguments(self.calls - 1, _encodable(text)))
+
+    # what readers read
+
+    def rest(self) -> str:
+        """What has come and was not read."""
+        return self._text[self._at :]
+
+    def unread(self, text: str) -> None:
+        """Back before what was read last."""
+        self._at -= len(text)
+
+    def peek(self) -> Wait[str]:
+        """The next character; "" at the end."""
+        while self._at >= len(self._text) and not self.final:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def starts(self, *options: str) -> Wait[str]:
+        """Which of these comes next, the longest; it is read. "" for none."""
+        longest = max(map(len, options))
+        while True:
+            ahead = self._text[self._at : self._at + longest]
+            if self.final or not any(len(ahead) < len(option) and option.startswith(ahead) for option in options):
+                found = max((option for option in options if ahead.startswith(option)), key=len, default="")
+                self._at += len(found)
+                return found
+            yield
+
+    def need(self, *options: str) -> Wait[str]:
+        """As `starts`; Malformed for none."""
+        found = yield from self.starts(*options)
+        if not found:
+            raise Malformed
+        return found
+
+    def matching(self, expression: re.Pattern[str], most: int = LONGEST_NAME) -> Wait[str]:
+        """The longest text of these characters (an expression that matches any beginning of its matches)."""
+        while True:
+            found = expression.match(self._text, self._at)
+            end = min(found.end() if found else self._at, self._at + most)
+            if end < len(self._text) or end - self._at >= most or self.final:
+                text, self._at = self._text[self._at : end], end
+                return text
+            yield
+
+    def name(self) -> Wait[str]:
+        """A function's name, not quoted. Malformed for none."""
+        name = yield from self.matching(_WORD)
+        if not name:
+            raise Malformed
+        return name
+
+    def space(self) -> Wait[str]:
+        """White space, read."""
+        return (yield from self.matching(re.compile(r"\s*"), 1 << 30))
+
+    def until(self, markers: tuple[str, ...], emit: Callable[[str], None], strip: bool = False) -> Wait[str]:
+        """Text up to the first marker is given to `emit` as it comes; the marker is read and returned, "" at the end.
+
+        `strip`: white space in front of a marker, or at the end, is not given out but left to `stripped`."""
+        self.stripped = ""
+        while True:
+            place, marker = self._first(markers)
+            held = 0 if self.final else max(map(self._overlap, markers), default=0)
+            end = place if marker else len(self._text) - held
+            solid = self._at + len(self._text[self._at : end].rstrip()) if strip else end
+            emit(self._text[self._at : solid])
+            if marker or self.final:
+                self.stripped = self._text[solid:end]
+                self._at = end + len(marker)
+                return marker
+            self._at = solid
+            yield
+
+    def _first(self, markers: tuple[str, ...]) -> tuple[int, str]:
+        """The first marker. No marker begins with another."""
+        found = [(place, marker) for marker in markers if (place := self._text.find(marker, self._at)) >= 0]
+        return min(found, default=(0, ""))
+
+    def _overlap(self, marker: str) -> int:
+        """How much of the marker's beginning ends the text."""
+        longest = min(len(marker) - 1, len(self._text) - self._at)
+        return next((n for n in range(longest, 0, -1) if self._text.endswith(marker[:n])), 0)
+
+    def string(self) -> Wait[str]:
+        """A JSON string, decoded. Malformed for anything else."""
+        raw: list[str] = []
+        if (yield from self.peek()) != '"':
+            raise Malformed
+        if not (yield from self.value(raw.append)):
+            raise Malformed
+        try:
+            return str(json.loads("".join(raw), strict=False))
+        except ValueError:
+            raise Malformed from None
+
+    def value(self, emit: Callable[[str], None]) -> Wait[bool]:
+        """A JSON value, its text given to `emit` as it comes: strings and brackets are followed, nothing else checked.
+        False where the text ends inside. Malformed where none begins."""
+        first = yield from self.peek()
+        if first not in ("{", "[", '"'):
+            scalar = yield from self.matching(_SCALAR)
+            if not scalar:
+                raise Malformed
+            emit(scalar)
+            return True
+        depth, quoted = 0, False
+        while True:
+            begin, done = self._at, False
+            while self._at < len(self._text) and not done:
+                found = (_QUOTED if quoted else _QUIET).match(self._text, self._at)
+                self._at = found.end() if found else self._at
+                character = self._text[self._at : self._at + 1]
+                if character == "\\":
+                    if self._at + 1 >= len(self._text) and not self.final:
+                        break  # the escaped character decides
+                    self._at += 2
+                    continue
+                if character == '"':
+                    quoted = not quoted
+                elif character and character in "[{":
+                    depth += 1
+                elif character:
+                    depth -= 1
+                self._at += len(character)
+                done = bool(character) and not quoted and depth <= 0
+            self._at = min(self._at, len(self._text))
+            emit(self._text[begin : self._at])
+            if done or self.final:
+                return done
+            yield

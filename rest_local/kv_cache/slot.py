@@ -1,0 +1,255 @@
+"""One sequence in the memory cells: its committed tokens, and the sequence ids of its branches.
+
+Contract: the first branch id is attached to the whole committed prefix; another is brought up to it when a tree has a
+leaf for it. Every `remove` and `copy` passes over all cells of the context, those of other slots too (12 us at 23 000
+cells), so a step makes one for each leaf, not for each id; a copy is of what an id missed (all of 7 000 cells
+takes 0.6 ms). A failed removal is never ignored: the cells are cleared and the tokens evaluated again at the next use.
+Memory that cannot be cut back (recurrent state) goes back to a checkpoint, of which each part of a prompt leaves one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rest_local.drafting.tree import ROOT, DraftTree, Layout
+from rest_local.kv_cache.backend import Backend, remove_tail
+from rest_local.llama.batch import Batch
+
+
+@dataclass(slots=True)
+class Rows:
+    """The tokens of a batch under construction, of any number of slots. Plain lists: so few are no work for numpy."""
+
+    token: list[int] = field(default_factory=list)
+    pos: list[int] = field(default_factory=list)
+    first_id: list[int] = field(default_factory=list)
+    n_ids: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+
+    def load(self, batch: Batch) -> None:
+        """Make this the content of the batch. Raises ValueError where it does not fit."""
+        batch.load(self.token, self.pos, self.first_id, self.n_ids, self.output)
+
+
+MOST_CHECKPOINTS = 6
+_runs = itertools.count()
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts share from the first on."""
+    limit = min(len(one), len(other))
+    differ = np.flatnonzero(np.asarray(one[:limit], np.int64) != np.asarray(other[:limit], np.int64))
+    return int(differ[0]) if len(differ) else limit
+
+
+def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
+    """Cells that slots hold with so many tokens each, those that they share counted once."""
+    ends: dict[tuple[int, int], int] = {}
+    for slot, n_tokens in held:
+        following = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
+        for run, end in zip(slot.runs, following, strict=True):
+            if run[0] < n_tokens:
+                ends[run] = max(min(end, n_tokens), ends.get(run, 0))
+    return sum(end - begin for (begin, _), end in ends.items())
+
+
+class Slot:
+    """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
+    to keep states to go back to. `runs`: whose cells they are, as (position from which on, number); slots that share
+    cells have the same number there.
+    """
+
+    def __init__(
+        self, backend: Backend, first_id: int = 0, n_branches: int | None = None, checkpoints: bool = False
+    ) -> None:
+        self._keeps_checkpoints = checkpoints
+        self._checkpoints: list[tuple[int, bytes]] = []  # tokens evaluated, and the state there; ascending
+        self.backend = backend
+        self.first_id = first_id
+        self.n_branches = n_branches or backend.n_branches
+        self.tokens: list[int] = []
+        self.runs = [(0, next(_runs))]
+        self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
+        self._held = [0] * self.n_branches  # of the others: to how many
+
+    @property
+    def n_past(self) -> int:
+        return len(self.tokens)
+
+    def common_prefix(self, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` the cells hold, from the first on. About 1 us for 100 tokens."""
+        return common_prefix(self.tokens, prompt)
+
+    def keep_prefix(self, prompt: Sequence[int]) -> int:
+        """Keep what the cells share with `prompt`, drop the rest; return how many tokens are kept."""
+        self.rewind(self.common_prefix(prompt))  # even to the end: an interrupt may leave cells nobody committed
+        return self.n_past
+
+    def share_prefix(self, other: Slot, n: int) -> None:
+        """Begin anew with the first `n` tokens of another slot: the cells themselves are shared, nothing is evaluated.
+
+        Costs a pass over the cells; only for memory that can remove a tail.
+        """
+        self.clear()
+        self.backend.copy(other.first_id, self.first_id, 0, n)
+        self.tokens = other.tokens[:n]
+        self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
+        self._joined, self._held = 1, [0] * self.n_branches
+
+    def rewind(self, n_past: int, broken_off: bool = False) -> None:
+        """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
+        checkpoint before, or to nothing. `broken_off`: a decode did not come to its end; recurrent state is then
+        written half, whatever its position says. Nor can it be trusted where committed tokens go: llama.cpp says that
+        it rolled back, but has kept the states of the last decode only.
+        """
+        suspect = self._keeps_checkpoints and (broken_off or n_past < len(self.tokens))
+        self._forget(n_past)
+        removed = self._remove_all(n_past)
+        while self._checkpoints and self._checkpoints[-1][0] > n_past:
+            self._checkpoints.pop()
+        if (suspect or not removed) and not self._go_back():
+            self.clear()
+
+    def checkpoint(self) -> None:
+        """Keep what is evaluated so far as a place to come back to, if this memory needs one. About a millisecond."""
+        if self._keeps_checkpoints and self.tokens:
+            self._checkpoints.append((self.n_past, self.backend.save(self.first_id, partial=True)))
+            del self._checkpoints[:-MOST_CHECKPOINTS]
+
+    def _go_back(self) -> bool:
+        """To the last checkpoint that works."""
+        while self._checkpoints:
+            n_past, state = self._checkpoints[-1]
+            if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
+                self._forget(n_past)
+                return True
+            self._checkpoints.pop()
+        return False
+
+    def clear(self) -> None:
+        """Free this slot's cells."""
+        self._checkpoints.clear()
+        self._forget(0)
+        self._joined = self.n_branches
+        if not self._remove_all(0):
+            self.backend.clear()
+
+    def _forget(self, n_past: int) -> None:
+        """The tokens from there on; what comes in their place are other cells, even where another slot keeps these."""
+        if n_past < len(self.tokens):
+            del self.tokens[n_past:]
+            self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]
+
+    def add_prompt(self, rows: Rows, tokens: Sequence[int]) -> None:
+        """Put the next tokens to commit into the batch, without logits."""
+        n = len(tokens)
+        rows.token += tokens
+        rows.pos += range(self.n_past, self.n_past + n)
+        rows.first_id += [self.first_id] * n
+        rows.n_ids += [self._joined] * n
+        rows.output += [0] * n
+
+    def add_step(self, rows: Rows, root: int, tree: DraftTree, layout: Layout | None) -> None:
+        """Put the root and its draft into the batch, with the logits of every node."""
+        n_past, first_id = self.n_past, self.first_id
+        if tree.n_leaves > self._joined:
+            self._join(tree.n_leaves)
+        rows.token.append(root)
+        rows.pos.append(n_past)
+        rows.first_id.append(first_id)
+        rows.n_ids.append(self._joined)
+        rows.output.append(1)
+        if layout is not None:
+            token, depth = tree.token, tree.depth
+            rows.token += [token[node] for node in layout.order]
+            rows.pos += [n_past + depth[node] for node in layout.order]
+            rows.first_id += [first_id + layout.low[node] for node in layout.order]
+            rows.n_ids += [layout.count[node] for node in layout.order]
+            rows.output += [1] * len(layout.order)
+
+    def fill_step(self, root: int, tree: DraftTree, layout: Layout | None) -> None:
+        """A batch of this slot's step alone."""
+        rows = Rows()
+        self.add_step(rows, root, tree, layout)
+        rows.load(self.backend.batch)
+
+    def accept(self, root: int, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
+        """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt."""
+        start = self.n_past
+        self.tokens.append(root)
+        self.tokens.extend([tree.token[node] for node in path])
+        if layout is None:
+            return True
+        along = [0] * tree.n_leaves  # by leaf: how many accepted nodes lie on the way to it
+        for depth, node in enumerate(path, 1):
+            for leaf in range(layout.low[node], layout.low[node] + layout.count[node]):
+                along[leaf] = depth
+        below = bool(tree.children_of(path[-1] if path else ROOT))  # whether the accepted path could go on
+        if len(path) < len(tree) and not self._remove_rejected(start + 1, along, len(path), below):
+            return False
+        if path:
+            self._follow(start + 1, along, len(path), layout.low[path[-1]])
+        return True
+
+    def _remove_rejected(self, first: int, along: Sequence[int], accepted: int, below: bool) -> bool:
+        """Free the drafted cells, from position `first` on, of every leaf but for the accepted ones on its way.
+
+        `below`: there are some below the last accepted one.
+        """
+        alone = self._is_alone
+        if below and alone and not remove_tail(self.backend, first + accepted):  # one call for all of them
+            return False
+        for leaf, depth in enumerate(along):
+            wrong = depth < accepted or (below and not alone)
+            if wrong and not self.backend.remove(self.first_id + leaf, first + depth, -1):
+                return False
+        return True
+
+    def _follow(self, first: int, along: Sequence[int], accepted: int, leader: int) -> None:
+        """Note who holds the accepted tokens, from position `first` on; the first id always does."""
+        if along[0] < accepted:
+            self.backend.copy(self.first_id + leader, self.first_id, first + along[0], first + accepted)
+        for branch in range(1, self._joined):
+            self._held[branch] = first + (along[branch] if branch < len(along) else 0)
+        self._joined = next((b for b in range(1, self._joined) if self._held[b] < self.n_past), self._joined)
+
+    def _join(self, n: int) -> None:
+        """Attach the first `n` ids to all tokens."""
+        for branch in range(self._joined, n):
+            if self._held[branch] < self.n_past:
+                self.backend.copy(self.first_id, self.first_id + branch, self._held[branch], self.n_past)
+        self._joined = n
+
+    def release_branches(self) -> bool:
+        """Detach every id but the first from the cells; whether that changes anything. The next tree attaches them.
+
+        A sliding window drops old cells id by id, so that an id that was not brought up to the newest tokens can come
+        to hold others than the first. llama.cpp then refuses a token that has both ids (-1).
+        """
+        others = range(1, self.n_branches)
+        if self._joined == 1 and not any(self._held[branch] for branch in others):
+            return False
+        released = [self.backend.remove(self.first_id + branch, 0, -1) for branch in others]
+        self._joined, self._held = 1, [0] * self.n_branches
+        return all(released)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether all cells are this slot's, so that one call removes from all ids."""
+        return self.n_branches == self.backend.n_branches * self.backend.n_slots
+
+    def _remove_all(self, p0: int) -> bool:
+        """Of every id; of one that is not attached to all tokens also what an interrupted `copy` may have left."""
+        starts = [p0 if b < self._joined else min(held, p0) for b, held in enumerate(self._held)]
+        self._held = starts
+        if self._is_alone:
+            if not remove_tail(self.backend, p0):
+                return False
+            starts = starts[self._joined :]
+        ids = range(self.first_id + self.n_branches - len(starts), self.first_id + self.n_branches)
+        removed = [self.backend.remove(seq, start, -1) for seq, start in zip(ids, starts, strict=True)]
+        return all(removed)  # every one was asked, also behind one that failed

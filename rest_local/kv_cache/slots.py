@@ -1,0 +1,125 @@
+"""The slots of one context: who gets which, what of a prompt they already hold, and whom to forget first.
+
+Contract: a slot is idle or somebody's. An idle one keeps its tokens for the next request that begins alike, until its
+cells are needed: the least recently used goes first. Attention passes over the cells of idle slots as well, so keeping
+one costs every decode a little: it is kept until that has cost as much as evaluating it again would (which is never
+more than twice the cost of having known what comes). So it is with what lies above the holes that freed cells leave.
+Where a prompt's beginning lies in a slot that is not to be given up (somebody's, or a longer conversation), the cells
+themselves are shared, which evaluates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rest_local.kv_cache.backend import Backend
+from rest_local.kv_cache.slot import Slot
+
+WORTH_KEEPING = 0.5  # a slot of which a prompt shares less is another conversation, to be kept where there is a choice
+LEAST_SHARED = 16  # tokens: sharing cells costs a pass over all of them for each branch
+
+
+@dataclass(frozen=True)
+class Match:
+    """The slot that a prompt is to be evaluated in, and the one whose beginning it shares."""
+
+    slot: Slot
+    kept: int  # tokens of the prompt that need no evaluation
+    source: Slot | None  # where they lie, if it is another slot
+
+
+class Slots:
+    """`n_slots` of a backend. `shares`: its cells can be shared between sequences."""
+
+    def __init__(self, backend: Backend, shares: bool) -> None:
+        places = range(0, backend.n_slots * backend.n_branches, backend.n_branches)
+        self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
+        self._shares = shares
+        self._idle = list(self.slots)  # least recently used first
+        self.holes = 0  # cells that were freed below others that stayed, at most: attention passes over them
+        self._hole_rent = 0.0  # milliseconds that has cost since
+        self._per_token = 0.0  # what evaluating a token again would, at the last charge
+        self._rent = dict.fromkeys(self.slots, 0.0)  # milliseconds a cell, since the slot was last used
+
+    @property
+    def idle_cells(self) -> int:
+        """Tokens that idle slots keep; cells they share count for each."""
+        return sum(slot.n_past for slot in self._idle)
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    def match(self, prompt: Sequence[int], keep: bool) -> Match:
+        """Where a prompt would go. There has to be an idle slot."""
+        if not keep:
+            return Match(self._spare(), 0, None)
+        same = {id(slot): slot.common_prefix(prompt) for slot in self.slots}
+        own = max(self._idle, key=lambda slot: (same[id(slot)], -slot.n_past))
+        longest = max(self.slots, key=lambda slot: same[id(slot)])
+        kept = same[id(own)]
+        at_home = kept >= WORTH_KEEPING * own.n_past or not self._shares
+        if at_home and (kept >= same[id(longest)] or not self._shares):
+            return Match(own, kept, None)
+        spare = self._spare()
+        if same[id(longest)] < LEAST_SHARED or longest is spare:
+            return Match(spare, same[id(spare)], None)
+        return Match(spare, same[id(longest)], longest)
+
+    def take(self, match: Match) -> Slot:
+        """Make a matched slot somebody's, with the shared beginning in it."""
+        self._idle.remove(match.slot)
+        if match.source is not None:
+            match.slot.share_prefix(match.source, match.kept)
+        elif not match.kept:
+            match.slot.clear()
+        return match.slot
+
+    def release(self, slot: Slot) -> None:
+        """Somebody is done with it; what it holds is kept while there is room."""
+        if slot not in self._idle:
+            self._idle.append(slot)
+            self._rent[slot] = 0.0
+
+    def charge(self, per_cell: float, per_token: float) -> None:
+        """A decode was made over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating
+        a token again would. Frees the slots that have cost as much.
+        """
+        self._hole_rent += per_cell * self.holes
+        self._per_token = per_token
+        for slot in self._idle:
+            if slot.n_past:
+                self._rent[slot] += per_cell
+                if self._rent[slot] > per_token:
+                    self.holes += slot.n_past
+                    slot.clear()
+        if not any(slot.n_past for slot in self.slots):
+            self._close_holes()
+
+    def starts_anew(self, kept: int) -> bool:
+        """Whether who could go on with `kept` tokens had better give them up, with all that is kept, to use the lowest
+        cells: the holes below have cost as much by now as evaluating these tokens again would.
+        """
+        return self.holes > 0 and (kept < LEAST_SHARED or self._hole_rent > kept * self._per_token)
+
+    def evict(self) -> bool:
+        """Free the cells of the least recently used idle slot; False where no idle slot has any."""
+        for slot in self._idle:
+            if slot.n_past:
+                slot.clear()
+                return True
+        return False
+
+    def forget(self) -> None:
+        """Free the cells of every idle slot."""
+        self._close_holes()
+        for slot in self._idle:
+            slot.clear()
+
+    def _close_holes(self) -> None:
+        self.holes, self._hole_rent = 0, 0.0
+
+    def _spare(self) -> Slot:
+        """An empty idle slot, else the least recently used."""
+        return next((slot for slot in self._idle if not slot.n_past), self._idle[0])

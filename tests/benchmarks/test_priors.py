@@ -1,0 +1,39 @@
+"""Fitted priors are rates: of the cell where it was seen, of its neighbours where it was not."""
+
+import numpy as np
+import pytest
+
+from benchmarks.priors import rates
+from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.priors import shipped_rates
+
+
+def test_a_cell_seen_often_has_its_own_rate_and_a_new_one_that_of_shorter_matches() -> None:
+    seen, hits = np.zeros(N_CELLS), np.zeros(N_CELLS)
+    source = SOURCE_NUMBER["datastore"]
+    known, longer = cell_of(source, 4, 1, 1), cell_of(source, 20, 1, 1)
+    seen[known], hits[known] = 10_000, 7_000
+    table = rates(seen, hits)
+    assert set(table) == set(SOURCES)
+    assert table["datastore"][known % CELLS_PER_SOURCE] == pytest.approx(0.7, abs=0.01)
+    assert table["datastore"][longer % CELLS_PER_SOURCE] == pytest.approx(0.7, abs=0.05)
+    assert table["prediction"] == table["context"]
+
+
+def test_shipped_priors_are_probabilities_of_this_layout_and_long_agreement_is_trusted() -> None:
+    assert len(shipped_rates()) == N_CELLS
+    assert all(0 < rate < 1 for rate in shipped_rates())
+    acceptance = Acceptance()
+    for name in ("datastore", "context", "history"):
+        source = SOURCE_NUMBER[name]
+        short, long = (acceptance.estimate(cell_of(source, length, 1, 1)) for length in (1, 12))
+        assert short < 0.4 < 0.5 < long
+        assert acceptance.estimate(cell_of(source, 3, 20, 1)) < 0.1
+
+
+def test_the_shipped_rate_of_a_prediction_rises_with_its_evidence() -> None:
+    source = SOURCE_NUMBER["prediction"]
+    rates = [shipped_rates()[cell_of(source, level, 1, 1)] for level in (2, 4, 8, 16, 32)]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.5 < 0.95 < rates[-1]

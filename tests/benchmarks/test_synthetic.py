@@ -1,0 +1,68 @@
+"""Synthetic models: blocks have the spread that was asked for, files load and compute finite logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from benchmarks.synthetic import QUANTS, SHAPES, Shape, _Blocks, kinds, synthetic
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+
+SMALL = Shape(layers=2, width=256, heads=4, kv_heads=2, feed=512, vocab=512, tied=True)
+_Type = gguf.GGMLQuantizationType
+
+
+@pytest.mark.parametrize("kind", [_Type.Q8_0, _Type.Q4_0, _Type.Q5_0, _Type.Q4_K, _Type.Q6_K])
+def test_random_blocks_dequantize_to_the_spread_asked_for(kind: gguf.GGMLQuantizationType) -> None:
+    """Oracle: the gguf package's own dequantization."""
+    weights = gguf.quants.dequantize(_Blocks(1).make(kind, (64, 1024), 0.05), kind)
+    assert weights.shape == (64, 1024)
+    assert abs(weights.std() - 0.05) < 0.001
+    assert abs(weights.mean()) < 0.006  # half a step of Q4_0, whose codes go from -8 to 7
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("shape", [SMALL, Shape(2, 64 * 6, 6, 2, 512, 512, tied=False)], ids=["tied", "untied"])
+def test_a_synthetic_model_loads_and_its_logits_are_finite(tmp_path: Path, quant: str, shape: Shape) -> None:
+    with (
+        Model.open(synthetic(shape, quant, tmp_path / "m.gguf", n_ctx=128)) as model,
+        Context(model, ContextSettings(n_ctx=64, threads=1, n_branches=1)) as context,
+    ):
+        tokens = model.vocabulary.tokenize("def f(self): return self")
+        context.batch.fill(tokens, np.arange(len(tokens)), 0, 1, np.ones(len(tokens)))
+        assert context.decode() == 0
+        logits = context.logits(len(tokens))
+        assert np.isfinite(logits).all()
+        assert 1 < logits.std() < 10
+        assert "synthetic" in model.name
+        assert model.n_vocab == shape.vocab
+
+
+def test_kinds_fall_back_where_rows_do_not_divide() -> None:
+    assert kinds("Q4_K", SHAPES["7B"]) == {"matrix": _Type.Q4_K, "down": _Type.Q4_K, "output": _Type.Q6_K}
+    assert kinds("Q4_K", SHAPES["0.5B"]) == {"matrix": _Type.Q5_0, "down": _Type.Q4_K, "output": _Type.Q8_0}
+    assert kinds("Q8_0", SHAPES["1.5B"])["output"] == _Type.Q8_0
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"0\.5B"):
+        synthetic("3B", "Q4_0", tmp_path / "m.gguf")
+    with pytest.raises(ValueError, match="Q8_0"):
+        synthetic("0.5B", "Q3_0", tmp_path / "m.gguf")
+
+
+def test_a_copied_vocabulary_is_the_same_vocabulary(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
+    source = tiny_model("qwen2")
+    with (
+        Model.open(synthetic(SMALL, "Q8_0", tmp_path / "m.gguf", vocab=source)) as model,
+        Model.open(source, vocab_only=True) as original,
+    ):
+        assert model.vocabulary.hash == original.vocabulary.hash  # though padded from 384 to 512 tokens
+        assert model.chat_template == original.chat_template
+    with pytest.raises(ValueError, match="384 tokens"):
+        synthetic(Shape(1, 64, 2, 1, 128, 300, tied=True), "Q8_0", tmp_path / "small.gguf", vocab=source)

@@ -1,0 +1,223 @@
+"""A cost curve is one that a machine can have, follows real steps in both directions, and knows its own doubt."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_local.calibration.corrections import ESTIMATED, GIVEN, Corrections
+from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
+
+CPU = CostCurve.from_points(
+    [512], list(SIZES), [[20.0, 37.2, 50.0, 48.2, 79.2, 76.0, 107.2, 98.2, 164.4, 179.0, 278.0, 362.0]]
+)
+COUNTS = np.arange(1, LARGEST + 1)
+times = st.floats(0.01, 1e4)
+rows = st.lists(times, min_size=len(SIZES), max_size=len(SIZES))
+steps = st.lists(
+    st.tuples(st.integers(-1, 70), st.integers(0, 10_000), st.floats(), st.booleans()), min_size=0, max_size=60
+)
+
+
+def curve_of(per_token: float, attention: float = 0.0, plain: float = 10.0) -> CostCurve:
+    """n tokens cost `plain` (1 + per_token (n - 1)), and `attention` ms more for each token of context."""
+    base = [plain * (1 + per_token * (n - 1)) for n in SIZES]
+    return CostCurve.from_points([0, 1000], SIZES, [base, [ms + 1000 * attention for ms in base]])
+
+
+def assert_physical(curve: CostCurve) -> None:
+    for n_ctx in (0, 1, 64, 700, 5000, 100_000):
+        for line in (curve.at(n_ctx), curve.expected(n_ctx)):
+            assert np.isfinite(line).all()
+            assert (line > 0).all()
+            assert (np.diff(line) >= -1e-9 * line[1:]).all()
+            assert (line <= line[0] * COUNTS * (1 + 1e-9)).all()
+        assert curve.per_token(n_ctx) > 0
+    assert curve.per_cell(1) >= 0
+
+
+@given(st.lists(rows, min_size=1, max_size=3), steps)
+@settings(deadline=None, max_examples=150)
+def test_times_never_fall_with_the_size_nor_exceed_single_steps(
+    table: list[list[float]], observed: list[tuple[int, int, float, bool]]
+) -> None:
+    curve = CostCurve.from_points([64, 512, 2048][: len(table)], SIZES, table)
+    assert_physical(curve)
+    for n, n_ctx, ms, busy in observed:  # any number that a clock gone mad could give
+        curve.observe(n, n_ctx, ms, busy)
+    assert_physical(curve)
+    assert_physical(CostCurve.from_json(curve.to_json()))
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(0.2, 5.0), st.floats(0.001, 0.02))
+@settings(deadline=None, max_examples=60)
+def test_real_steps_bring_every_wrong_table_to_the_truth(
+    believed: float, per_token: float, speed: float, attention: float
+) -> None:
+    """Too dear or too cheap, for the machine or for drafts: what is tried is known in the end."""
+    curve, true = curve_of(believed, 0.004), curve_of(per_token, attention, 10.0 * speed)
+    for _ in range(30):
+        for n in (1, 2, 1, 4, 1, 8, 1, 16):
+            for n_ctx in (100, 3000):
+                curve.observe(n, n_ctx, float(true.expected(n_ctx)[n - 1]))
+    for n_ctx in (100, 3000):
+        wanted = true.expected(n_ctx)
+        for n in (1, 2, 4, 8, 16):
+            assert curve.expected(n_ctx)[n - 1] == pytest.approx(wanted[n - 1], rel=0.25)
+
+
+@pytest.mark.parametrize("believed", [0.05, 0.9])
+def test_neighbours_learn_with_a_size(believed: float) -> None:
+    curve, true = curve_of(believed), curve_of(0.3)
+    before = abs(math.log(curve.expected(0)[5] / true.expected(0)[5]))
+    for _ in range(20):
+        curve.observe(1, 10, 10.0)
+        curve.observe(8, 10, float(true.expected(0)[7]))
+    assert curve.expected(0)[7] == pytest.approx(true.expected(0)[7], rel=0.1)
+    assert abs(math.log(curve.expected(0)[5] / true.expected(0)[5])) < 0.6 * before
+
+
+def test_one_hiccup_changes_little_and_several_steps_that_agree_much() -> None:
+    curve = curve_of(0.3)
+    before = curve.expected(10)[7]
+    for _ in range(60):
+        curve.observe(8, 10, before)
+        curve.observe(1, 10, 10.0)
+    curve.observe(8, 10, 1e6)
+    assert curve.expected(10)[7] < before * 1.2
+    for _ in range(60):
+        curve.observe(8, 10, 2 * before)
+        assert curve.expected(10)[0] > 0  # read, so that each comes alone
+    assert curve.expected(10)[7] == pytest.approx(2 * before, rel=0.1)
+
+
+def test_a_spike_among_plain_steps_is_no_other_machine() -> None:
+    curve = curve_of(0.3)
+    for ms in [10.0] * 7 + [400.0] + [10.0] * 8:
+        curve.observe(1, 10, ms)
+    assert curve.expected(10)[0] == pytest.approx(10.0, rel=0.02)
+
+
+def test_another_speed_of_the_machine_changes_all_sizes_alike() -> None:
+    """Measured while something else ran: plain steps alone must not make drafts look ever dearer."""
+    curve = CostCurve.from_points([64], [1, 64], [[2.0, 20.0]])
+    before = curve.expected(64)[15] / curve.expected(64)[0]
+    for _ in range(300):
+        curve.observe(1, 64, 0.5)
+    assert curve.expected(64)[0] == pytest.approx(0.5, rel=0.05)
+    assert curve.expected(64)[15] / curve.expected(64)[0] == pytest.approx(before, rel=0.02)
+
+
+def test_a_length_that_was_right_stays_right_while_another_is_corrected() -> None:
+    curve = CostCurve.from_points([512, 4096], [1, 64], [[10, 60], [40, 120]])
+    for _ in range(60):
+        curve.observe(1, 4000, 20.0)
+    assert curve.at(4000)[0] == pytest.approx(20.0, rel=0.03)
+    assert curve.at(512)[0] == pytest.approx(10.0, rel=0.15)
+
+
+def test_sizes_that_no_table_has_are_left_alone() -> None:
+    curve = CostCurve.from_points([64, 512], [1, 64], [[1, 10], [2, 20]])
+    before = curve.ms.copy()
+    for n, ms in ((LARGEST + 1, 5.0), (0, 5.0), (1, 0.0), (1, -3.0), (8, math.nan), (8, math.inf)):
+        curve.observe(n, 64, ms)
+    assert (curve.ms == before).all()
+
+
+def test_a_busy_machine_moves_prices_with_caution_and_settles_nothing() -> None:
+    quiet = CostCurve.from_points([0], [1, 64], [[10.0, 100.0]], ESTIMATED)
+    busy = quiet.copy()
+    doubt = busy.uncertainty(0)[7]
+    for _ in range(500):
+        for curve, disturbed in ((quiet, False), (busy, True)):
+            curve.observe(8, 10, 60.0, disturbed)
+            curve.observe(1, 10, 10.0, disturbed)
+    assert quiet.is_certain(0, [8])
+    assert not busy.is_certain(0, [8])
+    assert busy.uncertainty(0)[7] == pytest.approx(doubt, rel=0.5)
+    assert quiet.expected(0)[7] == pytest.approx(60.0, rel=0.05)
+
+
+def test_who_says_whether_the_machine_is_busy_is_asked_with_every_step() -> None:
+    asked: list[float] = []
+    curve = curve_of(0.3)
+    curve.busy_now = lambda ms: bool(asked.append(ms)) or ms > 30
+    curve.observe(1, 10, 10.0)
+    curve.observe(8, 10, 31.0)
+    assert asked == [10.0, 31.0]
+
+
+def test_a_size_that_was_hardly_tried_is_planned_with_as_if_it_were_cheaper() -> None:
+    """So that a price that is too high by mistake does not keep the size from being tried for ever."""
+    curve = CostCurve.from_points([0], SIZES, [[10.0 * n**0.8 for n in SIZES]], ESTIMATED)
+    hope = curve.at(0) / curve.expected(0)
+    assert hope[0] == 1.0
+    assert 0.6 < hope[7] < 0.9
+    for _ in range(10):
+        curve.observe(1, 0, 10.0)
+        curve.observe(8, 0, float(curve.expected(0)[7]))
+    hope = curve.at(0) / curve.expected(0)
+    assert hope[7] == pytest.approx(1.0)
+    assert hope[63] < 0.95  # too far away to know
+    given_table = CostCurve.from_points([0], SIZES, [[10.0 * n**0.8 for n in SIZES]])
+    assert (given_table.at(0) == given_table.expected(0)).all()
+
+
+def test_what_was_certain_is_doubted_again_after_thousands_of_other_steps() -> None:
+    curve = curve_of(0.3)
+    for _ in range(40):
+        curve.observe(1, 10, 10.0)
+        curve.observe(16, 10, 55.0)
+    assert curve.is_certain(10, [16])
+    for _ in range(40_000):
+        curve.observe(1, 10, 10.0)
+    assert not curve.is_certain(10, [16])
+
+
+def test_a_curve_survives_json_with_what_it_knows() -> None:
+    curve = curve_of(0.3, 0.01)
+    for _ in range(20):
+        curve.observe(4, 2000, 50.0)
+        curve.observe(1, 2000, 25.0)
+    again = CostCurve.from_json(curve.to_json())
+    assert np.allclose(again.ms, curve.ms)
+    assert again.doubt == curve.doubt
+    assert again.noise == curve.noise
+
+
+def damaged() -> list[str]:
+    whole = json.loads(CPU.to_json())
+    falling = [*whole["ms"][0][:31], *(ms * 0.3 for ms in whole["ms"][0][31:])]
+    changes = [
+        {"ms": [[math.nan] * LARGEST]}, {"ms": [[-1.0] * LARGEST]}, {"ms": [[0.0] * LARGEST]}, {"ms": [[1.0, 2.0]]},
+        {"ms": []}, {"ms": [falling]}, {"ms": [[1.0] + [90.0] * (LARGEST - 1)]}, {"contexts": []}, {"contexts": [-5]},
+        {"contexts": [1, 1], "ms": whole["ms"] * 2}, {"contexts": ["x"]}, {"sd": {}}, {"sd": None}, {"noise": None},
+        {"noise": -1}, {"noise": math.nan}, {"sd": whole["sd"] | {"speed": -1.0}}, {"ms": "fast"},
+        {"sd": whole["sd"] | {"sizes": [0.1]}}, {"sd": whole["sd"] | {"speed": math.nan}},
+    ]  # fmt: skip
+    return ["", "[]", "{}", "null", "7", *(json.dumps(whole | change) for change in changes)]
+
+
+@pytest.mark.parametrize("text", damaged())
+def test_what_is_not_a_curve_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        CostCurve.from_json(text)
+
+
+def test_many_surprises_leave_the_uncertainty_positive() -> None:
+    """The clock of a machine with other work: times that differ by a factor of three, for an hour."""
+    rng = np.random.default_rng(5)
+    corrections = Corrections(GIVEN)
+    corrections._covariance[0, 1] += 1e-6  # as rounding errors do in an hour
+    for _ in range(5_000):
+        n = int(rng.choice([1, 1, 1, 2, 3, 4, 8, 13, 64]))
+        corrections.learn(n, float(rng.uniform(0, 0.9)), float(rng.normal(0, 0.6)), int(rng.integers(1, 9)), False)
+    assert np.isfinite(corrections.mean).all()
+    covariance = corrections._covariance
+    assert np.abs(covariance - covariance.T).max() < 1e-9
+    assert np.linalg.eigvalsh(covariance).min() > 0

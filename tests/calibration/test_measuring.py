@@ -1,0 +1,149 @@
+"""Scripted clocks: whatever disturbs a measurement, the curve stays near the truth, or is not called complete."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, isotonic
+from rest_local.calibration.measuring import Timing, measure, quick
+
+CONTEXTS = (64, 512, 2048)
+Change = Callable[[int, float], Timing]  # (number of the batch, its true time) -> what the clock says
+
+
+def true_ms(n: int, n_ctx: int) -> float:
+    return 5.0 * (0.7 + 0.3 * n) + 0.0005 * n_ctx * (1 + 0.25 * n)
+
+
+class Clock:
+    """A probe whose times `change` distorts."""
+
+    def __init__(self, change: Change = lambda number, ms: Timing(ms)) -> None:
+        self.change = change
+        self.number = 0
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, n: int, n_ctx: int) -> Timing:
+        self.number += 1
+        self.asked.append((n, n_ctx))
+        return self.change(self.number, true_ms(n, n_ctx))
+
+
+def worst(curve: CostCurve) -> float:
+    """The largest relative error of a ratio t(n)/t(1) at any length, beyond the last as well."""
+    errors = []
+    for n_ctx in (64, 300, 2048, 6000):
+        line = curve.expected(n_ctx)
+        errors += [abs(line[n - 1] / line[0] / (true_ms(n, n_ctx) / true_ms(1, n_ctx)) - 1) for n in SIZES]
+    return max(errors)
+
+
+def test_a_quiet_machine_is_measured_as_it_is() -> None:
+    result = measure(Clock(), CONTEXTS)
+    assert result.complete
+    assert result.noise == result.busy == 0.0
+    assert worst(result.curve) < 0.01
+    assert all(result.curve.is_certain(n_ctx) for n_ctx in CONTEXTS)
+
+
+@given(st.integers(0, 10**6))
+@settings(deadline=None, max_examples=40)
+def test_noise_and_bursts_of_it_stay_within_bounds(seed: int) -> None:
+    """Every batch takes up to 5% longer, and one in ten, at random, three to thirty times as long."""
+    rng = np.random.default_rng(seed)
+
+    def noisy(_: int, ms: float) -> Timing:
+        return Timing(ms * (1 + 0.05 * rng.random()) * (rng.uniform(3, 30) if rng.random() < 0.1 else 1))
+
+    assert worst(measure(Clock(noisy), CONTEXTS).curve) < 0.2
+
+
+def test_a_busy_phase_in_the_middle_is_measured_around() -> None:
+    """One round of every length at a fifth of the speed."""
+    size = len(SIZES)
+    result = measure(Clock(lambda i, ms: Timing(5 * ms if i % (5 * size) < size else ms)), CONTEXTS)
+    assert worst(result.curve) < 0.05
+
+
+def test_a_busy_machine_is_never_complete_and_measured_longer() -> None:
+    rng = np.random.default_rng(3)
+    clock = Clock(lambda _, ms: Timing(ms * rng.uniform(1, 6), True))
+    result = measure(clock, [64])
+    assert not result.complete
+    assert result.busy == 1.0
+    assert len(clock.asked) > 5 * len(SIZES) + 1
+    assert not result.curve.is_certain(64)
+    only_slow = measure(Clock(lambda _, ms: Timing(2 * ms, True)), [64])  # evenly, as spinning threads make it
+    assert not only_slow.complete
+
+
+def test_a_clock_that_jumps_leaves_no_trace() -> None:
+    """Set back now and then, or the machine was asleep for a day."""
+    jumps = {3: -5000.0, 17: -0.001, 31: math.nan, 40: 86_400_000.0, 55: 0.0, 70: math.inf}
+    result = measure(Clock(lambda i, ms: Timing(jumps.get(i % 90, ms))), CONTEXTS)
+    assert worst(result.curve) < 0.02
+    low = measure(Clock(lambda i, ms: Timing(0.01 if i % 61 == 7 else ms)), CONTEXTS)  # set back within a batch
+    assert worst(low.curve) < 0.1
+
+
+def test_a_clock_that_stands_still_is_said_and_ends() -> None:
+    clock = Clock(lambda _, ms: Timing(0.0))
+    with pytest.raises(ValueError, match="clock"):
+        measure(clock, CONTEXTS)
+    assert len(clock.asked) < 500
+    assert quick(Clock(lambda _, ms: Timing(-ms)), 16) == []
+
+
+@pytest.mark.parametrize("largest", [1, 3, 16])
+def test_a_context_with_small_batches_is_measured_and_not_complete(largest: int) -> None:
+    clock = Clock()
+    result = measure(clock, [64], largest=largest)
+    assert max(n for n, _ in clock.asked) == largest
+    assert not result.complete
+    assert len(result.curve.at(64)) == LARGEST
+
+
+def test_progress_ends_at_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    measure(Clock(), CONTEXTS, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+
+
+@pytest.mark.parametrize("machine", [lambda n: n, lambda n: 0.7 + 0.3 * n, lambda n: 1.0])
+def test_the_first_steps_cost_at_most_15_plain_ones(machine: Callable[[int], float]) -> None:
+    """On any machine, for t(n) is at most n t(1)."""
+    spent = []
+
+    def probe(n: int, n_ctx: int) -> Timing:
+        spent.append(machine(n))
+        return Timing(machine(n))
+
+    timed = quick(probe, 16)
+    assert sum(spent) <= 15
+    assert [n for n, _ in timed] == [1, 1, 4, 8]
+
+
+def test_a_busy_machine_is_asked_for_two_plain_steps_only() -> None:
+    clock = Clock(lambda _, ms: Timing(ms, True))
+    assert quick(clock, 0) == [(1, Timing(true_ms(1, 0), True))]
+    assert clock.asked == [(1, 0)] * 2
+
+
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12))
+def test_isotonic_never_falls_and_leaves_alone_what_rises(values: list[float]) -> None:
+    fitted = isotonic(np.array(values))
+    assert len(fitted) == len(values)
+    assert (np.diff(fitted) >= -1e-9 * fitted[1:]).all()
+    assert fitted.sum() == pytest.approx(sum(values))
+    assert isotonic(np.array(sorted(values))).tolist() == sorted(values)
+
+
+def test_isotonic_follows_the_heavier_one() -> None:
+    assert isotonic(np.array([10.0, 5.0]), np.array([9.0, 1.0])).tolist() == [9.5, 9.5]

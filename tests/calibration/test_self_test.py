@@ -1,0 +1,311 @@
+"""What `--exact` promises rests on 256 rows or more, however slow the machine is, and none of them may differ."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.fake_backend import FakeBackend, logits_of
+from support.fake_jobs import FLAT, job_of
+
+from rest_local import Engine
+from rest_local.calibration import tuning
+from rest_local.calibration.exactness import Comparison
+from rest_local.calibration.self_test import LEAST_ROWS, SelfTest, is_promise, plan_segments
+from rest_local.calibration.tuning import Tuning
+from rest_local.decoding import lane as lane_module
+from rest_local.decoding.lane import Lane
+from rest_local.decoding.service import Service
+from rest_local.errors import DecodeFailed, ModelError
+from rest_local.llama.context import ContextSettings
+from rest_local.llama.options import ModelOptions
+
+TEXT = np.random.default_rng(3).integers(0, 20, 60).tolist()
+Compute = Callable[[Sequence[int], int], np.ndarray]
+
+
+def rounds_after(position: int) -> Compute:
+    """Rounds differently in batches, from a position on."""
+    return lambda history, n: logits_of(history) * np.float32(1 + (n > 1) * (len(history) > position) * 1e-3)
+
+
+def finish(test: SelfTest) -> SelfTest:
+    for _ in range(10_000):
+        if test.run(0.0):
+            return test
+    raise AssertionError("the test does not end")
+
+
+@pytest.mark.parametrize("n_ctx", [8, 16, 100, 256, 891, 893, 1024, 4096])
+def test_every_plan_has_rows_enough_and_fits(n_ctx: int) -> None:
+    segments = plan_segments(n_ctx, 64)
+    assert sum(segment.n for segment in segments) == LEAST_ROWS + 128 * (n_ctx > 892)
+    assert all(segment.n > 0 and segment.position + segment.n <= n_ctx for segment in segments)
+    assert max(segment.position for segment in segments) >= min(n_ctx // 2, 256) - 32
+
+
+@pytest.mark.parametrize("n_ctx", [8, 100, 1024])
+def test_an_exact_backend_is_promised_after_all_rows_and_not_before(n_ctx: int) -> None:
+    backend = FakeBackend(n_ctx)
+    test = SelfTest(backend, TEXT, 63)
+    compared = 0
+    while not test.run(0.0):
+        assert not test.to_dict()["exact"]
+        assert test.comparison.rows >= compared
+        compared = test.comparison.rows
+    assert test.to_dict()["exact"]
+    assert test.comparison.rows == test.rows_needed >= LEAST_ROWS
+
+
+def test_one_difference_or_one_row_too_few_is_no_promise() -> None:
+    assert is_promise(Comparison(rows=384), 384)
+    assert not is_promise(Comparison(rows=384, different=1), 384)
+    assert not is_promise(Comparison(rows=383), 384)
+    assert not is_promise(Comparison(rows=LEAST_ROWS - 1), 1)
+
+
+def test_chains_of_every_size_are_tried_with_rejected_tails() -> None:
+    backend, sizes = FakeBackend(1024), set[int]()
+    backend.compute = lambda history, n: (sizes.add(n), logits_of(history))[1]
+    finish(SelfTest(backend, TEXT, 63))
+    assert sizes == {1, 2, 3, 4, 8, 16, 32, 64}
+
+
+@pytest.mark.parametrize("position", [0, 60, 200, 750])
+def test_a_difference_is_found_wherever_it_begins(position: int) -> None:
+    backend = FakeBackend(1024)
+    backend.compute = rounds_after(position)
+    found = finish(SelfTest(backend, TEXT, 16)).to_dict()
+    assert found["different"] > 0
+    assert not found["exact"]
+
+
+def test_a_rejected_tail_that_leaves_something_is_found() -> None:
+    """A backend whose next row remembers that something was removed."""
+
+    class Remembers(FakeBackend):
+        removed = 0
+
+        def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
+            self.removed += any(cell.pos > p0 for cell in self.cells) and p0 % 32 != 0
+            return super().remove(seq, p0, p1)
+
+    backend = Remembers(256)
+    backend.compute = lambda history, n: logits_of(history) + np.float32(1e-4 * (backend.removed > 0) * (n > 1))
+    assert finish(SelfTest(backend, TEXT, 16)).comparison.different > 0
+
+
+def test_a_later_process_continues_where_the_first_one_ended() -> None:
+    backend = FakeBackend(1024)
+    first = SelfTest(backend, TEXT, 16)
+    while first.comparison.rows < 100:
+        first.run(0.0)
+    assert not first.complete
+    known = first.to_dict()
+    again = SelfTest(FakeBackend(1024), TEXT, 16, known)
+    assert finish(again).comparison.rows == again.rows_needed
+    assert again.backend.calls < 3 * (again.rows_needed - known["rows"])
+    late = FakeBackend(1024)
+    late.compute = rounds_after(300)
+    assert not finish(SelfTest(late, TEXT, 16, known)).to_dict()["exact"]
+
+
+def test_a_decode_that_was_broken_off_costs_its_segment_only() -> None:
+    backend = FakeBackend(1024)
+    test = SelfTest(backend, TEXT, 16)
+    while test.comparison.rows < 64:
+        test.run(0.0)
+    backend.failures[backend.calls + 5] = 2
+    assert finish(test).to_dict()["exact"]
+    backend = FakeBackend(1024)
+    backend.failures[7] = -3
+    with pytest.raises(DecodeFailed):
+        finish(SelfTest(backend, TEXT, 16))
+
+
+def test_an_interrupt_does_not_end_the_test() -> None:
+    backend = FakeBackend(256)
+    test = SelfTest(backend, TEXT, 16)
+    backend.failures[9] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        finish(test)
+    assert finish(test).to_dict()["exact"]
+
+
+def test_what_is_done_before_the_first_token_is_bounded_by_the_plain_step() -> None:
+    slow = SelfTest(FakeBackend(1024), TEXT, 63)
+    assert not slow.begin(0.0)
+    assert 0 < slow.comparison.rows < 32
+    assert slow.backend.evaluated < 30
+    quick = SelfTest(FakeBackend(1024), TEXT, 63)
+    assert quick.begin(600.0)
+    assert quick.to_dict()["exact"]
+
+
+class Bench:
+    """An exact lane over a fake backend, with a self-test of which a little is done. `stored`: what was written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, compute: Compute | None = None, refuse: bool = False) -> None:
+        self.opened: list[Any] = []
+        model = SimpleNamespace(
+            n_ctx_train=0, is_recurrent=False, is_hybrid=False, has_encoder=False, closed=False, options=ModelOptions()
+        )
+
+        def open_context(_: object, settings: ContextSettings) -> Any:
+            if refuse:
+                raise ModelError("no memory for a context")
+            backend: Any = FakeBackend(settings.n_ctx, n_batch=settings.n_batch)
+            backend.compute = compute or backend.compute
+            backend.close = lambda: self.opened.remove(backend)
+            self.opened.append(backend)
+            return backend
+
+        monkeypatch.setattr(lane_module, "Context", open_context)
+        monkeypatch.setattr(tuning, "real_text", lambda *_: TEXT)
+        self.context: Any = FakeBackend(2048)
+        self.context.settings = ContextSettings(n_ctx=2048)
+        self.context.n_ubatch, self.context.close = 64, lambda: None
+        begun = SelfTest(FakeBackend(1024), TEXT, 63)
+        begun.begin(0.0)
+        self.tuning = Tuning(self.context.settings, FLAT, begun.to_dict(), False)
+        self.stored: list[str] = []
+        monkeypatch.setattr(Tuning, "store", lambda tuning: self.stored.append(tuning.to_json()))
+        self.lane = Lane(model, self.context, self.tuning, exact=True)  # type: ignore[arg-type]
+        self.lane._calibration.enabled = False  # the self-test is the only idle work here
+
+    def idle(self, rows: int = 10_000) -> None:
+        """Use idle time until so many rows were compared, or nothing is left to do."""
+        while self.lane.has_idle_work and self.tuning.rows_compared < rows:
+            self.lane.use_idle_time(0.0)
+
+
+def test_drafting_is_off_until_all_rows_are_compared_and_on_from_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    lane = bench.lane
+    assert lane.capability.kind == "none"
+    assert "of 384 rows" in lane.capability.reason
+    assert not lane.warnings
+    job = job_of(bench.context, [1, 2, 3], 40)
+    lane.scheduler.submit(job)
+    lane.scheduler.step()
+    assert job.generation is not None
+    job.generation.capability = lane.capability  # as `Lane.generation` makes it
+    bench.idle(rows=300)
+    assert (lane.capability.kind, lane.tuning.exact, job.generation.capability.kind) == ("none", False, "none")
+    assert not any(Tuning.from_json(text).exact for text in bench.stored)
+    bench.idle()
+    assert (lane.capability.kind, lane.tuning.exact) == ("chain", True)
+    assert job.generation.capability.kind == "chain"
+    assert Tuning.from_json(bench.stored[-1]).exact
+    assert not bench.opened
+    assert not lane.warnings
+
+
+def test_a_difference_found_later_leaves_drafting_off_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(monkeypatch, rounds_after(150))
+    with caplog.at_level(logging.WARNING):
+        bench.idle()
+        bench.idle()
+    assert bench.lane.capability.kind == "none"
+    assert len(bench.lane.warnings) == len(caplog.records) == 1
+    assert "decoding plainly" in bench.lane.warnings[0]
+    kept = Tuning.from_json(bench.stored[-1])
+    assert not kept.exact
+    assert kept.unsuitable == [bench.context.settings]
+    assert not bench.opened
+
+
+def test_a_test_that_finds_no_memory_leaves_drafting_off_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, refuse=True)
+    bench.idle()
+    assert bench.lane.capability.kind == "none"
+    assert not bench.tuning.exact
+    assert len(bench.lane.warnings) == 1
+    assert "no memory" in bench.lane.warnings[0]
+
+
+def test_the_test_takes_its_share_of_the_time_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    for _ in range(5):
+        bench.lane.after_pass(0.0)
+    assert not bench.opened  # nothing was earned
+    bench.lane.after_pass(1e6)
+    assert bench.opened[0].calls == 1
+    while bench.lane.has_idle_work:
+        bench.lane.after_pass(1e6)
+    assert bench.tuning.exact
+
+
+def test_a_file_that_promises_on_fewer_rows_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.idle()
+    whole = bench.tuning
+    assert Tuning.from_json(whole.to_json()).exact
+    few = replace(whole, self_test={**whole.self_test, "rows": 32})
+    assert not Tuning.from_json(few.to_json()).exact
+    for damage in ({"rows": -5}, {"different": "many"}, {"flips": 9}):
+        with pytest.raises(ValueError, match=r"not a comparison|invalid literal"):
+            Tuning.from_json(replace(whole, self_test={**whole.self_test, **damage}).to_json())
+
+
+def test_settings_that_differ_are_not_chosen_again(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A difference that a service finds later leads to the next settings at the next start, and to none where all
+    differ: which is not measured again and again."""
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "SELF_TEST_S", 0.0)
+    path = tiny_model("llama", quant="Q8_0")
+    tried = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Comparison, "add", _differs_late)
+        for _ in range(6):
+            with Engine.load(path, n_ctx=256, threads=1, exact=True) as engine:
+                tried.append((engine.settings["flash_attention"], engine.settings["cache_type_k"]))
+                while engine.use_idle_time(1.0):
+                    pass
+                assert engine.capability.kind == "none"
+                assert len(engine.warnings) == 1
+    assert tried[:4] == list(tuning.EXACT)
+    assert tried[4] == tried[5]
+
+
+def _differs_late(comparison: Comparison, alone: np.ndarray, other: np.ndarray) -> None:
+    comparison.rows += 1
+    comparison.different += comparison.rows > 30
+
+
+def test_a_slow_first_answer_is_plain_and_a_service_completes_the_test(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "SELF_TEST_S", 0.0)
+    path = tiny_model("llama", quant="Q8_0")
+    with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
+        assert engine.capability.kind == "none"
+        assert engine.self_test["rows"] == 4
+        stream = engine.generate([1, 2, 3] * 20, max_tokens=12, policy="rest")
+        assert sum(len(piece.text) > 0 for piece in stream) > 0
+        assert stream.statistics.drafted == 0
+    with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
+        began_with = engine.self_test["rows"]
+        assert 4 <= began_with < 384
+        service = Service(engine)
+        try:
+            for _ in range(10_000):
+                if service.run(lambda engine: engine.capability.kind) == "chain":
+                    break
+            assert engine.self_test["exact"]
+        finally:
+            service.close()
+    with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
+        assert engine.capability.kind == "chain"
+        assert engine.self_test["rows"] == 384

@@ -1,0 +1,124 @@
+"""The long self-test: every combination once, neighbours noticed, bounded in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.fake_backend import FakeBackend, logits_of
+
+from rest_local.calibration.exactness import Comparison, compare_drafts, rows_alone
+from rest_local.calibration.survey import Case, combinations, survey
+from rest_local.errors import ModelError
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, ModelOptions
+
+TinyModel = Callable[..., Path]
+TEXT = np.random.default_rng(3).integers(0, 20, 80).tolist()
+ALL = len(CACHE_TYPES) + len(FLOAT_CACHE_TYPES)  # with flash attention, and without
+
+
+def _backend() -> FakeBackend:
+    return FakeBackend(n_ctx=512, n_slots=2)
+
+
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("neighbour", [False, True])
+def test_an_exact_backend_has_no_difference(drafts: str, neighbour: bool) -> None:
+    backend = _backend()
+    reference = rows_alone(backend, TEXT)
+    result = compare_drafts(backend, TEXT, reference, drafts, 16, neighbour)  # type: ignore[arg-type]
+    assert result.exact
+    assert result.rows >= len(TEXT) - 1
+    assert backend.cells == []
+
+
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_what_depends_on_the_cells_of_others_is_found_out(drafts: str) -> None:
+    backend = _backend()
+    reference = rows_alone(backend, TEXT)
+
+    def compute(history: Sequence[int], n: int) -> np.ndarray:
+        others = any(id_ >= backend.n_branches for cell in backend.cells for id_ in cell.ids)
+        return logits_of(history) * np.float32(1.001 if others else 1.0)
+
+    backend.compute = compute
+    assert compare_drafts(backend, TEXT, reference, drafts, 16).exact  # type: ignore[arg-type]
+    result = compare_drafts(backend, TEXT, reference, drafts, 16, True)  # type: ignore[arg-type]
+    assert result.different == result.rows
+
+
+def test_every_combination_is_tried_once() -> None:
+    every = list(combinations(ContextSettings(), ModelOptions(), 4))
+    assert len(every) == len(set(every)) == 2 * ALL
+    assert {s.threads for s in every[:ALL]} == {4}
+    assert all(s.flash_attention or s.cache_type_v in FLOAT_CACHE_TYPES for s in every)
+    assert len(list(combinations(ContextSettings(), ModelOptions(), 1))) == ALL
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (ModelOptions(flash_attention="on"), len(CACHE_TYPES)),
+        (ModelOptions(flash_attention="off"), len(FLOAT_CACHE_TYPES)),
+        (ModelOptions(cache_type_k="q8_0", cache_type_v="q8_0"), 1),
+        (ModelOptions(cache_type_k="q8_0"), ALL),
+        (ModelOptions(flash_attention="off", cache_type_k="q4_0", cache_type_v="f16"), 1),
+    ],
+)
+def test_what_the_user_fixed_is_not_tried_otherwise(options: ModelOptions, count: int) -> None:
+    assert len(list(combinations(ContextSettings(), options, 1))) == count
+
+
+def test_a_survey_of_a_model(tiny_model: TinyModel) -> None:
+    """All that is left open: enough rows of each kind of draft, prices related to the fastest."""
+    seen: list[tuple[str, int, int]] = []
+    options = ModelOptions(flash_attention="off")
+    with Model.open(tiny_model("llama", quant="Q8_0"), options=options) as model:
+        result = survey(model, 1, progress=lambda *at: seen.append(at))
+    assert [number for _, number, _ in seen] == [1, 2, 3]
+    assert (result.drafting, result.left_out) == ("tree", 0)
+    assert [s.cache for s in result.settings] == list(FLOAT_CACHE_TYPES)
+    assert min(s.plain for s in result.settings) == 1 == min(s.step for s in result.settings)
+    for setting in result.settings:
+        assert [(case.drafts, case.neighbours) for case in setting.cases] == [
+            ("chains", False), ("chains", True), ("trees", False), ("trees", True),
+        ]  # fmt: skip
+        assert all(case.comparison.rows >= 23 for case in setting.cases)
+
+
+def test_a_chain_only_model_has_chains_and_a_plain_one_none(tiny_model: TinyModel) -> None:
+    options = ModelOptions(flash_attention="off", cache_type_k="f16", cache_type_v="f16")
+    kinds = {}
+    for arch in ("lfm2", "mamba"):
+        with Model.open(tiny_model(arch, quant="Q8_0"), options=options) as model:
+            result = survey(model, 1)
+        kinds[arch] = (result.drafting, [case.drafts for case in result.settings[0].cases])
+    assert kinds == {"lfm2": ("chain", ["chains", "chains"]), "mamba": ("none", [])}
+
+
+def test_without_time_the_rest_is_counted(tiny_model: TinyModel) -> None:
+    with Model.open(tiny_model("llama", quant="Q8_0")) as model:
+        result = survey(model, 1, seconds=0)
+    assert (result.settings, result.left_out) == ([], ALL)
+    assert result.to_dict()["settings"] == []
+
+
+def test_a_setting_that_llama_cpp_refuses_is_told(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Context, model: Model, settings: ContextSettings) -> None:
+        raise ModelError("no such cache")
+
+    monkeypatch.setattr(Context, "__init__", refuse)
+    with Model.open(tiny_model("llama", quant="Q8_0"), options=ModelOptions(flash_attention="off")) as model:
+        result = survey(model, 1)
+    assert [(s.refused, s.cases) for s in result.settings] == [("no such cache", [])] * 3
+    assert all(s.plain == 0 for s in result.settings)
+
+
+def test_a_case_is_json_with_its_rate() -> None:
+    data = Case("trees", True, Comparison(rows=200, different=10, flips=1, largest_gap=0.5)).to_dict()
+    assert data["flips_per_10000"] == 50
+    assert (data["drafts"], data["neighbours"], data["exact"]) == ("trees", True, False)

@@ -1,0 +1,248 @@
+"""What the user fixed is kept, what was left open is chosen, and a measurement belongs to what it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic import Shape, synthetic
+from benchmarks.tiny import tiny_adapter
+from rest_local import Engine
+from rest_local.calibration import tuning
+from rest_local.calibration.corrections import ESTIMATED
+from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.measuring import Measured, Timing, measure
+from rest_local.calibration.tuning import EXACT, FAST, Tuning, candidates, settings_for
+from rest_local.decoding.earlier import key_of
+from rest_local.errors import ModelError
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.options import Adapter, ModelOptions, Rope
+from rest_local.paths import cache_dir
+
+TinyModel = Callable[..., Path]
+
+
+def choices(options: ModelOptions, exact: bool) -> list[tuple[bool, str, str]]:
+    settings = candidates(ContextSettings(), options, exact)
+    return [(s.flash_attention, s.cache_type_k, s.cache_type_v) for s in settings]
+
+
+def test_with_nothing_fixed_all_is_tried() -> None:
+    assert choices(ModelOptions(), exact=False) == [(f, t, t) for f, t in FAST]
+    assert choices(ModelOptions(), exact=True) == [(f, t, t) for f, t in EXACT]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_is_fixed_restricts_what_is_tried(exact: bool) -> None:
+    assert choices(ModelOptions(cache_type_k="q8_0", cache_type_v="q4_0"), exact) == [(True, "q8_0", "q4_0")]
+    on = choices(ModelOptions(flash_attention="on"), exact)
+    assert on
+    assert all(flash for flash, _, _ in on)
+    off = choices(ModelOptions(flash_attention="off"), exact)
+    assert off
+    assert not any(flash for flash, _, _ in off)
+    assert all(v in ("f16", "bf16") for _, _, v in off)
+    only_k = choices(ModelOptions(cache_type_k="f32"), exact)
+    assert all(k == "f32" for _, k, _ in only_k)
+    assert len(only_k) == len(set(only_k))
+
+
+def test_the_options_of_a_context_are_handed_over() -> None:
+    options = ModelOptions(n_batch=99, n_ubatch=33, threads_batch=3, kv_offload=False, rope=Rope(freq_base=5.0))
+    assert settings_for(options, 256, 2, n_slots=4) == ContextSettings(
+        256, 99, 33, n_slots=4, n_cells=1024, threads=2, threads_batch=3, offload_kqv=False, rope=Rope(freq_base=5.0)
+    )
+
+
+def _say(engine: Engine) -> list[int]:
+    stream = engine.generate("for i in range(3):", max_tokens=40)
+    for _ in stream:
+        pass
+    return stream.result.tokens
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_engine_computes_as_it_is_told(tiny_model: TinyModel, exact: bool) -> None:
+    options = ModelOptions(
+        flash_attention="on", cache_type_k="q8_0", cache_type_v="bf16", n_batch=128, n_ubatch=32, threads_batch=1
+    )
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, threads=1, exact=exact, options=options) as engine:
+        assert engine.settings["flash_attention"] is True
+        assert (engine.settings["cache_type_k"], engine.settings["cache_type_v"]) == ("q8_0", "bf16")
+        assert (engine.settings["n_batch"], engine.settings["n_ubatch"]) == (128, 32)
+        assert (engine.settings["threads"], engine.settings["threads_batch"]) == (1, 1)
+        assert len(_say(engine)) == 40
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_setting_that_no_context_can_have_is_refused_with_its_cause(tmp_path: Path, exact: bool) -> None:
+    """Heads of 16 cannot be cut into blocks of 32."""
+    shape = Shape(layers=1, width=128, heads=8, kv_heads=8, feed=256, vocab=512, tied=True)
+    path = synthetic(shape, "Q8_0", tmp_path / "narrow.gguf")
+    with pytest.raises(ModelError, match="does not divide") as caught:
+        Engine.load(path, n_ctx=128, exact=exact, options=ModelOptions(flash_attention="on", cache_type_k="q8_0"))
+    assert "\n" not in str(caught.value)
+    Engine.load(path, n_ctx=128, exact=exact).close()
+
+
+def test_an_adapter_has_measurements_and_a_history_of_its_own(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tiny_model("llama", quant="Q8_0", seed=31)
+    one, two = (tiny_adapter("llama", tmp_path / f"{seed}.gguf", seed=seed, strength=0.1) for seed in (1, 2))
+    plain = ModelOptions()
+    several = [plain, *(ModelOptions(lora=(Adapter(p, s),)) for p, s in ((one, 1.0), (one, 0.5), (two, 1.0)))]
+    said, keys = [], []
+    before = set((cache_dir() / "tuning").glob("*.json"))
+    for options in (*several, *several):
+        with Engine.load(path, n_ctx=128, threads=1, options=options) as engine:
+            said.append(_say(engine))
+            keys.append(key_of(engine.model))
+    assert len(set((cache_dir() / "tuning").glob("*.json")) - before) == len(several)
+    assert keys[:4] == keys[4:]
+    assert len(set(keys)) == 4
+    assert said[0] != said[1] != said[3] != said[0]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 0), (3, 0), (9, 4), (64, 1), (100_000, 0)])
+def test_batches_of_any_size_say_the_same(tiny_model: TinyModel, n_batch: int, n_ubatch: int, exact: bool) -> None:
+    path = tiny_model("llama")
+    with Engine.load(path, n_ctx=128, threads=1) as engine:
+        whole = _say(engine)
+    options = ModelOptions(n_batch=n_batch, n_ubatch=n_ubatch)
+    with Engine.load(path, n_ctx=128, threads=1, options=options, exact=exact) as engine:
+        assert _say(engine)[:3] == whole[:3]  # further on a near-tie may fall the other way
+
+
+def stored() -> list[Path]:
+    return sorted((cache_dir() / "tuning").glob("*.json"))
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_first_run_times_few_steps_and_promises_nothing(tiny_model: TinyModel) -> None:
+    """It counts batches, not seconds: a batch of n tokens costs at most n plain steps."""
+    path, spent = tiny_model("llama"), list[int]()
+    decode = Context.decode
+
+    def counted(context: Context) -> int:
+        spent.append(context.batch.n_tokens)
+        return decode(context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Context, "decode", counted)
+        engine = Engine.load(path, n_ctx=256)
+    with engine:
+        assert 0 < sum(spent) <= 15
+        assert engine.calibration["state"] == "provisional"
+        assert engine.calibration["estimated_from"]
+        assert engine.self_test == {}
+        engine.compare()
+        assert engine.self_test["rows"] >= 24
+    (file,) = stored()
+    assert json.loads(file.read_text())["final"] is False
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_neither_context_size_nor_slots_make_a_machine_new(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model("llama")
+    Engine.load(path, n_ctx=256).close()
+    monkeypatch.setattr(tuning, "quick", lambda *_: pytest.fail("measured again"))
+    for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
+        with Engine.load(path, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
+            assert engine.n_ctx == n_ctx
+            assert len(engine.slots) == slots
+            assert len(_say(engine)) > 0
+    assert len(stored()) == 1
+
+
+def tuning_of(curve: CostCurve) -> Tuning:
+    return Tuning(ContextSettings(), curve, {}, False, 1e9)
+
+
+def damage() -> list[str]:
+    whole = json.loads(tuning_of(CostCurve.from_points([0, 512], SIZES, [SIZES, SIZES])).to_json())
+    curve = whole["curve"]
+    negative, falling = ([[-1.0] * 64] * 2), ([[64.0 - n for n in range(64)]] * 2)
+    changes = [
+        {"format": 6}, {"format": "7"}, {"settings": None}, {"settings": {"n_ctx": 2}}, {"curve": None}, {"curve": []},
+        {"curve": curve | {"ms": negative}}, {"curve": curve | {"ms": falling}}, {"curve": curve | {"contexts": [0]}},
+        {"curve": curve | {"ms": [[float("nan")] * 64] * 2}}, {"measured_at": "today"}, {"measured_at": float("inf")},
+        {"self_test": 3}, {"self_test": {"rows": "many"}}, {"unsuitable": 7}, {"unsuitable": [{"n_ctx": 1}]},
+        {"curve": curve | {"sd": {"speed": 1e9, "sizes": [], "attention": []}}},
+    ]  # fmt: skip
+    return ["", "{", "[]", "null", "\0" * 99, *(json.dumps(whole | change) for change in changes)]
+
+
+@pytest.mark.parametrize("text", damage())
+def test_a_damaged_or_foreign_file_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Tuning.from_json(text)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_damaged_file_is_measured_again_with_a_warning(
+    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_model("llama")
+    Engine.load(path, n_ctx=128).close()
+    (file,) = stored()
+    whole = json.loads(file.read_text())
+    for text in ("", json.dumps(whole | {"curve": whole["curve"] | {"ms": [[-1.0] * 64] * 2}})):
+        file.write_text(text)
+        caplog.clear()
+        with Engine.load(path, n_ctx=128) as engine:
+            assert (engine.cost_curve.at(100) > 0).all()
+        assert "measuring again" in caplog.text
+        assert Tuning.from_json(file.read_text()).curve
+
+
+def test_what_is_partial_is_never_stored_as_final() -> None:
+    partial = CostCurve.from_points([0, 4096], SIZES, [[10.0 * n**0.5 for n in SIZES]] * 2, ESTIMATED)
+    assert not tuning_of(partial).final
+    for busy in (True, False):
+        for _ in range(40):
+            for n in (1, 2, 4, 8):
+                partial.observe(n, 20, 10.0 * n**0.5, busy)
+        again = Tuning.from_json(tuning_of(partial).to_json())
+        assert not again.final  # sizes from 16 on were never seen
+        assert json.loads(again.to_json())["final"] is False
+    whole = measure(lambda n, n_ctx: Timing(10.0 * n**0.5 + 0.001 * n_ctx), [64, 512, 2048]).curve
+    assert Tuning.from_json(tuning_of(whole).to_json()).final
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_age() -> None:
+    curve = CostCurve.from_points([0], [1, 64], [[1.0, 9.0]])
+    assert Tuning(ContextSettings(), curve, {}, False, measured_at=1e12).age == 0.0
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_thorough_measurement_is_kept_where_it_is_complete(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    path = tiny_model("llama")
+    steep = CostCurve.from_points([64, 512], SIZES, [[500.0 * n**0.5 for n in SIZES]] * 2)
+    noise = 0.01 if complete else 0.5
+    found = Measured(steep, complete, noise, 0.0)
+    monkeypatch.setattr(tuning, "measure", lambda *_, **__: found)
+    with Engine.load(path, n_ctx=256) as engine:
+        before = engine.cost_curve.expected(64)[0]
+        assert engine.tune() is found
+    with Engine.load(path, n_ctx=256) as engine:
+        plain = engine.cost_curve.expected(64)[0]
+        if complete:
+            assert plain == pytest.approx(500.0)
+            assert engine.calibration["estimated_from"] is None
+        else:
+            assert before < plain
+            assert engine.calibration["state"] == "provisional"
+            assert engine.calibration["estimated_from"]

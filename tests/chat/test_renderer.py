@@ -1,0 +1,131 @@
+"""Chat templates that loop, allocate or crash: they cost a child process, and the next conversation is rendered."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from rest_local.chat import renderer as module
+from rest_local.chat.capabilities import capabilities_of
+from rest_local.chat.renderer import Renderer
+from rest_local.chat.template import render
+from rest_local.errors import ServiceClosed, TemplateFailed, TemplateTooCostly
+from rest_local.stop import Stop
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SAID = [{"role": "user", "content": "Hi \N{SNOWMAN}"}]
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{{ '' }}{% endfor %}{% endfor %}"
+HUNGRY = "{% set n = namespace(x='x' * 1000000) %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+HOSTILE = {
+    "endless": ENDLESS,
+    "doubling": HUNGRY,
+    "width": "{{ '%01999999999d' % 1 }}",
+    "format": "{{ '{:>1999999999}'.format('x') }}",
+    "center": "{{ 'x' | center(1999999999) }}",
+    "long": "{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
+}
+
+
+def rendered(template: str) -> str:
+    return render(template, SAID, bos=None, eos=None)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_without_bound_is_an_error_and_the_next_is_rendered(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as limits:
+        limits.setattr(module, "SECONDS", 3.0)
+        with pytest.raises(TemplateFailed):
+            rendered(HOSTILE[name])
+    assert rendered(PLAIN) == "user: Hi \N{SNOWMAN}\n"
+
+
+def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent's address space is what it was, give or take what threads and pipes need."""
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("the system does not say how large a process is")
+
+    def size() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    rendered(PLAIN)
+    before = size()
+    with pytest.raises(TemplateTooCostly, match="memory"):
+        rendered(HUNGRY)
+    assert size() - before < 200 << 20
+
+
+def test_one_child_renders_everything() -> None:
+    own = Renderer()
+    names = {"messages": SAID}
+    assert own.render(PLAIN, names) == own.render(PLAIN, names)
+    child = own._child
+    assert child is not None
+    with pytest.raises(TemplateFailed, match="xpected"):
+        own.render("{% if %}", names)
+    with pytest.raises(TypeError):
+        own.render("{% for x in none %}{% endfor %}", names)
+    assert own._child is child, "an ordinary error costs no process"
+    own.close()
+    assert child.poll() is not None
+    assert own.render(PLAIN, names)
+    own.close()
+
+
+def test_a_costly_template_is_tried_once_for_its_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About twenty small conversations tell what a template can do."""
+    asked = 0
+    ask = Renderer._ask
+
+    def counted(self: Renderer, request: bytes) -> bytes:
+        nonlocal asked
+        asked += 1
+        return ask(self, request)
+
+    monkeypatch.setattr(Renderer, "_ask", counted)
+    monkeypatch.setattr(module, "SECONDS", 1.0)
+    with pytest.raises(TemplateTooCostly):
+        capabilities_of(ENDLESS, None, None)
+    assert asked == 1
+
+
+def test_a_stopped_thread_waits_for_no_template() -> None:
+    """Neither the one that renders nor one that waits for its turn."""
+    own, stops, ended = Renderer(), [Stop(), Stop()], []
+
+    def work(stop: Stop) -> None:
+        with stop.here(), pytest.raises(ServiceClosed):
+            own.render(ENDLESS, {"messages": SAID})
+        ended.append(stop)
+
+    threads = [threading.Thread(target=work, args=(stop,)) for stop in stops]
+    for thread in threads:
+        thread.start()
+    for stop in reversed(stops):
+        stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(ended) == 2
+    assert own.render(PLAIN, {"messages": SAID})
+    own.close()
+
+
+def test_threads_take_turns() -> None:
+    own, found = Renderer(), []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            said = [{"role": "user", "content": str(number) * 5000}]
+            found.append(own.render(PLAIN, {"messages": said}) == f"user: {str(number) * 5000}\n")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    own.close()
+    assert found == [True] * 80

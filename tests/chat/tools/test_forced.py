@@ -1,0 +1,193 @@
+"""A forced call is a call: whatever is likely, what comes out under the grammar is read back as one of the tools, with
+arguments that its schema allows. The schemas are checked by a validator that is not ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+
+from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined
+from rest_local.chat.tools.answer import _SIGNS
+from rest_local.errors import OptionError
+from rest_local.grammar import Grammar
+from rest_local.grammar.constraint import Constraint
+from rest_local.llama.model import Model
+from rest_local.llama.sampler import Sampler, Sampling
+from rest_local.llama.vocabulary import Vocabulary
+
+SIGNS = {form.name: " ".join(signs) for signs, form in reversed(_SIGNS)}
+FORMATS = sorted(SIGNS)
+WRITE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "mode": {"enum": ["w", "a"]},
+        "lines": {"type": "array", "items": {"type": "integer"}},
+        "force": {"type": "boolean"},
+        "count": {"type": "integer"},
+        "inner": {"type": "object"},
+    },
+    "required": ["path", "lines"],
+    "additionalProperties": False,
+}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"write_file": WRITE, "list-files": NOTHING}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int, marks_until: bytes = b"never") -> str:
+    """Random text in the language. What closes becomes likelier over fifty tokens, ends always: so it ends. Marks that
+    end texts are tried too, until `marks_until` was said."""
+    rng = np.random.default_rng(seed)
+    pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+    halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
+    closing = [token for token, piece in enumerate(pieces) if piece and piece in b'"}])<>|/0\n']
+    marks = [vocabulary.tokenize(text).tolist() for text in ("</think>", "\n</parameter>\n", '<|"|>', "<|end|>")]
+    said, wanted = b"", list[int]()
+    with Sampler(vocabulary, Sampling(grammar=grammar, temperature=1.0, seed=seed)) as sampler:
+        for step in range(4000):
+            row = rng.standard_normal(vocabulary.size).astype(np.float32)
+            row[halves] -= 60
+            row[closing] += 1 + step % 50 / 4
+            row[vocabulary.ends] += 1 + step / 2
+            if step % 60 > 40 and not wanted and marks_until not in said:
+                wanted = list(marks[rng.integers(len(marks))])
+            if wanted:
+                row[wanted.pop(0)] += 30
+            token = sampler.sample(row)
+            sampler.accept(token)
+            if vocabulary.is_end(token):
+                return said.decode()
+            said += vocabulary.piece(token)
+    raise AssertionError(f"no end: {said[:500]!r}")
+
+
+def parse(name: str, text: str, prompt: str = "") -> list[Delta]:
+    parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, prompt)
+    return joined([delta for piece in text for delta in parser.feed(piece)] + parser.finish())
+
+
+def check(deltas: list[Delta], most: int) -> list[str]:
+    """The names of the calls; every one is valid, and nothing else was said."""
+    assert [delta for delta in deltas if isinstance(delta, Content)] == []
+    names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
+    assert 1 <= len(names) <= most
+    for i, name in enumerate(names):
+        text = "".join(delta.text for delta in deltas if isinstance(delta, CallArguments) and delta.index == i)
+        jsonschema_rs.Draft202012Validator(SCHEMAS[name]).validate(json.loads(text))
+    return names
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_required_gives_calls_of_the_tools(vocabulary: Vocabulary, name: str) -> None:
+    grammar = AnswerFormat.of(SIGNS[name]).forced(TOOLS, "required", "")
+    assert grammar is not None
+    found = [called for seed in range(10) for called in check(parse(name, generated(vocabulary, grammar, seed)), 32)]
+    assert set(found) == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_named_function_is_called_once(vocabulary: Vocabulary, name: str) -> None:
+    form = AnswerFormat.of(SIGNS[name])
+    for called in SCHEMAS:
+        grammar = form.forced(TOOLS, {"type": "function", "function": {"name": called}}, "")
+        assert grammar is not None
+        for seed in range(3):
+            assert check(parse(name, generated(vocabulary, grammar, seed)), 1) == [called]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_call_where_several_are_not_wanted(vocabulary: Vocabulary, name: str) -> None:
+    grammar = AnswerFormat.of(SIGNS[name]).forced(TOOLS, "required", "", parallel=False)
+    assert grammar is not None
+    for seed in range(4):
+        check(parse(name, generated(vocabulary, grammar, seed)), 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_the_format_writes_its_grammar_takes(vocabulary: Vocabulary, name: str) -> None:
+    """But for line breaks and spaces, which earlier calls may have otherwise: compared by what is read back."""
+    form = AnswerFormat.of(SIGNS[name])
+    grammar = form.forced(TOOLS, "required", "")
+    assert grammar is not None
+    calls = [{"name": "write_file", "arguments": {"path": "a b/c.py", "lines": [1, 20]}}]
+    text = form.format.write(calls).removesuffix("<|call|>")
+    with Sampler(vocabulary, Sampling(grammar=grammar)) as sampler:
+        for token in vocabulary.tokenize(text).tolist():
+            assert sampler.allows(token), (text, vocabulary.piece(token))
+            sampler.accept(token)
+        assert sampler.allows(int(vocabulary.ends[0]))
+
+
+@pytest.mark.parametrize("prompt", ["<think>\n", ""])
+def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt: str) -> None:
+    form = AnswerFormat.of("<think> </think> <tool_call>")
+    grammar = form.forced(TOOLS, "required", prompt)
+    assert grammar is not None
+    opening = "" if prompt else "<think>"
+    constraint = Constraint(vocabulary, grammar)
+    call = '\n\n<tool_call>\n{"name": "list-files", "arguments": {}}\n</tool_call>'
+    for token in vocabulary.tokenize(f"{opening}I need <files>.</think>{call}").tolist():
+        assert constraint.follow(token)
+    assert constraint.allows(int(vocabulary.ends[0]))
+    for seed in range(4):
+        deltas = parse("hermes", generated(vocabulary, grammar, seed), prompt)
+        check([delta for delta in deltas if not isinstance(delta, Reasoning)], 32)
+
+
+def test_reasoning_that_the_prompt_closed_does_not_come_again(vocabulary: Vocabulary) -> None:
+    form = AnswerFormat.of("<think> </think> <tool_call>")
+    grammar = form.forced(TOOLS, "required", "<think>\n\n</think>\n\n")
+    assert grammar == AnswerFormat.of("<tool_call>").forced(TOOLS, "required", "")
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_nothing_is_forced_where_nothing_was_asked_for(choice: Any) -> None:
+    assert AnswerFormat.of("").forced(TOOLS, choice, "") is None
+
+
+@pytest.mark.parametrize("choice", ["sometimes", {}, {"function": {"name": "other"}}, {"function": 3}, 7, ["required"]])
+def test_a_choice_that_is_none_is_refused(choice: Any) -> None:
+    with pytest.raises(OptionError, match="tool_choice"):
+        AnswerFormat.of("").forced(TOOLS, choice, "")
+
+
+def test_required_without_tools_is_refused() -> None:
+    with pytest.raises(OptionError, match="no tools"):
+        AnswerFormat.of("").forced([], "required", "")
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "harmony", "deepseek"])
+def test_a_schema_that_cannot_be_kept_gives_any_object_unless_it_is_strict(vocabulary: Vocabulary, name: str) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}
+    form = AnswerFormat.of(SIGNS[name])
+    assert form.forced([{"function": function}], "required", "")
+    with pytest.raises(OptionError, match="tool f"):
+        form.forced([{"function": {**function, "strict": True}}], "required", "")
+
+
+@pytest.mark.parametrize("name", ["hermes", "harmony"])
+def test_a_response_format_is_kept(vocabulary: Vocabulary, name: str) -> None:
+    form = AnswerFormat.of(SIGNS[name])
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for wanted in (schema, None):
+        for seed in range(4):
+            parser = form.parser(None, "")
+            deltas = joined(
+                [*parser.feed(generated(vocabulary, form.schema(wanted, ""), seed, b"final")), *parser.finish()]
+            )
+            (content,) = [delta.text for delta in deltas if isinstance(delta, Content)]
+            jsonschema_rs.Draft202012Validator(wanted or {"type": "object"}).validate(json.loads(content))

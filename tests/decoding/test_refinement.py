@@ -1,0 +1,191 @@
+"""Prices are learned between steps and in idle moments, in their share of the time, without a trace in the cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.fake_backend import FakeBackend
+from support.fake_jobs import job_of, said, scheduler_of
+
+from rest_local.calibration import timing
+from rest_local.calibration.corrections import ESTIMATED
+from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.measuring import Timing
+from rest_local.calibration.timing import LoadMeter, probe_slot
+from rest_local.decoding import refinement as calibration
+from rest_local.decoding.refinement import MOST_BUSY, MOST_IDLE, SHARE, Calibration
+from rest_local.decoding.scheduler import Scheduler
+from rest_local.kv_cache.slot import Slot
+from rest_local.planning.auto import Auto
+from rest_local.planning.policies import make_policy
+
+PROMPT, N = [1, 2, 3, 4, 5], 12
+TRUE = CostCurve.from_points([0], SIZES, [[10.0 * (0.8 + 0.2 * n) for n in SIZES]])
+
+
+def estimate(slope: float = 0.9) -> CostCurve:
+    """Far too dear for a draft, as an estimate may be."""
+    return CostCurve.from_points([0], SIZES, [[10.0 * (1 - slope + slope * n) for n in SIZES]], ESTIMATED)
+
+
+def make(scheduler: Scheduler, curve: CostCurve, *, enabled: bool = True) -> Calibration:
+    return Calibration(scheduler, curve, lambda: [7, 8, 9], LoadMeter(lambda: 0), enabled=enabled)
+
+
+class Probed:
+    """In the place of `probe_slot`: batches take what TRUE says."""
+
+    def __init__(self, busy: bool = False) -> None:
+        self.sizes: list[int] = []
+        self.busy = busy
+
+    def __call__(self, slot: Slot, tokens: Sequence[int], meter: Any) -> Timing:
+        self.sizes.append(len(tokens))
+        return Timing(float(TRUE.expected(0)[len(tokens) - 1]), self.busy)
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> Probed:
+    result = Probed()
+    monkeypatch.setattr(calibration, "probe_slot", result)
+    return result
+
+
+def test_between_steps_prices_heal_within_their_share_of_the_time(probed: Probed) -> None:
+    backend = FakeBackend(n_ctx=512)
+    scheduler, curve = scheduler_of(backend), estimate()
+    calibrating = make(scheduler, curve)
+    scheduler.submit(job_of(backend, PROMPT, 400, policy=Auto(estimate())))
+    steps = 0
+    while scheduler.busy and steps < 300:
+        scheduler.step()
+        curve.observe(1, 10, 10.0)
+        calibrating.after_pass(0.010)
+        steps += 1
+    spent = sum(float(TRUE.expected(0)[n - 1]) for n in probed.sizes)
+    assert 0 < spent <= 1.2 * SHARE * steps * 10.0
+    assert max(probed.sizes) <= calibration.LARGEST_BETWEEN
+    for n in (2, 3, 4, 6, 8, 12, 16):
+        ratio = curve.expected(0)[n - 1] / curve.expected(0)[0]
+        assert ratio == pytest.approx(TRUE.expected(0)[n - 1] / 10.0, rel=0.3)
+
+
+def certain() -> CostCurve:
+    curve = TRUE.copy()
+    for _ in range(20):
+        for n in SIZES:
+            curve.observe(n, 0, float(TRUE.expected(0)[n - 1]))
+    return curve
+
+
+@pytest.mark.parametrize(
+    ("curve", "policy", "shares"),
+    [(certain(), "auto", True), (estimate(), "off", True), (estimate(), "auto", False)],
+    ids=["all is certain", "nothing is drafted", "memory that cannot be cut back"],
+)
+def test_nothing_is_measured_without_need(probed: Probed, curve: CostCurve, policy: str, shares: bool) -> None:
+    backend = FakeBackend(n_ctx=512)
+    scheduler = scheduler_of(backend)
+    calibrating = make(scheduler, curve, enabled=shares)
+    scheduler.submit(job_of(backend, PROMPT, 20, policy=make_policy(policy, curve)))
+    while scheduler.busy:
+        scheduler.step()
+        calibrating.after_pass(10.0)
+    assert probed.sizes == []
+
+
+def test_idle_moments_measure_every_size_and_end(probed: Probed) -> None:
+    scheduler, curve = scheduler_of(FakeBackend(n_ctx=512)), estimate()
+    calibrating = make(scheduler, curve)
+    while calibrating.has_idle_work:
+        before = len(probed.sizes)
+        calibrating.use_idle_time()
+        assert len(probed.sizes) - before <= 2  # a request waits for these at most
+    assert curve.is_certain(0)
+    assert set(SIZES[1:]) & set(probed.sizes)
+    assert len(probed.sizes) <= 2 * MOST_IDLE
+
+
+def test_a_busy_machine_is_left_alone_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed = Probed(busy=True)
+    monkeypatch.setattr(calibration, "probe_slot", probed)
+    scheduler, curve = scheduler_of(FakeBackend(n_ctx=512)), estimate()
+    calibrating = make(scheduler, curve)
+    while calibrating.has_idle_work:
+        calibrating.use_idle_time()
+    assert len(probed.sizes) <= 2 * MOST_BUSY
+    assert not curve.is_certain(0)
+    calibrating.after_pass(0.01)  # a request came: the next pause is looked at again
+    assert calibrating.has_idle_work
+
+
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_a_batch_in_a_slot_leaves_its_cells_and_answers_as_they_were(n_slots: int) -> None:
+    """The fake backend asserts that every token sees exactly its own text."""
+    backend = FakeBackend(n_ctx=256, n_slots=n_slots)
+    scheduler = scheduler_of(backend)
+    job = job_of(backend, PROMPT, N)
+    scheduler.submit(job)
+    while scheduler.busy:
+        scheduler.step()
+        for slot in scheduler.slots.slots:
+            before = [(cell.pos, cell.token, set(cell.ids)) for cell in backend.cells]
+            assert probe_slot(slot, [1, 2, 3, 4] * 4) is not None
+            assert [(cell.pos, cell.token, set(cell.ids)) for cell in backend.cells] == before
+    assert job.result.tokens == said(PROMPT, N)
+
+
+def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None:
+    backend = FakeBackend(n_ctx=32)
+    scheduler = scheduler_of(backend)
+    job = job_of(backend, PROMPT, N)
+    scheduler.submit(job)
+    scheduler.step()
+    slot = scheduler.slots.slots[0]
+    assert probe_slot(slot, [1] * 32) is None
+    for code in (1, 2, -2):
+        backend.failures[backend.calls + 1] = code
+        held = len(backend.cells)
+        assert probe_slot(slot, [1] * 4) is None
+        assert len(backend.cells) == held
+    while scheduler.busy:
+        scheduler.step()
+    assert job.result.tokens == said(PROMPT, N)
+
+
+class Usage:
+    """What the system says of this process, scripted: clock, CPU time, preemptions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = (0.0, 0.0, 0.0)
+        monkeypatch.setattr(timing, "_usage", lambda: self.now)
+
+    def step(self, ms: float, share: float, preempted: int, pause_ms: float = 0.0) -> float:
+        clock, cpu, count = self.now
+        self.now = (clock + 1e-3 * (ms + pause_ms), cpu + 1e-3 * ms * share, count + preempted)
+        return ms
+
+
+def test_cpu_time_against_the_clock_tells_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = Usage(monkeypatch)
+    meter = LoadMeter(lambda: 4)
+    assert not meter.busy(usage.step(40.0, 3.9, 0))
+    assert meter.busy(usage.step(80.0, 2.0, 30))
+    assert not meter.busy(usage.step(40.0, 2.0, 0))  # threads that wait without spinning: nobody took their cores
+    assert not meter.busy(usage.step(40.0, 3.9, 30))  # preempted, and hardly slower
+    assert not meter.busy(usage.step(40.0, 1.0, 30, pause_ms=500.0))  # a pause of the user's, not a step
+    assert not meter.busy(usage.step(-5.0, 1.0, 30))  # the clock was set back
+    assert not LoadMeter(lambda: 0).busy(usage.step(40.0, 0.1, 30))  # a GPU computes
+    assert LoadMeter(lambda: 4, lambda: True).busy(usage.step(40.0, 3.9, 0))
+
+
+def test_the_meter_costs_little_and_runs_on_this_system() -> None:
+    meter = LoadMeter(lambda: 1)
+    meter.start()
+    end = time.process_time() + 0.01
+    while time.process_time() < end:
+        pass
+    assert meter.busy(10.0) in (False, True)
