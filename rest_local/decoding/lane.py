@@ -1,14 +1,15 @@
 """One context and all that decodes on it: what it can verify, what it costs, its policies, its slots.
 
-Contract: an engine has one lane, and a second, of one slot, for requests that ask for exactness on an engine that is
-not exact: cells of others act like holes there, so such a request is alone on a context of its own (DESIGN.md
-section 4).
+Contract: an engine has one lane. It opens a second one, of one slot, for the first request that asks for exactness on
+an engine that is not exact: cells of other requests act like holes there, so such a request is alone on a context of
+its own (DESIGN.md section 4).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rest_local.calibration.cost import LARGEST
@@ -18,20 +19,24 @@ from rest_local.calibration.threads import ThreadGovernor
 from rest_local.calibration.tuning import (
     Tuning,
     capability_of,
+    contexts_to_try,
     exact_self_test,
     fast_self_test,
     load_meter,
     self_test_text,
+    settings_for,
     tune,
     tune_thoroughly,
 )
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import Slot
+from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
@@ -40,6 +45,7 @@ from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
+TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
@@ -231,6 +237,87 @@ class Lane:
         if told := failure or warning:
             self.warnings.append(told)
             log.warning("%s", told)
+
+
+class Lanes:
+    """The lanes of an engine. `shared`: its own, for exact requests as well where the engine is exact.
+
+    `exact` may be called from any thread, the rest from the one that decodes.
+    """
+
+    def __init__(self, shared: Lane) -> None:
+        self.shared = shared
+        self._exact: Lane | None = shared if shared.exact else None
+        self._opening = threading.Lock()  # held while that lane is opened
+        self._while_loading: list[str] = []
+
+    def __iter__(self) -> Iterator[Lane]:
+        """The lanes that are open."""
+        yield self.shared
+        if self._exact is not None and self._exact is not self.shared:
+            yield self._exact
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All that are admitted or wait."""
+        for lane in self:
+            yield from (*lane.scheduler.admitted, *lane.scheduler.waiting)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is off, and why, in all that are open; and what loading gave up."""
+        of_lanes = (warning for lane in self for warning in lane.warnings)
+        return list(dict.fromkeys((*self._while_loading, *of_lanes)))
+
+    def warn(self, warning: str) -> None:
+        """Add a warning of loading the model."""
+        self._while_loading.append(warning)
+
+    def exact(self) -> Lane:
+        """The lane for exact requests. The first call on an engine that is not exact takes seconds: it opens a context
+        and, the first time, measures. Raises ModelError where that does not fit the memory, or the model is closed.
+        """
+        with self._opening:
+            if self._exact is None:
+                shared = self.shared
+                if shared.model.closed:
+                    raise ModelError(f"model {shared.model.path}: is closed")
+                self._try_exact(shared.model, shared.context.threads)
+                settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
+                lane = Lane.open(shared.model, settings, True, shared.aside, shared.draft_model)
+                for warning in lane.warnings:
+                    if warning not in shared.warnings:
+                        log.warning("%s", warning)  # those of the engine were shown when it was loaded
+                self._exact = lane
+            return self._exact
+
+    def _try_exact(self, model: Model, threads: int) -> None:
+        """Compute in a child process in the settings of exact requests. On a GPU that was done at load. Raises
+        ModelError where they need the weights to be loaded in another way.
+        """
+        if library.supports_gpu():
+            return
+        chosen = ladder.choose(
+            model.path,
+            model.n_gpu_layers,
+            model.options,
+            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, exact=True),
+        )
+        if not chosen.warning:
+            return
+        if chosen.options.repack != model.options.repack:
+            raise ModelError(f"{chosen.warning}; for exact requests start again with --no-repack")
+        self.warn(chosen.warning)
+        log.warning("%s", chosen.warning)
+        model.options = chosen.options  # flash attention off, in contexts that are made from now on
+
+    def close(self) -> None:
+        """Free all cells, the model and the draft model; again does nothing."""
+        with self._opening:  # no context is opened of a model that is being freed
+            for lane in self:
+                lane.close()
+            if self.shared.draft_model:
+                self.shared.draft_model.close()
+            self.shared.model.close()
 
 
 def _beyond_training(model: Model, context: Context) -> str:

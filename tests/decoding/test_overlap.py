@@ -27,9 +27,10 @@ from support.fake_sequences import (
 )
 from support.fake_sources import SHAPES, Keen, fortune
 
+from rest_local.decoding.engine import Engine
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.forward import Forward
-from rest_local.decoding.lanes import Lanes
+from rest_local.decoding.lane import Lanes
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence, Taken
@@ -444,15 +445,17 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     shared.warnings = []
     lanes = Lanes(shared)  # type: ignore[arg-type]
     lanes._exact = exact  # type: ignore[assignment]
+    engine = object.__new__(Engine)
+    engine._lanes = lanes
     jobs = [sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)]
     for scheduler, job in zip(schedulers, jobs, strict=True):
         scheduler.submit(job)
     for step in range(1, 10):
-        lanes.step(step)
+        engine.step(step)
         assert [len(job.result.tokens) for job in jobs] == [step, step]
-    lanes.cancel(jobs[1])
+    engine.cancel(jobs[1])
     for step in range(10, 15):
-        lanes.step(step)
+        engine.step(step)
         assert len(jobs[0].result.tokens) == step - 1, "alone again, with the next pass"
-    lanes.deliver()
+    schedulers[0].deliver()
     assert len(jobs[0].result.tokens) == 14, "before stores that were drafted from are closed, say"
