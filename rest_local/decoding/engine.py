@@ -32,12 +32,12 @@ from rest_local.calibration.measuring import Measured, Progress
 from rest_local.calibration.tuning import contexts_to_try, settings_for
 from rest_local.chat.template import render
 from rest_local.decoding import sequence as decoding
+from rest_local.decoding.counts import Statistics, Totals
 from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.lane import Lane, Lanes
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import shifted
-from rest_local.decoding.statistics import Statistics, Totals
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.clock import PassClock
+from rest_local.decoding.counts import Step
 from rest_local.decoding.sequence import Sequence, Taken, error_of
-from rest_local.decoding.statistics import Step
 from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError

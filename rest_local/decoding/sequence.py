@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.clock import PassClock, StepClock
 from rest_local.decoding.constrain import TokenConstraint, prune
+from rest_local.decoding.counts import Step
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request import Request
-from rest_local.decoding.statistics import Step
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES

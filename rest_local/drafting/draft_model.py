@@ -17,6 +17,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
@@ -225,9 +226,7 @@ class Follower:
 
     def shared(self, text: Sequence[int]) -> int:
         """Tokens of `text` in the cells, from the first on."""
-        limit = min(len(text), len(self._cells))
-        differ = np.flatnonzero(np.asarray(text[:limit]) != np.asarray(self._cells[:limit]))
-        return int(differ[0]) if len(differ) else limit
+        return common_prefix(text, self._cells)
 
     @property
     def behind(self) -> int:

@@ -11,9 +11,12 @@ from array import array
 from collections.abc import Container, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from rest_local.drafting.candidates import NOTHING, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import Follower
 from rest_local.drafting.prediction import Prediction
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -68,8 +71,7 @@ class Sources:
         self.follower = follower
         self._aside: list[Searchable] = [] if aside is None else aside
         self.ask(datastores, history)
-        self._tokens: list[int] = []
-        self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
+        self._bytes = bytearray()  # the sequence, 4 bytes each token: what `repeats` searches
         self._prediction: Prediction | None = None
         self._growing = GrowingText()
         self._indexed = 0  # tokens of the sequence that `_growing` has
@@ -81,22 +83,23 @@ class Sources:
         self._history = None if history in self._aside else history
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """The sequence is now exactly `tokens`; what it shares with the last one is kept, and what is expected next."""
+        """The sequence is now exactly `tokens`; what it shares with the last one is kept, and what is expected next.
+
+        A follower keeps `tokens` itself: with one, the owner appends to it before it calls `extend`.
+        """
         if not self._whole:
-            self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
+            self._bytes, self._growing, self._indexed = bytearray(), GrowingText(), 0
             self._whole = True
-        limit = min(len(tokens), len(self._tokens))
-        same = next((i for i in range(limit) if tokens[i] != self._tokens[i]), limit)
-        if same < len(self._tokens):
+        same = common_prefix(np.frombuffer(self._bytes, np.int32), tokens) if self._bytes else 0
+        if 4 * same < len(self._bytes):
             self._whole = False
             self._indexed = min(self._indexed, same)
             self._growing.truncate(self._indexed)
-            del self._tokens[same:]
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
         if self.follower:
-            self.follower.restart(self._tokens, same)
+            self.follower.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """What is expected to follow the sequence as it is now, in place of what was expected before."""
@@ -110,10 +113,11 @@ class Sources:
 
     def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
-            self._whole = False
-            self._tokens.extend(tokens)
             self._bytes += array("i", tokens)
-            self._whole = True
+
+    def _from(self, begin: int) -> list[int]:
+        """The tokens of the sequence from a place on."""
+        return array("i", self._bytes[4 * begin :]).tolist()
 
     def repeats(self, n: int = LONG_REPEAT) -> bool:
         """Whether the newest `n` tokens stand in the sequence before, or the answer follows the prediction: a search of
@@ -137,7 +141,7 @@ class Sources:
         `limit`: most rows of a store, None for what suits its source; `depth`: tokens of a row, at most 64; `only`: the
         sources to ask.
         """
-        context = self._tokens[-CONTEXT_TOKENS:]
+        context = self._from(max(0, len(self._bytes) // 4 - CONTEXT_TOKENS))
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
@@ -149,17 +153,18 @@ class Sources:
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        before, last = [*NOTHING, *self._tokens[-2:]][-2:]
+        before, last = [*NOTHING, *context[-2:]][-2:]
         return [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
 
     def _index(self) -> None:
         """Bring the searchable text up to date."""
-        if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
+        length = len(self._bytes) // 4
+        if self._indexed < length:  # only now: most steps of a fast model look nothing up
             self._whole = False
-            self._growing.extend(self._tokens[self._indexed :])
-            self._indexed = len(self._tokens)
+            self._growing.extend(self._from(self._indexed))
+            self._indexed = length
             self._whole = True
 
     def _ask(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:

@@ -9,7 +9,7 @@ from support.fake_backend import N_VOCAB, Draws, FakeBackend
 from support.fake_sequences import FLAT, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
 
-from rest_local.decoding.statistics import Totals
+from rest_local.decoding.counts import Totals
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.slots import Match
 

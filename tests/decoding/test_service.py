@@ -13,11 +13,11 @@ import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.calibration.timing import LoadMeter
+from rest_local.decoding.counts import Totals
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
-from rest_local.decoding.statistics import Totals
 from rest_local.errors import (
     ModelError,
     OptionError,
