@@ -27,7 +27,7 @@ from rest_local.planning.budget import Budget
 from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.planning.questions import LEAST_GAIN, DraftModelQueries, DraftModelStats
-from rest_local.planning.trigger import LOOKUP_MS, TEACHES, Trigger
+from rest_local.planning.trigger import LOOKUP_MS, TEACHES, Gains, Trigger
 
 REFRESH_STEPS = 16  # how often the cost table follows what was learned
 OUTLIER_CLIP = 2.0  # a draft is charged at most so many times what was expected: a busy machine slows plain steps, too
@@ -121,23 +121,26 @@ class Auto:
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = Driver()
-        self.budget = Budget()
-        self.trigger = Trigger()
         self.has_draft_model = has_draft_model
         self.draft_model = DraftModelStats()
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
-        self._n_other = 0  # roots of others in the step under way
-        self._depth = DEPTH
-        self._saving = 0.0  # milliseconds that the draft under way is expected to save
-        self._found = False  # whether it had candidates
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
+        self._make_own(Gains())
+
+    def _make_own(self, gains: Gains) -> None:
+        """Everything that belongs to one request. Forks share the rest, `gains` included."""
+        self.budget = Budget()
+        self.trigger = Trigger(gains)
+        self._n_other = 0  # roots of other requests in the current step
+        self._depth = DEPTH
+        self._saving = 0.0  # milliseconds that the current draft is expected to save
+        self._found = False  # whether the current lookup had candidates
 
     def fork(self) -> Auto:
-        """One for another request, with a budget and a timer of its own."""
+        """One for another request."""
         other = copy.copy(self)
-        other.budget = Budget()
-        other.trigger = Trigger(self.trigger.gains)
+        other._make_own(self.trigger.gains)
         return other
 
     def plain_ms(self, n_ctx: int) -> float:
