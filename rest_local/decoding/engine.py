@@ -33,8 +33,8 @@ from rest_local.calibration.tuning import contexts_to_try, settings_for
 from rest_local.chat.template import render
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.counts import Statistics, Totals
-from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.lane import Lane, Lanes
+from rest_local.decoding.persistence import PersistedLearning
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import shifted
@@ -122,7 +122,7 @@ class Engine:
         self._lane = lane
         self._lanes = Lanes(lane)
         self._aside: list[Searchable] = lane.aside
-        self._earlier = Earlier.open(self.model, lane.auto.acceptance) if history else None
+        self._persisted = PersistedLearning.open(self.model, lane.auto.acceptance) if history else None
         self.totals = Totals()
         self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
         self._running: Stream | None = None
@@ -385,15 +385,15 @@ class Engine:
     def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
         """The sources of a sequence that is admitted to a slot."""
         sources = lane.sources(slot)
-        sources.ask(self._stores(names, still=True), self._earlier.history if self._earlier else None)
+        sources.ask(self._stores(names, still=True), self._persisted.history if self._persisted else None)
         return sources
 
     def _count(self, sequence: decoding.Sequence) -> None:
         """A sequence has ended."""
         tokens = sequence.result.tokens
         self.totals.add(sequence.statistics, len(tokens))
-        if self._earlier:
-            self._earlier.add(tokens)
+        if self._persisted:
+            self._persisted.add(tokens)
 
     def submit(self, sequence: decoding.Sequence) -> None:
         """Queue a prepared sequence; `step` until it is done."""
@@ -447,7 +447,7 @@ class Engine:
             lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
         self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
-        history = self._earlier.history if self._earlier else None
+        history = self._persisted.history if self._persisted else None
         for sequence in self._lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None
             if isinstance(sources, Sources):
@@ -511,8 +511,8 @@ class Engine:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
         self.cancel_all()
         try:
-            if self._earlier:
-                self._earlier.close()
+            if self._persisted:
+                self._persisted.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
             self._lanes.close()
             for store in self.datastores:

@@ -50,8 +50,8 @@ NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
 class Lane:
-    """`warnings`: what is off, and why. An exact lane whose self-test is not complete decodes plainly and continues it
-    in the background; drafting begins when it has found nothing.
+    """`warnings`: what is off, and why. An exact lane whose self-test is not complete decodes plainly and continues the
+    test in the background; drafting begins when the test has found no difference.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Lane:
         self.scheduler = Scheduler(context, capability, tuning.curve)
         self.aside: list[Searchable] = [] if aside is None else aside
         self.draft_model = draft_model
-        self._sources: dict[int, Sources] = {}  # by slot: what is indexed of its text stays with it
+        self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
         adapts = not exact and not context.settings.threads and context.threads > 1
         self._governor = ThreadGovernor(context.threads) if adapts else None
@@ -90,7 +90,7 @@ class Lane:
         aside: list[Searchable] | None = None,
         draft_model: DraftModel | None = None,
     ) -> Lane:
-        """Measures what was not measured before. `aside`: stores that failed, shared by lanes, as is `draft_model`.
+        """Measure what was not measured before. `aside`: stores that failed; lanes share it, and the draft model.
         Raises ModelError.
         """
         if exact:
@@ -133,7 +133,7 @@ class Lane:
 
     @property
     def threads(self) -> int:
-        """Of the next forward pass."""
+        """Threads of the next forward pass."""
         return self._governor.threads if self._governor else self.context.threads
 
     @property
@@ -147,8 +147,8 @@ class Lane:
         return self.capability.kind != "none"
 
     def after_pass(self, seconds: float) -> None:
-        """A forward pass took `seconds`: the number of threads may change, and a part of the self-test may follow, or
-        a batch whose price is uncertain.
+        """A forward pass took `seconds`: change the number of threads, continue the self-test, or time a batch whose
+        price is uncertain, if it is time to.
         """
         if (governor := self._governor) is not None:
             n_tokens = self.context.batch.n_tokens
@@ -162,15 +162,15 @@ class Lane:
             self._calibration.after_pass(seconds)
 
     def use_idle_time(self, seconds: float) -> None:
-        """Continue the self-test for so long, or time one batch whose price is uncertain."""
+        """Continue the self-test for `seconds`, or time one batch whose price is uncertain."""
         if (background := self._self_test) is not None:
             self._continue(lambda: background.run(seconds))
         elif self._drafts:
             self._calibration.use_idle_time()
 
     def compare(self) -> None:
-        """Run the self-test of fast settings, while nothing is asked, if it was never run: some seconds. Kept prefixes
-        are lost.
+        """Run the self-test of fast settings, while there are no requests, if it was never run: some seconds. The
+        prefix cache is lost.
         """
         if self.exact or self.tuning.self_test:
             return
@@ -178,14 +178,12 @@ class Lane:
         self.tuning.self_test = fast_self_test(self.model, self.context, self.capability).to_dict()
 
     def tune(self, report: Progress | None = None) -> Measured:
-        """Measure thoroughly, in a context of its own: `tune_thoroughly`. What is stored is used from the next start
-        on.
-        """
+        """Measure thoroughly, in a context of its own (`tune_thoroughly`). The result is used from the next start on."""
         self.tuning, result = tune_thoroughly(self.model, self.context.settings, self.tuning, report)
         return result
 
     def close(self) -> None:
-        """Keep what was learned of the costs, and the rows of the self-test so far; free the cells."""
+        """Store the learned costs and the rows of the self-test so far; free the cells."""
         try:
             if not self.model.closed:
                 self.tuning.store()
@@ -215,7 +213,7 @@ class Lane:
         return Background(lambda: Context(self.model, own), make)
 
     def _continue(self, part: Callable[[], SelfTest | None]) -> None:
-        """Runs a part; what it found is kept, and decides about drafting when nothing is left to compare."""
+        """Run a part of the self-test and store its result, which decides about drafting when the test is complete."""
         try:
             test = part()
         except (DecodeFailed, ModelError) as error:
@@ -325,7 +323,7 @@ def _beyond_training(model: Model, context: Context) -> str:
     if not 0 < model.n_ctx_train < context.n_ctx or model.is_recurrent or model.options.rope != Rope():
         return ""
     return (
-        f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse behind; "
+        f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse beyond; "
         "lower --ctx, or give --rope-scaling or its like"
     )
 

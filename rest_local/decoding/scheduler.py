@@ -160,7 +160,7 @@ class Scheduler:
         return count_cells([*admitted, *more])
 
     def _send_back(self, sequence: Sequence) -> None:
-        """To the head of the queue; what it has said so far stays, its cells are freed."""
+        """To the head of the queue; its text stays, its cells are freed."""
         log.info("out of cells: a request waits for others to finish")
         sequence.slot.clear()
         self._leave_slot(sequence)

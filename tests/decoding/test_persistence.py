@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine, Sampling
-from rest_local.decoding.earlier import acceptance_path, key_of
+from rest_local.decoding.persistence import acceptance_path, key_of
 from rest_local.decoding.stream import Result
 from rest_local.drafting.candidates import N_CELLS
 from rest_local.llama.model import Model
