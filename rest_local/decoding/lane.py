@@ -178,7 +178,7 @@ class Lane:
         self.tuning.self_test = fast_self_test(self.model, self.context, self.capability).to_dict()
 
     def tune(self, report: Progress | None = None) -> Measured:
-        """Measure thoroughly, in a context of its own (`tune_thoroughly`). The result is used from the next start on."""
+        """Measure thoroughly, in a context of its own (`tune_thoroughly`). Used from the next start on."""
         self.tuning, result = tune_thoroughly(self.model, self.context.settings, self.tuning, report)
         return result
 

@@ -145,7 +145,7 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
 
 
 @pytest.mark.parametrize("whom", ["itself", "another"])
-def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str) -> None:
+def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None:
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
     ended: list[Any] = []
@@ -177,7 +177,7 @@ def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str)
     assert again.result.tokens == said([3], 10)
 
 
-def test_who_is_cancelled_by_its_last_text_ends_once() -> None:
+def test_a_request_cancelled_by_its_last_text_ends_once() -> None:
     device = FakeDevice()
     scheduler = ahead(device)
     ended: list[Any] = []
@@ -211,7 +211,7 @@ def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) 
 
 
 @pytest.mark.parametrize("call", range(2, 8))
-def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int) -> None:
+def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> None:
     """Nobody expects it, so it ends the step; the pass before was delivered, the cells are what is committed."""
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
@@ -227,7 +227,7 @@ def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int
         reader.check()
 
 
-def test_who_is_sent_back_for_want_of_cells_has_got_its_text() -> None:
+def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None:
     device = FakeDevice(n_ctx=64, n_slots=2)
     scheduler = ahead(device)
     asked = [[1] * 20, [2] * 20]
@@ -384,7 +384,7 @@ def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.2, 5.0])
-def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whether reading the logits takes longer than submitting; here submitting takes a second."""
     now = 0.0
 
@@ -406,13 +406,13 @@ def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypat
     scheduler = scheduler_of(backend)
     job = sequence_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
     scheduler.submit(job)
-    behind = []
+    missing = []
     while not job.done:
         scheduler.step()
         if not job.done:
             assert job.has_begun
-            behind.append(len(job.tokens) - len(job.request.prompt) - len(job.result.tokens))
-    assert set(behind[1:]) == {1 if wait > 1.0 else 0}
+            missing.append(len(job.tokens) - len(job.request.prompt) - len(job.result.tokens))
+    assert set(missing[1:]) == {1 if wait > 1.0 else 0}
     assert job.result.tokens == said([1, 2], 10, Draws(5))
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler keeps count of, over the fake backend: time, cells, who has to wait, what is expected next."""
+"""The counts of the scheduler, over the fake backend: time, cells, waiting sequences, predictions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_kept_beginning_takes_cells_as_well() -> None:
     assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
 
 
-def test_who_waits_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend(n_ctx=160, n_slots=3)
     scheduler = scheduler_of(backend)
     compared = []
