@@ -191,16 +191,16 @@ def test_drafting_is_off_until_all_rows_are_compared_and_on_from_then(monkeypatc
     assert lane.capability.kind == "none"
     assert "of 384 rows" in lane.capability.reason
     assert not lane.warnings
-    job = sequence_of(bench.context, [1, 2, 3], 40)
-    lane.scheduler.submit(job)
+    sequence = sequence_of(bench.context, [1, 2, 3], 40)
+    lane.scheduler.submit(sequence)
     lane.scheduler.step()
-    assert job.is_admitted
+    assert sequence.is_admitted
     bench.idle(rows=300)
     assert (lane.capability.kind, lane.tuning.exact) == ("none", False)
     assert not any(Tuning.from_json(text).exact for text in bench.stored)
     bench.idle()
     assert (lane.capability.kind, lane.tuning.exact) == ("chain", True)
-    assert not job.done
+    assert not sequence.done
     assert lane.scheduler.forward.capability.kind == "chain", "in the next pass of this request, too"
     assert Tuning.from_json(bench.stored[-1]).exact
     assert not bench.opened
