@@ -64,7 +64,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._lane.policies["auto"].draft_model.right > 0.8  # type: ignore[attr-defined]
+                assert engine._lane.auto.draft_model.right > 0.8
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:
