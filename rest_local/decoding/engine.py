@@ -15,12 +15,12 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,21 +28,22 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.calibration.tuning import contexts_to_try, settings_for
-from rest_local.chat.template import render
+from rest_local.decoding.chat import Chat
 from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.lanes import Lanes
 from rest_local.decoding.predicted import Predictions
-from rest_local.decoding.request import Request
+from rest_local.decoding.request import Request, RequestOptions
 from rest_local.decoding.shift import shifted
 from rest_local.decoding.stream import Answer, Piece, Result
+from rest_local.decoding.streaming import ChatStream, Stream
 from rest_local.decoding.totals import Totals
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
+from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
@@ -54,51 +55,19 @@ from rest_local.llama.sampling import Sampling
 from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import POLICIES
-from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["Engine", "Piece", "Result", "Stream"]
+
+S = TypeVar("S", bound=Stream)
 
 log = logging.getLogger("rest_local.engine")
 
 DEFAULT_CONTEXT = 4096
-
-
-class Stream:
-    """Iterate it for pieces; afterwards `result` is complete. Until then it holds what has come so far."""
-
-    def __init__(self, engine: Engine, job: Job) -> None:
-        self._engine, self._job = engine, job
-        self._pieces = self._run()
-
-    @property
-    def result(self) -> Result:
-        return self._job.result
-
-    @property
-    def statistics(self) -> Statistics:
-        return self._job.answer.statistics
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
-
-    def cancel(self) -> None:
-        """End now; the text so far stays in `result`, the engine is free for the next."""
-        self._engine.cancel(self._job)
-
-    def _run(self) -> Iterator[Piece]:
-        try:
-            while True:
-                yield from self._job.take()
-                if self._job.done:
-                    yield from self._job.take()
-                    break
-                self._engine.step()
-        finally:
-            self.cancel()
-        if self._job.error:
-            raise self._job.error
 
 
 class Engine:
@@ -291,46 +260,84 @@ class Engine:
         """
         return self._lane.tuning.self_test
 
-    def generate(
-        self,
-        prompt: str | Sequence[int] | NDArray[np.int32],
-        *,
-        max_tokens: int = 256,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        policy: str | Policy | None = None,
-        prediction: str | Sequence[int] | NDArray[np.int32] = "",
-        verify: str | None = None,
-        keep_tokens: int = 0,
-    ) -> Stream:
-        """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
+    def generate(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Stream:
+        """Evaluate the prompt and return the stream of its continuation. `options`: the fields of `Request`.
 
-        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts;
-        of one longer than `predictions.most` tokens only the beginning is used, with one warning in the log.
-        `policy`: a name, one of your own, or None for that of `load`. `verify`: as for `load`, None for what was given
-        there; relaxed changes the answer, `draft["relaxed"]` counts how often. It looks at the model's own
-        probabilities, so grammars, biases and penalties refuse it. `keep_tokens`: of the prompt, what a context shift
-        keeps.
-
-        The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
+        On an engine of one slot, the stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong,
+        OptionError, DecodeFailed.
         """
-        if isinstance(prediction, str):
-            prediction = self.predictions.tokenize(prediction)
-        request = Request(
-            self.tokenize(prompt, most=None if self.context_shift else self.n_ctx)
-            if isinstance(prompt, str)
-            else [int(t) for t in prompt],
-            max_tokens=max_tokens,
-            sampling=sampling or Sampling(),
-            stop=tuple(stop),
-            prediction=prediction,
-            verify=verify,
-            keep_tokens=keep_tokens,
+        return self._begin(Stream(self, self.prepare(self.request(prompt, **options))))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatStream:
+        """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
+        OpenAI's form.
+
+        `messages`: in OpenAI's form, rendered by the model's own chat template.
+        `tools`: functions that the model may call, in OpenAI's form. `tool_choice`: `auto`, `none`, `required`, or an
+        object that names the function to call. `parallel_tool_calls`: a forced call may be several.
+        `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
+        `template_variables`: further names for the template, such as `enable_thinking`.
+        `options`: the fields of `Request`. A context shift keeps the tools and the system prompt, unless `keep_tokens`
+        is given.
+
+        Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
+        """
+        chat = Chat(
+            self.model,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            json_schema=json_schema,
+            template_variables=template_variables,
         )
-        job = self.prepare(request, policy)
+        return self._begin(ChatStream(self, self.prepare(self.chat_request(chat, **options)), chat))
+
+    def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
+        """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.
+
+        Special tokens in a text prompt count as such. Of a prediction that is longer than the context and longer than
+        65 536 tokens only the beginning is used, with one warning in the log. Raises OptionError, PromptTooLong.
+        """
+        given: dict[str, Any] = {**options}
+        if isinstance(prompt, str):
+            shifts = self.context_shift or options.get("context_shift", False)
+            prompt = self.tokenize(prompt, most=None if shifts else self.n_ctx)
+        if isinstance(prediction := options.get("prediction"), str):
+            given["prediction"] = self.predictions.tokenize(prediction)
+        for name in ("stop", "datastores"):
+            if isinstance(given.get(name), str):
+                raise OptionError(f"{name}: give a sequence of texts, not one text")
+            if given.get(name) is not None:
+                given[name] = tuple(given[name])
+        return Request([int(token) for token in prompt], **given)
+
+    def chat_request(self, chat: Chat, **options: Unpack[RequestOptions]) -> Request:
+        """The request that `chat` makes of a conversation. From any thread. Raises as `request`."""
+        sampling = options.get("sampling", Sampling())
+        if chat.grammar is not None:
+            if sampling.grammar is not None:
+                raise OptionError("sampling: a forced tool call or json_schema is a grammar as well; give one of them")
+            options["sampling"] = replace(sampling, grammar=chat.grammar)
+        if "keep_tokens" not in options and (self.context_shift or options.get("context_shift", False)):
+            options["keep_tokens"] = len(self.tokenize(chat.beginning()))
+        return self.request(chat.prompt, **options)
+
+    def _begin(self, stream: S) -> S:
+        """Evaluate the prompt of a stream. Raises what the request ends with."""
         if self._running and len(self._lane.scheduler.slots.slots) == 1:
             self._running.cancel()
-        stream = self._running = Stream(self, job)
+        self._running, job = stream, stream.job
         try:
             self.submit(job)
             while not job.done and (job.generation is None or job.prefilling):
@@ -342,7 +349,7 @@ class Engine:
             raise
         return stream
 
-    def prepare(self, request: Request, policy: str | Policy | None = None) -> Job:
+    def prepare(self, request: Request) -> Job:
         """A job to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong, OptionError,
         ModelError where the context for an exact request does not fit the memory.
 
@@ -357,7 +364,7 @@ class Engine:
         if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
         request = replace(request, prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx))
-        chosen = policy or request.policy or self.policy
+        chosen = request.policy or self.policy
         if isinstance(chosen, str) and chosen not in POLICIES:
             raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
         exact = request.exact or self.exact
@@ -471,15 +478,10 @@ class Engine:
         return tokens
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation in the model's own chat template, up to where the answer begins. Raises ModelError."""
-        if not self.model.chat_template:
-            raise ModelError(f"model {self.model.path}: has no chat template; use `rest-local generate`")
-        piece = self.model.vocabulary.piece
-        bos, eos = (
-            piece(token).decode("utf-8", "replace") if token is not None else ""
-            for token in (self.model.vocabulary.bos, self.model.vocabulary.eos)
-        )
-        return render(self.model.chat_template, messages, bos=bos, eos=eos, add_generation_prompt=True)
+        """The conversation in the model's own chat template, up to where the answer begins, as `chat` evaluates it.
+        Raises ModelError, OptionError, TemplateFailed.
+        """
+        return Chat(self.model, messages).prompt
 
     def trim(self) -> None:
         """Let go of what lookups have mapped of the datastores (`Datastore.trim`); between two steps."""

@@ -28,6 +28,7 @@ class FakeEngine:
     """What the server reads of an engine."""
 
     tokenize = Engine.tokenize
+    request = Engine.request
 
     def __init__(self, n_ctx: int = 512) -> None:
         self.model = Model.open(demo_model(), vocab_only=True)
