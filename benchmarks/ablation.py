@@ -25,6 +25,7 @@ from rest_local.bench.workload import open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.statistics import DraftStatistics
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.planning.policies import make_policy
@@ -93,20 +94,20 @@ def _policies(curve: Callable[[], CostCurve]) -> dict[str, Callable[[], Policy]]
 
 def _answer(
     engine: Engine, text: str, tokens: int, policy: str | Policy, verify: str
-) -> tuple[list[int], dict[str, Any]]:
+) -> tuple[list[int], DraftStatistics]:
     stream = engine.generate(text, max_tokens=tokens, policy=policy, verify=verify)
     for _ in stream:
         pass
     return stream.result.tokens, stream.result.draft
 
 
-def _sums(answers: list[tuple[list[int], dict[str, Any]]], plain: list[list[int]]) -> Row:
-    steps = sum(draft["steps"] for _, draft in answers)
+def _sums(answers: list[tuple[list[int], DraftStatistics]], plain: list[list[int]]) -> Row:
+    steps = sum(draft.steps for _, draft in answers)
     changed = sum(said != alone for (said, _), alone in zip(answers, plain, strict=True))
     return {
-        "mat": round(sum(draft["mat"] * draft["steps"] for _, draft in answers) / steps, 4),
-        "nodes_per_step": round(sum(draft["drafted"] for _, draft in answers) / steps, 3),
-        "relaxed": sum(draft["relaxed"] for _, draft in answers),
+        "mat": round(sum(draft.generated for _, draft in answers) / steps, 4),
+        "nodes_per_step": round(sum(draft.drafted for _, draft in answers) / steps, 3),
+        "relaxed": sum(draft.relaxed for _, draft in answers),
         "answers_changed": round(changed / len(answers), 3),
     }
 

@@ -4,7 +4,7 @@
         stream = engine.generate("def main():", max_tokens=100)
         for piece in stream:
             print(piece.text, end="")
-        print(stream.result.draft["mat"])
+        print(stream.result.draft.tokens_per_step)
 
 Contract: on one thread; `rest_local.decoding.service` gives it a thread of its own. With one slot, a generation ends
 the one before; with more, as many run in the same forward passes. The prefix that a prompt shares with an earlier one

@@ -122,7 +122,7 @@ class ChatAnswer(Answering):
         if not self._asked_usage and not self.remaining:
             more = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         if self.tells:
-            more["rest_local"] = {"draft": self.results[number].draft}
+            more["rest_local"] = {"draft": self.results[number].draft.to_dict()}
         last = self._chunk(number, {}, finish_reason=self._finish_reason(number), **more)
         return [*(self._chunk(number, _openai(delta)) for delta in deltas), last]
 

@@ -75,7 +75,7 @@ def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_mod
         for _ in stream:
             pass
         marked = sum(source.endswith("~") for source in stream.result.sources)
-        assert stream.result.draft["relaxed"] >= marked > 0
+        assert stream.result.draft.relaxed >= marked > 0
         for refused in (
             Sampling(grammar=gbnf('root ::= "a"')),
             Sampling(repeat_penalty=1.1),
