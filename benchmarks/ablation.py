@@ -25,7 +25,9 @@ from rest_local.bench.workload import open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.request import STRICT, Strict
 from rest_local.decoding.statistics import DraftStatistics
+from rest_local.decoding.verify import Relaxed
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.planning.policies import make_policy
@@ -44,6 +46,7 @@ PARTS: dict[str, Callable[[], Policy]] = {
     "respec": ReSpec,
     "respec by match": partial(ReSpec, by="match"),
 }
+Run = tuple[str, Callable[[], Policy], Relaxed | Strict]
 RELAXED: dict[str, Callable[[], Policy]] = {"+ relaxed": Bare, "respec + relaxed": ReSpec}
 OTHERS = ("rest", "sam", "auto")
 
@@ -73,10 +76,10 @@ def with_model(path: str | None, datastores: list[str], tokens: int, limit: int 
     with Engine.load(path or demo_model(), datastores=datastores, n_ctx=2048) as engine:
         asked = list(prompts())
         texts = {kind: [p.text for p in asked if p.kind == kind][:limit] for kind in KINDS}
-        plain = {kind: [_answer(engine, t, tokens, "off", "strict")[0] for t in some] for kind, some in texts.items()}
+        plain = {kind: [_answer(engine, t, tokens, "off", STRICT)[0] for t in some] for kind, some in texts.items()}
         rows = []
-        runs = [(name, make, "strict") for name, make in _policies(lambda: engine.cost_curve).items()]
-        runs += [(name, make, "relaxed") for name, make in RELAXED.items()]
+        runs: list[Run] = [(name, make, STRICT) for name, make in _policies(lambda: engine.cost_curve).items()]
+        runs += [(name, make, Relaxed()) for name, make in RELAXED.items()]
         for name, make, verify in runs:
             policy = make()
             for kind, some in texts.items():
@@ -93,7 +96,7 @@ def _policies(curve: Callable[[], CostCurve]) -> dict[str, Callable[[], Policy]]
 
 
 def _answer(
-    engine: Engine, text: str, tokens: int, policy: str | Policy, verify: str
+    engine: Engine, text: str, tokens: int, policy: str | Policy, verify: Relaxed | Strict
 ) -> tuple[list[int], DraftStatistics]:
     stream = engine.generate(text, max_tokens=tokens, policy=policy, verify=verify)
     for _ in stream:

@@ -27,36 +27,30 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
-from rest_local.calibration.tuning import contexts_to_try, settings_for
 from rest_local.decoding.chat import Chat
+from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.decoding.job import Job
-from rest_local.decoding.lane import Lane
 from rest_local.decoding.lanes import Lanes
+from rest_local.decoding.opening import open_datastores, open_lane, open_model
 from rest_local.decoding.predicted import Predictions
-from rest_local.decoding.request import Request, RequestOptions
+from rest_local.decoding.request import STRICT, Request, RequestOptions, Strict
 from rest_local.decoding.shift import shifted
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.streaming import ChatStream, Stream
 from rest_local.decoding.totals import Totals
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama import ladder
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
-from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import POLICIES
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.home import datastore_path
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -67,110 +61,42 @@ S = TypeVar("S", bound=Stream)
 
 log = logging.getLogger("rest_local.engine")
 
-DEFAULT_CONTEXT = 4096
-
 
 class Engine:
-    """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
+    """Make one with `Engine.load` or from an `EngineConfig`; a context manager, which closes it at the end.
 
-    `predictions`: makes the tokens of a `Request.prediction` from text.
+    Not thread safe, but for `request`, `prepare` and what only reads: `Service` gives it a thread of its own.
     """
 
-    def __init__(
-        self,
-        lane: Lane,
-        datastores: Sequence[Datastore],
-        policy: str,
-        history: bool = False,
-        verify: str = "strict",
-        context_shift: bool = False,
-    ) -> None:
-        self.model = lane.model
-        self.context_shift = context_shift
-        self.policy, self.verify = policy, verify
-        self.datastores = list(datastores)
-        self._lane = lane
-        self._lanes = Lanes(lane)
-        self._aside: list[Searchable] = lane.aside
-        auto = lane.policies["auto"]
-        self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
-        self.totals = Totals()
-        self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
-        self._running: Stream | None = None
+    def __init__(self, config: EngineConfig) -> None:
+        """Open the model and the datastores; estimate the cost curve the first time.
 
-    @classmethod
-    def load(
-        cls,
-        model: str | Path | None = None,
-        *,
-        datastores: Sequence[str | Path] = (),
-        policy: str = "auto",
-        n_ctx: int | None = None,
-        threads: int | None = None,
-        n_gpu_layers: int | None = None,
-        exact: bool = False,
-        history: bool = False,
-        verify: str = "strict",
-        slots: int = 1,
-        cells: int | None = None,
-        context_shift: bool = False,
-        options: ModelOptions | None = None,
-        draft_model: str | Path | None = None,
-        draft_gpu_layers: int | None = None,
-    ) -> Engine:
-        """Open a model (None: the demo model) and datastores by name or path; estimate the cost curve the first time.
-
-        `n_ctx`: tokens of context, 0 for what the model was trained for, None for that or 4 096, whichever is less.
-        `exact`: chains only, in settings in which drafting provably gives the same bits. `history`: draft from what
-        this model answered before, in any process, and keep what it answers now and what was accepted; off unless asked
-        for (the command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`,
-        which lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and
-        so changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of
-        memory for all of them together, None for a whole context each.
-        `context_shift`: an answer that fills the context, and a prompt that is longer, go on without the oldest text.
-        `options`: how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and
-        chosen. `draft_model`: a smaller model of the same vocabulary, which adds what it would say to the drafts of
-        `auto` where that pays.
-        Takes the model's load time and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
+        Takes the load time of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
         ModelError, DatastoreError, OptionError.
         """
-        _relaxed(verify, exact)
-        if policy not in POLICIES:
-            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        self.config = config
+        self.policy, self.verify, self.context_shift = config.policy, config.verify, config.context_shift
         with ExitStack() as undo:
-            path = model or demo_model()
-            chosen = ladder.choose(
-                path,
-                n_gpu_layers,
-                options or ModelOptions(),
-                lambda tried: contexts_to_try(tried, n_ctx or DEFAULT_CONTEXT, threads or 0, slots, cells, exact),
-                n_ctx,
-            )
-            opened = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
-            undo.callback(opened.close)
-            vocabulary = opened.vocabulary
-            stores = []
-            for name in datastores:
-                place, known = datastore_path(name), vocabulary.identity
-                mmap = None if opened.options.mmap else False
-                store = Datastore.open(place, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
-                stores.append(undo.enter_context(store))
-            trained = opened.n_ctx_train or DEFAULT_CONTEXT
-            size = n_ctx or (trained if n_ctx == 0 else min(DEFAULT_CONTEXT, trained))
-            settings = settings_for(opened.options, size, threads or 0, slots, cells)
-            drafter: DraftModel | None = None
-            if draft_model is not None:
-                drafter = DraftModel.open(
-                    draft_model, vocabulary, size, slots + 1, threads=threads or 0, n_gpu_layers=draft_gpu_layers
-                )
-                undo.callback(drafter.close)
-            lane = Lane.open(opened, settings, exact, draft_model=drafter)
-            undo.callback(lane.close)
-            engine = cls(lane, stores, policy, history, verify, context_shift)
-            if chosen.warning:
-                engine._lanes.warn(chosen.warning)
+            self.model, warning = open_model(config, undo)
+            self.datastores = open_datastores(config, self.model, undo)
+            self._lane = open_lane(config, self.model, undo)
+            self._lanes = Lanes(self._lane)
+            if warning:
+                self._lanes.warn(warning)
+            self._aside: list[Searchable] = self._lane.aside
+            auto = self._lane.policies["auto"]
+            self._earlier: Earlier | None = None
+            if config.history and isinstance(auto, Auto):
+                self._earlier = Earlier.open(self.model, auto.acceptance)
+            self.totals = Totals()
+            self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
+            self._running: Stream | None = None
             undo.pop_all()
-            return engine
+
+    @classmethod
+    def load(cls, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> Engine:
+        """Open a model (None: the demo model) with the fields of `EngineConfig`. Raises as the constructor."""
+        return cls(EngineConfig(model=model, **options))
 
     @property
     def warnings(self) -> list[str]:
@@ -244,7 +170,7 @@ class Engine:
             "n_ubatch": self._lane.context.n_ubatch,
             "exact": self.exact,
             "policy": self.policy,
-            "verify": self.verify,
+            "verify": str(self.verify or STRICT),
             "draft_model": str(self._lane.draft_model.model.path) if self._lane.draft_model else None,
         }
 
@@ -512,11 +438,12 @@ class Engine:
         self.close()
 
 
-def _relaxed(verify: str, exact: bool, sampling: Sampling | None = None) -> Relaxed | None:
-    """The rule that `verify` names, None for strict. OptionError for what cannot go together with it."""
-    relaxed = Relaxed.parse(verify)
-    if relaxed and exact:
+def _relaxed(verify: Relaxed | Strict | None, exact: bool, sampling: Sampling) -> Relaxed | None:
+    """The rule of relaxed verification, None for strict. OptionError for what cannot go together with it."""
+    if verify is None or verify == STRICT:
+        return None
+    if exact:
         raise OptionError("verify relaxed changes the output, exact forbids it; leave one of them out")
-    if relaxed and sampling and (sampling.grammar is not None or sampling.logit_bias or sampling.penalizes):
+    if sampling.grammar is not None or sampling.logit_bias or sampling.penalizes:
         raise OptionError("verify relaxed cannot be combined with a grammar, logit biases or penalties")
-    return relaxed
+    return verify

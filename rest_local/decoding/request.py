@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.llama.sampling import Sampling
 from rest_local.planning.policy import Policy
 
 MOST_LOGPROBS = 100
+Strict = Literal["strict"]
+STRICT: Strict = "strict"
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Request:
     logprobs        None, or how many of the likeliest tokens to report for each token (0: only the token itself)
     origins         report where each drafted token comes from
     policy          name of a drafting policy, or a policy of your own; None for the engine's
-    verify          `strict`, `relaxed[:K,RATIO]`, None for the engine's
+    verify          "strict" or `Relaxed(k, ratio)`; None for the engine's
     exact           decode this request alone, in a context whose settings give the bits of plain decoding
     datastores      names of the engine's datastores to draft from, None for all
     keep_prefix     reuse what the KV cache already holds of the prompt
@@ -58,7 +61,7 @@ class Request:
     logprobs: int | None = None
     origins: bool = False
     policy: str | Policy | None = None
-    verify: str | None = None
+    verify: Relaxed | Strict | None = None
     exact: bool = False
     datastores: tuple[str, ...] | None = None
     keep_prefix: bool = True
@@ -68,6 +71,8 @@ class Request:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.verify, str) and self.verify != STRICT:
+            raise OptionError(f"verify {self.verify}: give {STRICT!r} or Relaxed(k, ratio), or None for the engine's")
         for name in ("max_tokens", "min_tokens", "keep_tokens"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}: give 0 or more")
@@ -91,7 +96,7 @@ class RequestOptions(TypedDict, total=False):
     logprobs: int | None
     origins: bool
     policy: str | Policy | None
-    verify: str | None
+    verify: Relaxed | Strict | None
     exact: bool
     datastores: Sequence[str] | None
     keep_prefix: bool

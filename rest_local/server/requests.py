@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rest_local.decoding.request import STRICT, Strict
+from rest_local.decoding.verify import Relaxed
 from rest_local.llama.sampling import MAX_SEED, Sampling
 from rest_local.server.bodies import ChatBody, Extension, Generation, Part, Prediction
 from rest_local.server.errors import ApiError
@@ -51,7 +53,7 @@ def request_of(
         logprobs=logprobs,
         origins=bool(extension.origins),
         policy=extension.policy,
-        verify=extension.verify,
+        verify=_verify(extension.verify),
         exact=bool(extension.exact),
         datastores=_datastores(body),
         keep_prefix=body.cache_prompt is not False,
@@ -140,6 +142,10 @@ def _stops(body: Generation) -> tuple[str, ...]:
 
 def _predicted(prediction: Prediction | None) -> str:
     return "" if prediction is None else text_of(prediction.content, "prediction")
+
+
+def _verify(text: str | None) -> Relaxed | Strict | None:
+    return None if text is None else Relaxed.parse(text) or STRICT
 
 
 def text_of(content: str | list[Part] | None, param: str = "messages") -> str:

@@ -451,8 +451,8 @@ def test_a_context_beyond_training_is_a_warning(
         assert any("3000" in warning and "2048" in warning for warning in engine.warnings) == warns
 
 
-def test_a_context_of_zero_is_the_models_own(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama"), n_ctx=0) as engine:
+def test_a_context_as_trained_is_the_models_own(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx="trained") as engine:
         assert engine.n_ctx == engine.model.n_ctx_train
         assert not engine.warnings
 
