@@ -153,7 +153,7 @@ def test_relaxed_tokens_are_counted_and_marked_one_by_one(rule: Relaxed) -> None
         out = run(generation, prompt, 40)
         assert out == relaxed_by_hand(prompt, rule, 40)
         marked = sum(source == "context~" for _, source in out)
-        assert generation.statistics.relaxed == generation.statistics.to_dict()["relaxed"] == marked
+        assert generation.statistics.relaxed == generation.statistics.summary().relaxed == marked
         passed += marked
         strict = iter(policy.taught)  # what passed only by being relaxed is no evidence of what the model says
         step: list[tuple[int, str]] = []

@@ -299,7 +299,7 @@ def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
     run(scheduler, [])
     assert job.result.truncated
     assert statistics.prompt_ms == prompt_ms
-    assert 0 < statistics.again_ms < job.result.timings["predicted_ms"]
+    assert 0 < statistics.again_ms < job.result.timings.predicted_ms
 
 
 def test_a_prediction_may_be_an_array() -> None:
