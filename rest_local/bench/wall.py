@@ -29,8 +29,7 @@ from rest_local.errors import OptionError
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy
+from rest_local.planning.policy import Off, Policy
 
 TOKENS = 160  # of an answer
 ROUNDS = 3
