@@ -22,7 +22,8 @@ from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.tuning import capability_of, load_meter, tune
+from rest_local.calibration.settings import capability_of
+from rest_local.calibration.tuning import load_meter, tune
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation, Statistics
 from rest_local.errors import OptionError

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
-from rest_local.calibration.tuning import contexts_to_try, settings_for
+from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.chat.template import render
 from rest_local.decoding.earlier import Earlier
 from rest_local.decoding.generation import Generation, Statistics
