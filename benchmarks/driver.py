@@ -51,10 +51,10 @@ from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy, StepContext, StepCost
+from rest_local.planning.plan import Plan
+from rest_local.planning.policy import Off, Policy, StepContext, StepCost
 from rest_local.retrieval.segment import Segment
 
 SUBMISSION = Shape(layers=1, width=32, heads=1, kv_heads=1, feed=32, vocab=4096, tied=True)
@@ -112,9 +112,9 @@ class Patient(Auto):
     def __init__(self) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
 
-    def book(self, done: StepCost) -> None:
+    def account(self, done: StepCost) -> None:
         n_tokens = 1 + done.n_other + done.n_nodes + done.n_other_nodes
-        super().book(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
+        super().account(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
 
 
 class Looking(Auto):

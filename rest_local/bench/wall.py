@@ -22,7 +22,8 @@ from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.tuning import capability_of, load_meter, tune
+from rest_local.calibration.settings import capability_of
+from rest_local.calibration.tuning import load_meter, tune
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.sequence import Sequence as DecodingSequence
@@ -33,8 +34,7 @@ from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy
+from rest_local.planning.policy import Off, Policy
 
 TOKENS = 160  # of an answer
 ROUNDS = 3

@@ -14,10 +14,10 @@ from dataclasses import replace
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest
+from rest_local.calibration.settings import capability_of
 from rest_local.calibration.threads import ThreadGovernor
 from rest_local.calibration.tuning import (
     Tuning,
-    capability_of,
     exact_self_test,
     fast_self_test,
     load_meter,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from rest_local.calibration.tuning import contexts_to_try, settings_for
+from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.sequence import Sequence
 from rest_local.errors import ModelError

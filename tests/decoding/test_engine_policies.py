@@ -11,7 +11,8 @@ from rest_local import Engine, Sampling
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Plan
 from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]

@@ -18,8 +18,9 @@ from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.auto import Auto, Driver
+from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
+from rest_local.planning.plan import Driver
 
 
 def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:

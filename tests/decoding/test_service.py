@@ -27,8 +27,8 @@ from rest_local.errors import (
     RestLocalError,
     ServiceClosed,
 )
-from rest_local.planning.auto import Auto, Plan
-from rest_local.planning.budget import Budget
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Budget, Plan
 
 TinyModel = Callable[..., Path]
 NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far

@@ -23,8 +23,7 @@ from rest_local.drafting.sources import Lookup
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy
+from rest_local.planning.policy import Off, Policy
 
 TREE = Capability("tree", "fake")
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
