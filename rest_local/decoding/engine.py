@@ -435,7 +435,7 @@ class Engine:
         for job in self._lanes.jobs():
             sources = job.generation.sources if job.generation else None
             if isinstance(sources, Sources):
-                sources.ask(self._stores(job.request.datastores, still=True), history)
+                sources.use(self._stores(job.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)

@@ -31,7 +31,7 @@ MOST_CANDIDATES = 24  # per source and node: HumanEval 1.79, 1.81 and 1.82 at 6.
 FEW_CANDIDATES = 8  # and without what words say about them no difference
 
 PrecedingBigram = tuple[int, int]  # the two newest tokens before a place, the newest last
-NOTHING: PrecedingBigram = (-1, -1)
+NO_BIGRAM: PrecedingBigram = (-1, -1)
 
 _MANY = 256  # rows and lengths beyond are in the last bucket
 
@@ -83,7 +83,7 @@ class SourceRows:
     Plain lists: walking a few dozen rows is faster in Python than in numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None, newest: PrecedingBigram = NOTHING) -> None:
+    def __init__(self, source: int, rows: Rows, store: object = None, newest: PrecedingBigram = NO_BIGRAM) -> None:
         """`store`: whose they are, to say later where they come from; `newest`: the tokens they go on behind."""
         self.source, self.store, self.newest = source, store, newest
         self.match = rows.matches()

@@ -17,7 +17,7 @@ from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
     MODEL,
     MOST_CANDIDATES,
-    NOTHING,
+    NO_BIGRAM,
     Candidate,
     PrecedingBigram,
     SourceRows,
@@ -32,7 +32,7 @@ Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the pat
 Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that go on through it
 Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the numbers of what corrected it
 
-_NOBODY: tuple[float, int, Members] = (0.0, -1, [])
+_NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 
 class Proposal:
@@ -118,7 +118,7 @@ def propose(members: Members, depth: int, estimate: Estimate, most: int = MOST_C
                 merged[token] = (estimate(cell), rows.source, [(rows, through)])
             continue
         for token, cell, through in candidates:
-            probability, (best, source, below) = estimate(cell), merged.get(token, _NOBODY)
+            probability, (best, source, below) = estimate(cell), merged.get(token, _NO_CANDIDATE)
             if probability > best:
                 best, source = probability, rows.source
             merged[token] = (best, source, [*below, (rows, through)])
@@ -145,7 +145,7 @@ class Growth:
         self.most = most
         self._estimate, self._ask, self._calibrate = estimate, ask, calibrate
         self._candidates = FEW_CANDIDATES if calibrate is None else MOST_CANDIDATES
-        self._newest = sources[0].newest if sources else NOTHING
+        self._newest = sources[0].newest if sources else NO_BIGRAM
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
@@ -171,7 +171,7 @@ class Growth:
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
         if self._calibrate is not None and merged:
-            proposal.calibrated = self._calibrate(self._behind(node), merged)
+            proposal.calibrated = self._calibrate(self._preceding_bigram(node), merged)
             for token, probability, _ in proposal.calibrated:
                 _, source, below = merged[token]
                 merged[token] = (probability, source, below)
@@ -182,7 +182,7 @@ class Growth:
                 self._arrivals += 1
                 heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
 
-    def _behind(self, node: int) -> PrecedingBigram:
+    def _preceding_bigram(self, node: int) -> PrecedingBigram:
         """The last two tokens of the path to a node."""
         if node == ROOT:
             return self._newest
@@ -197,7 +197,7 @@ class Growth:
         for token, own in ask(self.draft.tree.path(node), joint, known):
             cell = model_cell(depth, own)
             asked.append((token, cell, ()))
-            probability, (best, source, below) = self._estimate(cell), merged.get(token, _NOBODY)
+            probability, (best, source, below) = self._estimate(cell), merged.get(token, _NO_CANDIDATE)
             if probability > best:
                 best, source = probability, MODEL
             merged[token] = (best, source, below)

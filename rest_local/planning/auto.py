@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.draft_model import Follower
+from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
@@ -200,7 +200,7 @@ class Auto:
         self.watches_entropy = price > TEACHES and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
         return self.trigger.wants(at.entropies, repeats, price)
 
-    def _queries(self, follower: Follower, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
+    def _queries(self, follower: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
         """For a draft model that follows the text."""
         saves_ms = max(LEAST_GAIN, self.draft_model.gain) * self.plain_ms(n_ctx)
         try:

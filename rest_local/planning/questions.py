@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rest_local.drafting.draft_model import Follower, Likely
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
 
 if TYPE_CHECKING:
     from rest_local.planning.auto import Plan
@@ -49,7 +49,7 @@ class DraftModelStats:
 class DraftModelQueries:
     """The questions of one step. `purse`: milliseconds that they may take."""
 
-    def __init__(self, follower: Follower, plan: Plan, trust: DraftModelStats, purse: float) -> None:
+    def __init__(self, follower: DraftModelSequence, plan: Plan, trust: DraftModelStats, purse: float) -> None:
         self._follower, self._plan, self._trust = follower, plan, trust
         self._purse = purse
 

@@ -12,7 +12,7 @@ from support.fake_jobs import Silent
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, model_cell, model_rates
-from rest_local.drafting.draft_model import Follower, Likely
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.policy import StepContext, StepCost
@@ -23,7 +23,7 @@ CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 3
 LOOKUP_MS = 0.05
 
 
-class Scripted(Follower):
+class Scripted(DraftModelSequence):
     """Knows what comes next with probability `right`, and says so with that probability."""
 
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
@@ -54,7 +54,7 @@ class Scripted(Follower):
 class Told(Silent):
     """No text to look up, but a draft model."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: DraftModelSequence) -> None:
         self.follower = follower
 
 

@@ -15,7 +15,7 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.draft_model import Follower
+from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.detokenizer import Detokenizer
@@ -29,7 +29,7 @@ FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 class Silent:
     """Sources that know nothing."""
 
-    follower: Follower | None = None
+    follower: DraftModelSequence | None = None
 
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int]) -> None: ...
