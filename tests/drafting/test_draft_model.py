@@ -158,7 +158,7 @@ def test_an_interrupted_query_leaves_a_consistent_state(drafter: DraftModel, mon
     sequence.leave()
 
 
-def test_a_failed_decode_disables_the_model_with_one_warning(
+def test_a_failing_decode_ends_the_drafting_with_one_warning(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tiny_model("llama", quant="Q8_0")
