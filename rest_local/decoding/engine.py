@@ -317,7 +317,7 @@ class Engine:
     def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
         """The sources of a sequence that is admitted to a slot."""
         sources = lane.sources(slot)
-        sources.ask(self._stores(names, still=True), self._earlier.history if self._earlier else None)
+        sources.use(self._stores(names, still=True), self._earlier.history if self._earlier else None)
         return sources
 
     def _count(self, sequence: decoding.Sequence) -> None:
@@ -366,7 +366,7 @@ class Engine:
         for sequence in self._lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None
             if isinstance(sources, Sources):
-                sources.ask(self._stores(sequence.request.datastores, still=True), history)
+                sources.use(self._stores(sequence.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)

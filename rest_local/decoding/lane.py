@@ -27,7 +27,7 @@ from rest_local.calibration.tuning import (
 )
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.drafting.draft_model import DraftModel, Follower
+from rest_local.drafting.draft_model import DraftModel, DraftModelSequence
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.kv_cache.backend import Backend, Capability
@@ -116,8 +116,8 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            follower = Follower(self.draft_model) if self.draft_model else None
-            sources = Sources([], self.model.n_vocab, aside=self.aside, follower=follower)
+            follower = DraftModelSequence(self.draft_model) if self.draft_model else None
+            sources = Sources([], self.model.n_vocab, failed_stores=self.aside, follower=follower)
             self._sources[slot.first_id] = sources
         return sources
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.draft_model import Follower, Likely
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
@@ -65,7 +65,7 @@ class DraftModelStats:
 class DraftModelQueries:
     """The queries of one step. `budget_ms`: milliseconds that they may take in all."""
 
-    def __init__(self, follower: Follower, plan: Plan, stats: DraftModelStats, budget_ms: float) -> None:
+    def __init__(self, follower: DraftModelSequence, plan: Plan, stats: DraftModelStats, budget_ms: float) -> None:
         self._follower, self._plan, self._stats = follower, plan, stats
         self._budget_ms = budget_ms
 
@@ -182,7 +182,7 @@ class Auto:
         self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
         return self.trigger.fires(at.entropies, repeats, price)
 
-    def _queries(self, follower: Follower, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
+    def _queries(self, follower: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
         """The queries of this step, or None if the draft model has not evaluated the text yet."""
         saves_ms = max(LEAST_GAIN, self.draft_model.gain) * self.plain_ms(n_ctx)
         try:
