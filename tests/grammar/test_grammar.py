@@ -137,6 +137,32 @@ def test_keywords_are_kept(vocabulary: Vocabulary, schema: Any, valid: list[Any]
 
 
 @pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer"}, ["0", "-7", "9" * 15, str(2**53 - 1)], ["9" * 16, "1" * 17, "-" + "1" * 17]),
+        ({"type": "number"}, ["-12.5", "1" * 16, "0." + "3" * 10], ["1" * 17, "0." + "3" * 11, "0.5" + "0" * 10]),
+        ({"type": ["null", "integer"]}, ["null", "1" * 16], ["1" * 17]),
+        ({"type": "number", "minimum": 0, "maximum": 1}, ["0.25"], ["0." + "3" * 11]),
+        ({"type": "integer", "minimum": 5}, ["1" * 16], ["4", "1" * 17]),
+        ({"type": "integer", "exclusiveMinimum": 10**17}, ["1" * 18], ["1" * 16]),
+        ({"type": "integer", "maximum": -(10**17)}, ["-" + "1" * 18], ["-1"]),
+        ({"type": "integer", "enum": [10**18]}, ["1" + "0" * 18], ["1"]),
+        ({"type": "object"}, ['{"a": [1, {"b": 0.5}]}'], ['{"a": ' + "1" * 17 + "}", '{"a": 0.' + "3" * 11 + "}"]),
+        ({}, ["[1]", "null", '"x"'], ["1" * 17, "[" + "1" * 17 + "]"]),
+        ({"type": "array", "items": {"properties": {"n": {"type": "number", "multipleOf": 0.25}}}},
+         ['[{"n": 1.25}]'], ['[{"n": 1.3}]', '[{"n": ' + "1" * 17 + "}]"]),
+    ],
+)  # fmt: skip
+def test_numbers_without_limits_come_to_an_end(
+    vocabulary: Vocabulary, schema: Any, valid: list[str], invalid: list[str]
+) -> None:
+    """A small model would write digits up to the token limit; what the schema itself says goes first."""
+    grammar = json_schema(schema)
+    assert [accepts(vocabulary, grammar, text) for text in valid] == [True] * len(valid)
+    assert [accepts(vocabulary, grammar, text) for text in invalid] == [False] * len(invalid)
+
+
+@pytest.mark.parametrize(
     "more",
     [
         {"uniqueItems": True}, {"contains": {}}, {"not": {"type": "null"}}, {"if": {}}, {"dependentRequired": {}},
