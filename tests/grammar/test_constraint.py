@@ -153,6 +153,21 @@ def test_the_longest_part_of_a_draft_is_what_following_a_clone_takes(vocabulary:
         assert constraint.longest(tokens) == expected, tokens
 
 
+def test_a_refused_token_and_a_reset_leave_the_minimum_length(vocabulary: Vocabulary) -> None:
+    seven, stop, end = _one(vocabulary, "7"), _one(vocabulary, "."), int(vocabulary.ends[0])
+    constraint = Constraint(vocabulary, DIGITS, min_tokens=3)
+    with pytest.raises(ValueError, match="not allowed"):
+        constraint.advance(stop)
+    for _ in range(2):
+        for token in (seven, seven):
+            constraint.advance(token)
+            assert constraint.forbids_ends
+        constraint.advance(stop)
+        assert constraint.allows(end)
+        constraint.reset()
+        assert constraint.forbids_ends
+
+
 def test_a_grammar_that_asks_for_too_much_work_ends_the_answer(vocabulary: Vocabulary) -> None:
     """2 000 ways at once, which begin only after the first character."""
     ways = " | ".join(f'"x{number}" r' for number in range(2000))

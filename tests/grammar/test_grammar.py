@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.errors import OptionError
-from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
+from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark, tokens
 from rest_local.grammar.builder import Lark
 from rest_local.grammar.constraint import Constraint
+from rest_local.grammar.tokens import Tokens
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -293,6 +294,32 @@ def test_gbnf_that_cannot_be_read_is_one_line_with_the_way_out(text: str, capfd:
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_error_is_short_however_long_the_grammar_is() -> None:
+    with pytest.raises(OptionError) as caught:
+        lark(f"start: {'a' * 5000}")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newest(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_ = Tokens._compile
+
+    def counted(self: Tokens, text: str) -> Any:
+        compiled.append(text)
+        return compile_(self, text)
+
+    monkeypatch.setattr(Tokens, "_compile", counted)
+    grammars = [lark(f'start: "once {number}"') for number in range(tokens._KEPT + 1)]
+    for grammar in (*grammars, *grammars[1:]):
+        vocabulary.grammar_tokens().matcher(grammar)
+    assert compiled == [grammar.compiled_text for grammar in grammars]
+    vocabulary.grammar_tokens().matcher(grammars[0])
+    assert compiled[-1] == grammars[0].compiled_text
+    assert len(vocabulary.grammar_tokens()._compiled) == tokens._KEPT
+
+
 def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
     grammar = lark('start: word ("," word)*\nword: /[a-z]{2}/ | %json {"type": "integer"}')
     assert accepts(vocabulary, grammar, "ab,12")
@@ -310,10 +337,12 @@ def test_special_tokens_are_said_by_name_only(vocabulary: Vocabulary) -> None:
     assert not Constraint(vocabulary, lark("start: /(.|\\n)*/")).allows(control)
     builder = Lark(vocabulary.special_token)
     constraint = Constraint(vocabulary, builder.grammar(builder.literal(f"a{name}b")))
-    tokens = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
-    assert constraint.longest(tokens) == 3
+    spelled = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
+    assert constraint.longest(spelled) == 3
     builder = Lark(vocabulary.special_token)
-    assert Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(tokens) == 3
+    assert (
+        Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(spelled) == 3
+    )
     unknown = lark("start: <|no_such_token|>")
     with pytest.raises(OptionError, match="no_such_token"):
         Constraint(vocabulary, unknown)
