@@ -38,8 +38,8 @@ check: $(TOOLS)  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 
-test: $(TOOLS)  ## all tests
-	$(BIN)/pytest
+test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process
+	$(BIN)/pytest -n 2 --dist loadfile
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about ten minutes
 	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_server.py
