@@ -16,25 +16,26 @@ from rest_local.llama.sampling import Sampling
 class Request:
     """One generation. Token ids are the model's own.
 
-    prompt          evaluated first; at least one token
-    max_tokens      tokens of answer at most; 0 only evaluates the prompt
-    sampling        how tokens are chosen, grammar and biases included
-    stop            the answer ends before any of these texts
-    min_tokens      no end token is chosen before as many tokens
-    ignore_end      end tokens are never chosen
-    prediction      tokens that the answer is likely to repeat (`Engine.predictions.tokenize`); only makes drafts
-    logprobs        None, or how many of the likeliest tokens to report beside each token (0: only its own)
-    origins         report where each drafted token comes from
-    policy          name of a drafting policy, None for the engine's
-    verify          `strict`, `relaxed[:K,RATIO]`, None for the engine's
-    exact           alone in its steps, on a context whose settings give the bits of plain decoding
-    datastores      names of the engine's datastores to draft from, None for all
-    keep_prefix     reuse what the cells already hold of the prompt
-    context_shift   where the context is full, drop the oldest text behind the first `keep_tokens` and go on
-    keep_tokens     tokens at the beginning that a shift keeps (the system prompt)
-    prompt_seconds  the answer ends (`length`, nothing said) where there is no token so long after the request was
-                    made: waiting for a slot and evaluating the prompt
-    seconds         the answer ends (`length`) so long after its first step began, waiting for cells included
+    Attributes:
+        prompt: evaluated first; at least one token
+        max_tokens: tokens of answer at most; 0 only evaluates the prompt
+        sampling: how tokens are chosen, grammar and biases included
+        stop: the answer ends before any of these texts
+        min_tokens: no end token is chosen before as many tokens
+        ignore_end: end tokens are never chosen
+        prediction: tokens that the answer is likely to repeat (`Engine.predictions.tokenize`); only makes drafts
+        logprobs: None, or how many of the likeliest tokens to report with each token (0: only the token itself)
+        origins: report where each drafted token comes from
+        policy: name of a drafting policy, None for the engine's
+        verify: `strict`, `relaxed[:K,RATIO]`, None for the engine's
+        exact: alone in its steps, on a context whose settings give the bits of plain decoding
+        datastores: names of the engine's datastores to draft from, None for all
+        keep_prefix: reuse what the cells already hold of the prompt
+        context_shift: where the context is full, drop the oldest text after the first `keep_tokens` and go on
+        keep_tokens: tokens at the beginning that a shift keeps (the system prompt)
+        prompt_seconds: the answer ends (`length`, empty) where there is no token so many seconds after the request was
+            made, which includes waiting for a slot and evaluating the prompt
+        seconds: the answer ends (`length`) so many seconds after its first step began, waiting for cells included
 
     Raises OptionError for a number out of range.
     """
