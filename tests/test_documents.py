@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import rest_local
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datastore/*.md"), *ROOT.glob("models/*.md")]
@@ -128,6 +130,13 @@ def exists(name: str) -> bool:
                 found = getattr(found, attribute, None)
             return True
     return False
+
+
+def test_the_reference_of_the_api_is_complete() -> None:
+    text = text_of(ROOT / "docs" / "api.md")
+    described = {*re.findall(r"^::: rest_local\.(\w+)$", text, re.MULTILINE), "RestLocalError", "__version__"}
+    assert described >= set(rest_local.__all__)
+    assert "::: rest_local.errors\n" in text, "where RestLocalError is"
 
 
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "DESIGN.md", "FORMAT.md"])
