@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import inputs, interrupt, opening, options
+from rest_local.cli.messages import in_options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import PromptTooLong, RestLocalError
@@ -172,7 +173,7 @@ def converse(conversation: Conversation, interactive: bool) -> None:
         except RestLocalError as error:
             if not interactive:
                 raise
-            note(f"rest-local: error: {error}")
+            note(f"rest-local: error: {in_options(str(error))}")
             if isinstance(error, PromptTooLong) and conversation.messages:
                 note("the conversation is what fills the context; /clear forgets it")
 

@@ -81,7 +81,7 @@ class Lanes:
         if not chosen.warning:
             return
         if chosen.options.repack != model.options.repack:
-            raise ModelError(f"{chosen.warning}; for exact requests start again with --no-repack")
+            raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
         self.warn(chosen.warning)
         log.warning("%s", chosen.warning)
         model.options = chosen.options  # flash attention off, in contexts that are made from now on
