@@ -26,7 +26,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import STRICT, Strict
-from rest_local.decoding.statistics import DraftStatistics
+from rest_local.decoding.results import DraftStatistics
 from rest_local.decoding.verify import Relaxed
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model

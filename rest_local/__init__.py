@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
+    from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
     from rest_local.decoding.service import Service, Ticket
-    from rest_local.decoding.statistics import DraftStatistics, Lookups, SourceCounts, Timings
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
@@ -140,7 +140,7 @@ _HOMES = {
     "rest_local.decoding.logprobs": ("TokenLogprobs",),
     "rest_local.decoding.request": ("Request",),
     "rest_local.decoding.service": ("Service", "Ticket"),
-    "rest_local.decoding.statistics": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
+    "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),
     "rest_local.decoding.verify": ("Relaxed",),

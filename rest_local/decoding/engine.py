@@ -18,6 +18,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,19 +28,19 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
+from rest_local.decoding import sequence as decoding
 from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.earlier import Earlier
-from rest_local.decoding.generation import Generation, Statistics
-from rest_local.decoding.job import Job
+from rest_local.decoding.lane import Lane
 from rest_local.decoding.lanes import Lanes
 from rest_local.decoding.opening import open_datastores, open_lane, open_model
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import STRICT, ChatOptions, Request, RequestOptions, Strict
-from rest_local.decoding.shift import shifted
+from rest_local.decoding.scheduler import shifted
+from rest_local.decoding.statistics import Statistics, Totals
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.streaming import ChatStream, Stream
-from rest_local.decoding.totals import Totals
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
@@ -48,7 +49,6 @@ from rest_local.kv_cache.slot import Slot
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
-from rest_local.planning.auto import Auto
 from rest_local.planning.policies import POLICIES
 from rest_local.retrieval.datastore import Datastore
 
@@ -84,10 +84,7 @@ class Engine:
             if warning:
                 self._lanes.warn(warning)
             self._aside: list[Searchable] = self._lane.aside
-            auto = self._lane.policies["auto"]
-            self._earlier: Earlier | None = None
-            if config.history and isinstance(auto, Auto):
-                self._earlier = Earlier.open(self.model, auto.acceptance)
+            self._earlier = Earlier.open(self.model, self._lane.auto.acceptance) if config.history else None
             self.totals = Totals()
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
             self._running: Stream | None = None
@@ -266,21 +263,21 @@ class Engine:
         """Evaluate the prompt of a stream. Raises what the request ends with."""
         if self._running and len(self._lane.scheduler.slots.slots) == 1:
             self._running.cancel()
-        self._running, job = stream, stream.job
+        self._running, sequence = stream, stream.sequence
         try:
-            self.submit(job)
-            while not job.done and (job.generation is None or job.prefilling):
+            self.submit(sequence)
+            while not sequence.done and (not sequence.is_admitted or sequence.is_prefilling):
                 self.step()
-            if job.error:
-                raise job.error
+            if sequence.error:
+                raise sequence.error
         except BaseException:
             stream.cancel()
             raise
         return stream
 
-    def prepare(self, request: Request) -> Job:
-        """A job to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong, OptionError,
-        ModelError where the context for an exact request does not fit the memory.
+    def prepare(self, request: Request) -> decoding.Sequence:
+        """A sequence to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong,
+        OptionError, ModelError where the context for an exact request does not fit the memory.
 
         From any thread. The first exact request of an engine that is not exact takes seconds here, to open that context
         and, the first time, to measure; those who are being served go on meanwhile.
@@ -299,42 +296,43 @@ class Engine:
         exact = request.exact or self.exact
         relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
         self._stores(request.datastores)
-        if exact:
-            self._lanes.exact()
+        lane = self._lanes.exact() if exact else self._lane
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(request.prompt)
-
-        def make(slot: Slot) -> Generation:
-            lane = self._lanes.exact() if exact else self._lane
-            own = lane.policies[chosen].fork() if isinstance(chosen, str) else chosen
-            history = self._earlier.history if self._earlier else None
-            stores = self._stores(request.datastores, still=True)
-            generation = lane.generation(slot, own, sampler, relaxed, stores, history)
-            generation.statistics = statistics
-            generation.constraint = None if sampler.constraint.is_free else sampler.constraint
-            generation.logprobs = request.logprobs
-            generation.decode = self._decode if request.origins else None
-            return generation
-
-        def finished(result: Result) -> None:
-            self.totals.add(statistics, result)
-            if self._earlier:
-                self._earlier.add(result.tokens)
-
-        statistics = Statistics()
-        answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
-        answer.result.truncated = len(request.prompt) < n_prompt
-        request = replace(
-            request,
-            prediction=self.predictions.take(request.prediction),
-            context_shift=shift,
+        answer = Answer(
+            Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end
         )
-        return Job(request, sampler, answer, make, finished)
+        answer.result.truncated = len(request.prompt) < n_prompt
+        return decoding.Sequence(
+            replace(request, prediction=self.predictions.take(request.prediction), context_shift=shift),
+            lane.policy(chosen) if isinstance(chosen, str) else chosen,
+            sampler,
+            answer,
+            partial(self._connect, lane, request.datastores),
+            vocabulary.is_end,
+            self._count,
+            relaxed=relaxed,
+            constraint=None if sampler.constraint.is_free else sampler.constraint,
+            decode=self._decode if request.origins else None,
+        )
 
-    def submit(self, job: Job) -> None:
-        """Queue a prepared job; `step` until it is done."""
-        self._lanes.submit(job)
+    def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
+        """The sources of a sequence that is admitted to a slot."""
+        sources = lane.sources(slot)
+        sources.use(self._stores(names, still=True), self._earlier.history if self._earlier else None)
+        return sources
+
+    def _count(self, sequence: decoding.Sequence) -> None:
+        """A sequence has ended."""
+        tokens = sequence.result.tokens
+        self.totals.add(sequence.statistics, len(tokens))
+        if self._earlier:
+            self._earlier.add(tokens)
+
+    def submit(self, sequence: decoding.Sequence) -> None:
+        """Queue a prepared sequence; `step` until it is done."""
+        self._lanes.submit(sequence)
 
     def step(self, number: int = 0) -> bool:
         """One forward pass for all that run, and one for an exact request; False where there is nothing to do.
@@ -346,9 +344,9 @@ class Engine:
         """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
         return self._lanes.use_idle_time(seconds)
 
-    def cancel(self, job: Job) -> None:
-        """End a job now, wherever it is."""
-        self._lanes.cancel(job)
+    def cancel(self, sequence: decoding.Sequence) -> None:
+        """End a sequence now, wherever it is."""
+        self._lanes.cancel(sequence)
 
     def abort(self, number: int | None = None) -> None:
         """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
@@ -357,7 +355,7 @@ class Engine:
         self._lanes.abort(number)
 
     def cancel_all(self) -> None:
-        """End every job."""
+        """End every sequence."""
         self._lanes.cancel_all()
 
     def use(self, datastores: Sequence[Datastore]) -> None:
@@ -368,10 +366,10 @@ class Engine:
         self.datastores = list(datastores)
         self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
         history = self._earlier.history if self._earlier else None
-        for job in self._lanes.jobs():
-            sources = job.generation.sources if job.generation else None
+        for sequence in self._lanes.sequences():
+            sources = sequence.sources if sequence.has_begun else None
             if isinstance(sources, Sources):
-                sources.ask(self._stores(job.request.datastores, still=True), history)
+                sources.use(self._stores(sequence.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)

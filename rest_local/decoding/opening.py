@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from rest_local.calibration.tuning import contexts_to_try, settings_for
+from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
 from rest_local.decoding.lane import Lane
 from rest_local.drafting.draft_model import DraftModel

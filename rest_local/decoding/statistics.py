@@ -1,136 +1,136 @@
-"""What the result of a request tells about time and drafting, as typed values and as the documented JSON.
-
-Contract: frozen, times in milliseconds and microseconds, not rounded; `to_dict` rounds and has the names of the JSON
-that `generate --json` and the server give.
-"""
+"""What happened: in one step, in one sequence, and in an engine since it was opened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 
-@dataclass(frozen=True)
-class Timings:
-    """Tokens and times of one request, or of several together (`total`).
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts
+from rest_local.decoding.verify import Verdict
+from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.origin import Origin
+from rest_local.drafting.tree import DraftTree
 
-    cached_tokens      tokens of the prompt that the KV cache held already
-    prompt_tokens      tokens of the prompt that were evaluated, in `prompt_ms`
-    predicted_tokens   tokens of the answer, in `predicted_ms`; this is the time that passed, not the share of a request
-    drafted_tokens     draft tokens that were verified; `accepted_tokens` of them were right
-    """
 
-    cached_tokens: int = 0
+@dataclass
+class Step:
+    """What one forward pass gave one sequence. Iterates as (token, source)."""
+
+    tokens: list[int]
+    sources: list[str]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # by token, where asked for
+    origins: list[Origin | None] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return zip(self.tokens, self.sources, strict=True)
+
+
+@dataclass
+class Statistics:
+    """What a sequence did; times in milliseconds."""
+
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     prompt_ms: float = 0.0
-    predicted_tokens: int = 0
-    predicted_ms: float = 0.0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-    @classmethod
-    def total(cls, each: Iterable[Timings]) -> Timings:
-        """The sums of all fields."""
-        each = list(each)
-        return cls(**{f.name: sum(getattr(timings, f.name) for timings in each) for f in fields(cls)})
-
-    @property
-    def prompt_per_second(self) -> float:
-        """Evaluated tokens of the prompt per second, 0 where there was none."""
-        return 1e3 * self.prompt_tokens / self.prompt_ms if self.prompt_ms else 0.0
-
-    @property
-    def predicted_per_second(self) -> float:
-        """Tokens of the answer per second, 0 where there was none."""
-        return 1e3 * self.predicted_tokens / self.predicted_ms if self.predicted_ms else 0.0
-
-    def to_dict(self) -> dict[str, float]:
-        """The names and the order of llama-server's `timings`."""
-        return {
-            "cache_n": self.cached_tokens,
-            **llama_timings("prompt", self.prompt_tokens, self.prompt_ms),
-            **llama_timings("predicted", self.predicted_tokens, self.predicted_ms),
-            "draft_n": self.drafted_tokens,
-            "draft_n_accepted": self.accepted_tokens,
-        }
-
-
-def llama_timings(what: str, n: int, milliseconds: float) -> dict[str, float]:
-    """What llama-server tells about `what` (`prompt`, `predicted`) of n tokens; rates are 0 where there was none."""
-    return {
-        f"{what}_n": n,
-        f"{what}_ms": round(milliseconds, 3),
-        f"{what}_per_token_ms": round(milliseconds / n, 3) if n else 0.0,
-        f"{what}_per_second": round(1e3 * n / milliseconds, 2) if milliseconds else 0.0,
-    }
-
-
-@dataclass(frozen=True)
-class SourceCounts:
-    """Draft tokens of one source, and how many of them were accepted."""
-
-    drafted: int = 0
-    accepted: int = 0
-
-
-@dataclass(frozen=True)
-class Lookups:
-    """Lookups in the sources: how many were made, how many the policy skipped, and how long one took (microseconds)."""
-
-    made: int = 0
-    skipped: int = 0
-    median_us: float = 0.0
-    p99_us: float = 0.0
-
-
-@dataclass(frozen=True)
-class DraftStatistics:
-    """What drafting did in one request.
-
-    steps       forward passes after the prompt
-    generated   tokens that the steps gave, including those after the end of the answer
-    drafted     draft tokens that were verified; `accepted` of them were right
-    relaxed     of the accepted ones, those that pass only because verification is relaxed
-    by_source   the same counts by source: datastore, history, context, prediction, model
-    """
-
+    again_ms: float = 0.0  # within the answer: evaluating text anew after a pause or a context shift
+    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
+    answer_share_ms: float = 0.0  # likewise
     steps: int = 0
+    drafts: int = 0  # steps that submitted something
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
+    relaxed: int = 0  # of the accepted ones, those that plain decoding would not have given there
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    lookup_us: list[float] = field(default_factory=list)
+    lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
+    decode_ms: float = 0.0
+    step_ms: float = 0.0  # decode_ms and the driver's own time
+    model_ms: float = 0.0  # of a draft model
+
+    def count_step(self, tree: DraftTree, verdict: Verdict, relaxed: Sequence[int]) -> None:
+        path = verdict.path
+        self.steps += 1
+        self.generated += len(verdict.tokens)
+        self.relaxed += len(relaxed)
+        self.drafts += len(tree) > 0
+        self.drafted += len(tree)
+        self.accepted += len(path)
+        for number in set(tree.source):
+            source = self.by_source.setdefault(SOURCES[number], {"drafted": 0, "accepted": 0})
+            source["drafted"] += tree.source.count(number)
+        for node in path:
+            self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
+
+    def summary(self) -> DraftStatistics:
+        """What the result of the request tells about drafting."""
+        steps = max(self.steps, 1)
+        times = np.array(self.lookup_us or [0.0])
+        median, p99 = float(np.median(times)), float(np.percentile(times, 99))
+        return DraftStatistics(
+            steps=self.steps,
+            generated=self.generated,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            relaxed=self.relaxed,
+            by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
+            lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
+            driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
+            decode_ms_per_step=self.decode_ms / steps,
+            draft_model_ms_per_step=self.model_ms / steps,
+        )
+
+
+@dataclass
+class Totals:
+    """What an engine did, summed over its requests: counted when a request ends, however it ends. Prompt tokens are
+    those that were evaluated, without cached ones.
+
+    Seconds are those of forward passes and what belongs to them, shared out by the tokens that each request had in the
+    pass: prompts and answers together add up to the time that passed, however many requests were served at once. (What
+    one request waited for is in its own `timings`.)
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    predicted_tokens: int = 0
+    predicted_seconds: float = 0.0
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
     relaxed: int = 0
-    by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
-    lookups: Lookups = field(default_factory=Lookups)
-    driver_ms_per_step: float = 0.0
-    decode_ms_per_step: float = 0.0
-    draft_model_ms_per_step: float = 0.0
+    lookups: int = 0
+    lookups_skipped: int = 0
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens for each forward pass: 1 without drafting. The JSON calls it `mat` (mean accepted tokens)."""
-        return self.generated / max(self.steps, 1)
-
-    def of_source(self, name: str) -> SourceCounts:
-        """The counts of one source, zeros where it drafted nothing."""
-        return self.by_source.get(name, SourceCounts())
+    def add(self, statistics: Statistics, n_answer: int) -> None:
+        """Count a request whose answer has so many tokens."""
+        self.requests += 1
+        self.prompt_tokens += statistics.prompt_tokens - statistics.cached_tokens
+        self.cached_tokens += statistics.cached_tokens
+        self.prompt_seconds += 1e-3 * statistics.prompt_share_ms
+        self.predicted_tokens += n_answer
+        self.predicted_seconds += 1e-3 * statistics.answer_share_ms
+        self.steps += statistics.steps
+        self.drafts += statistics.drafts
+        self.drafted += statistics.drafted
+        self.accepted += statistics.accepted
+        self.relaxed += statistics.relaxed
+        self.lookups += len(statistics.lookup_us)
+        self.lookups_skipped += statistics.lookups_skipped
+        for source, counts in statistics.by_source.items():
+            mine = self.by_source.setdefault(source, {"drafted": 0, "accepted": 0})
+            for key, count in counts.items():
+                mine[key] += count
 
     def to_dict(self) -> dict[str, Any]:
-        """The object `draft` of the JSON."""
-        counts = {
-            name: {"drafted": count.drafted, "accepted": count.accepted} for name, count in self.by_source.items()
-        }
-        of_model = self.draft_model_ms_per_step
-        return {
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "relaxed": self.relaxed,
-            "mat": round(self.tokens_per_step, 4),
-            "by_source": counts,
-            "lookups": {"made": self.lookups.made, "skipped": self.lookups.skipped},
-            "lookup_us": {"p50": round(self.lookups.median_us, 1), "p99": round(self.lookups.p99_us, 1)},
-            "driver_ms_per_step": round(self.driver_ms_per_step, 4),
-            "decode_ms_per_step": round(self.decode_ms_per_step, 4),
-            **({"draft_model_ms_per_step": round(of_model, 4)} if of_model else {}),
-        }
+        """A copy, from any thread: a source may be counted for the first time meanwhile."""
+        by_source = {source: dict(counts) for source, counts in list(self.by_source.items())}
+        return {**vars(self), "by_source": by_source}

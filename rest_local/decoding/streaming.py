@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rest_local.decoding.chat import Chat
-from rest_local.decoding.generation import Statistics
-from rest_local.decoding.job import Job
+from rest_local.decoding.sequence import Sequence
+from rest_local.decoding.statistics import Statistics
 from rest_local.decoding.stream import Piece, Result
 
 if TYPE_CHECKING:
@@ -20,44 +20,44 @@ class Stream:
     The iterator does the forward passes, in the thread of the caller. Raises what the request ended with.
     """
 
-    def __init__(self, engine: Engine, job: Job) -> None:
-        self._engine, self.job = engine, job
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._engine, self.sequence = engine, sequence
         self._pieces = self._run()
 
     @property
     def result(self) -> Result:
-        return self.job.result
+        return self.sequence.result
 
     @property
     def statistics(self) -> Statistics:
-        return self.job.answer.statistics
+        return self.sequence.statistics
 
     def __iter__(self) -> Iterator[Piece]:
         return self._pieces
 
     def cancel(self) -> None:
         """End the answer now. Its text so far stays in `result`."""
-        self._engine.cancel(self.job)
+        self._engine.cancel(self.sequence)
 
     def _run(self) -> Iterator[Piece]:
         try:
             while True:
-                yield from self.job.take()
-                if self.job.done:
-                    yield from self.job.take()
+                yield from self.sequence.read()
+                if self.sequence.done:
+                    yield from self.sequence.read()
                     break
                 self._engine.step()
         finally:
             self.cancel()
-        if self.job.error:
-            raise self.job.error
+        if self.sequence.error:
+            raise self.sequence.error
 
 
 class ChatStream(Stream):
     """The stream of an answer in a conversation. Pieces hold the text as the model writes it, tool calls included."""
 
-    def __init__(self, engine: Engine, job: Job, chat: Chat) -> None:
-        super().__init__(engine, job)
+    def __init__(self, engine: Engine, sequence: Sequence, chat: Chat) -> None:
+        super().__init__(engine, sequence)
         self._chat = chat
 
     @property

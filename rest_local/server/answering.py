@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.decoding.statistics import Timings
+from rest_local.decoding.results import Timings
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.server.answers import origins
 from rest_local.server.filters import GATHERED, Gathered, Indentation, TimeLimit

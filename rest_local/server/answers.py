@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rest_local.decoding.statistics import Timings, llama_timings
+from rest_local.decoding.results import Timings, llama_timings
 
 if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs

@@ -11,7 +11,7 @@ import pytest
 from rest_local.bench import demo, prompts
 from rest_local.bench.prompts import Prompt
 from rest_local.bench.repeats import repeated_share
-from rest_local.decoding.statistics import DraftStatistics
+from rest_local.decoding.results import DraftStatistics
 from rest_local.errors import OptionError
 
 PROMPT = Prompt("stored", "a title", "text")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rest_local.decoding.config import EngineConfig
-from rest_local.decoding.statistics import DraftStatistics, SourceCounts, Timings
+from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Result
 from rest_local.llama.options import ModelOptions
 

@@ -110,7 +110,7 @@ def test_what_was_said_before_a_cancel_is_kept_and_a_commit_needs_no_close(
 @pytest.mark.usefixtures("keen")
 def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
     def seen(engine: Engine) -> float:
-        auto = engine._lane.policies["auto"]
+        auto = engine._lane.auto
         assert isinstance(auto, Auto)
         return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
 

@@ -22,7 +22,8 @@ from rest_local.errors import DatastoreNotFound, ModelError, OptionError, Prompt
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Rope
 from rest_local.paths import cache_dir
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepCost
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore

@@ -11,7 +11,8 @@ from rest_local import Engine, Sampling
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Plan
 from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]
@@ -65,7 +66,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._lane.policies["auto"].draft_model.right > 0.8  # type: ignore[attr-defined]
+                assert engine._lane.auto.draft_model.right > 0.8
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.decoding.statistics import llama_timings
+from rest_local.decoding.results import llama_timings
 from rest_local.decoding.stream import StopFinder
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
-from rest_local.decoding.statistics import DraftStatistics, SourceCounts, Timings
+from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
