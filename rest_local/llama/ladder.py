@@ -181,7 +181,7 @@ def _tried(
 def _warning(path: Path, rung: Rung, failure: trial.Failure) -> str:
     """Cause and cure in one line."""
     if failure.kind == "memory":
-        cure = "to choose yourself, free memory, or lower --gpu-layers or --ctx"
+        cure = "to choose yourself, free memory, or lower `n_gpu_layers` or `n_ctx`"
     elif rung.n_gpu_layers is not None:
         cure = "update the GPU's driver or llama-cpp-python"
     else:
