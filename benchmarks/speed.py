@@ -25,9 +25,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.reshaped import deepened
-from rest_local.bench.demo import Comparison, compare
+from rest_local.bench.demo import LOOPING, Comparison, compare
 from rest_local.bench.prompts import Prompt, begin_of, held_out_modules, standard_library, well_known_modules
-from rest_local.bench.repeats import LOOPING
 from rest_local.bench.stdlib import ensure
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model

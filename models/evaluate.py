@@ -35,8 +35,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.bench.demo import LOOPING, repeated_share
 from rest_local.bench.prompts import begin_of, held_out_modules, standard_library
-from rest_local.bench.repeats import LOOPING, repeated_share
 from rest_local.errors import DecodeFailed, ModelError, RestLocalError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
