@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
-from rest_local.kv_cache.slot import Rows, Slot
+from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 Logits = NDArray[np.float32]
 Drafts = Literal["chains", "trees"]
@@ -175,6 +175,7 @@ def compare_drafts(
         return result
     rng = np.random.default_rng(11)
     slot = Slot(backend)
+    slot.tokens = list(text)
     other = _Neighbour(backend, text, rng) if neighbour else None
     make = _random_tree if drafts == "trees" else _random_chain
     try:
@@ -185,14 +186,14 @@ def compare_drafts(
             begin = slot.n_past
             tree, path = make(text, begin, longest, backend.n_branches, rng)
             layout = tree.layout()
-            slot.fill_step(text[begin], tree, layout)
+            slot.fill_step(tree, layout)
             if code := backend.decode():
                 raise DecodeFailed(code, 1 + len(tree))
             rows = backend.logits(1 + len(tree))
             place = {node: row for row, node in enumerate(layout.order, 1)}
             for k, row in enumerate([0, *(place[node] for node in path)]):
                 result.add(reference[begin + k], rows[row])
-            if not slot.accept(text[begin], tree, layout, path):
+            if not slot.accept(tree, layout, path):
                 raise DecodeFailed(-1, 1 + len(tree))
     finally:
         backend.clear()
@@ -211,14 +212,16 @@ class _Neighbour:
         slot = self._slot
         if slot.n_past > NEIGHBOUR_LONGEST:
             slot.clear()
+            slot.tokens = []
         n = int(self._rng.integers(1, 4)) if slot.n_past else NEIGHBOUR_PROMPT
         tokens = [int(self._text[i]) for i in self._rng.integers(0, len(self._text), n)]
-        rows = Rows()
-        slot.add_prompt(rows, tokens)
-        rows.load(self._backend.batch)
+        batch = BatchBuilder()
+        slot.add_prompt(batch, tokens)
+        batch.load(self._backend.batch)
         if code := self._backend.decode():
             raise DecodeFailed(code, n)
         slot.tokens += tokens
+        slot.n_past += n
 
 
 def _random_chain(

@@ -17,7 +17,7 @@ from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.measuring import Timing
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
-from rest_local.kv_cache.slot import Rows, Slot
+from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 BUSY_SHARE = 0.75  # share of the CPU time that all threads can have; 0.2 to 0.35 with one busy process per core
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
@@ -110,10 +110,10 @@ def probe_slot(slot: Slot, tokens: Sequence[int], meter: LoadMeter | None = None
     backend, n = slot.backend, len(tokens)
     if slot.n_past + n > backend.n_ctx or n > min(backend.max_outputs, backend.n_batch):
         return None
-    rows = Rows()
-    slot.add_prompt(rows, tokens)
-    rows.output = [1] * n
-    rows.load(backend.batch)
+    batch = BatchBuilder()
+    slot.add_prompt(batch, tokens)
+    batch.output = [1] * n
+    batch.load(backend.batch)
     if meter:
         meter.start()
     begun = time.perf_counter()

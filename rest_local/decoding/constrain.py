@@ -17,7 +17,7 @@ MOST_MS = 1.0
 _clock = time.perf_counter
 
 
-class Following(Protocol):
+class TokenConstraint(Protocol):
     """`rest_local.grammar.constraint.Constraint`, or a fake of the same behaviour. See there for each member."""
 
     @property
@@ -25,7 +25,7 @@ class Following(Protocol):
     def longest(self, tokens: Sequence[int]) -> int: ...
 
 
-def prune(tree: DraftTree, constraint: Following) -> DraftTree:
+def prune(tree: DraftTree, constraint: TokenConstraint) -> DraftTree:
     """The tree without what may not be said and all below it; the same object where nothing is dropped.
 
     Branches are looked at one by one, the likeliest first, until `MOST_MS` are over. Measured with a JSON schema and
@@ -42,7 +42,7 @@ def prune(tree: DraftTree, constraint: Following) -> DraftTree:
     return pruned
 
 
-def _allowed(tree: DraftTree, constraint: Following) -> set[int]:
+def _allowed(tree: DraftTree, constraint: TokenConstraint) -> set[int]:
     kept: set[int] = set()
     over = _clock() + 1e-3 * MOST_MS
     leaves = [node for node in range(len(tree)) if not tree.children_of(node)]

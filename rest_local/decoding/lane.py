@@ -8,7 +8,7 @@ section 4).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rest_local.calibration.cost import LARGEST
@@ -25,11 +25,8 @@ from rest_local.calibration.tuning import (
     tune,
     tune_thoroughly,
 )
-from rest_local.decoding.generation import Generation
-from rest_local.decoding.job import OwnedChooser
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel, Follower
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
@@ -39,9 +36,8 @@ from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.planning.auto import Auto
-from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
-from rest_local.retrieval.datastore import Datastore
 
 log = logging.getLogger("rest_local.engine")
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
@@ -62,13 +58,11 @@ class Lane:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
-        self.capability, warning = _capability(model, context, tuning, exact)
+        capability, warning = _capability(model, context, tuning, exact)
         self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
-        self.policies: dict[str, Policy] = {name: make_policy(name, tuning.curve) for name in POLICIES}
-        auto = self.policies["auto"]
-        assert isinstance(auto, Auto)
-        auto.has_draft_model = draft_model is not None
-        self.scheduler = Scheduler(context, self.capability, tuning.curve)
+        self.auto = Auto(tuning.curve, has_draft_model=draft_model is not None)
+        self._policies: dict[str, Policy] = {Auto.name: self.auto}
+        self.scheduler = Scheduler(context, capability, tuning.curve)
         self.aside: list[Searchable] = [] if aside is None else aside
         self.draft_model = draft_model
         self._sources: dict[int, Sources] = {}  # by slot: what is indexed of its text stays with it
@@ -77,9 +71,8 @@ class Lane:
         self._governor = ThreadGovernor(context.threads) if adapts else None
         meter = load_meter(model, context, self._governor)
         tuning.curve.busy_now = meter.busy
-        shares = self.capability.shares
         self._calibration = Calibration(
-            self.scheduler, tuning.curve, lambda: self_test_text(model, context.n_ctx), meter, enabled=shares
+            self.scheduler, tuning.curve, lambda: self_test_text(model, context.n_ctx), meter, enabled=capability.shares
         )
 
     @classmethod
@@ -103,29 +96,34 @@ class Lane:
             context.close()
             raise
 
-    def generation(
-        self,
-        slot: Slot,
-        policy: Policy,
-        sampler: OwnedChooser,
-        relaxed: Relaxed | None,
-        stores: Sequence[Datastore],
-        history: Searchable | None,
-    ) -> Generation:
-        """A request's, in its slot."""
+    @property
+    def capability(self) -> Capability:
+        """What drafts the model can verify, and why."""
+        return self.scheduler.forward.capability
+
+    def policy(self, name: str) -> Policy:
+        """A policy of this name for one request; what the policy learns is shared by all requests of the lane. Any
+        thread.
+        """
+        policy = self._policies.get(name)
+        if policy is None:
+            policy = self._policies.setdefault(name, make_policy(name, self.tuning.curve))
+        return policy.fork()
+
+    def sources(self, slot: Slot) -> Sources:
+        """For a sequence that is admitted to a slot: those of the slot, which have its text indexed; or others, where a
+        sequence that was sent back uses those and goes on in another slot.
+        """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
             follower = Follower(self.draft_model) if self.draft_model else None
             sources = Sources([], self.model.n_vocab, aside=self.aside, follower=follower)
             self._sources[slot.first_id] = sources
-        sources.ask(stores, history)
-        ends: Callable[[int], bool] = self.model.vocabulary.is_end
-        return Generation(self.context, slot, policy, sources, sampler, self.capability, ends, relaxed)
+        return sources
 
     def _in_use(self, sources: Sources) -> bool:
-        """Whether they follow somebody who began in this slot and, once sent back, went on in another."""
-        jobs = (*self.scheduler.admitted, *self.scheduler.waiting)
-        return any(job.generation is not None and job.generation.sources is sources for job in jobs)
+        sequences = (*self.scheduler.admitted, *self.scheduler.waiting)
+        return any(sequence.has_begun and sequence.sources is sources for sequence in sequences)
 
     @property
     def threads(self) -> int:
@@ -228,10 +226,8 @@ class Lane:
         background, self._self_test = self._self_test, None
         assert background is not None
         background.close()
-        self.capability, warning = _capability(self.model, self.context, self.tuning, self.exact)
-        for job in (*self.scheduler.admitted, *self.scheduler.waiting):
-            if job.generation is not None:
-                job.generation.capability = self.capability
+        capability, warning = _capability(self.model, self.context, self.tuning, self.exact)
+        self.scheduler.forward.capability = capability
         if told := failure or warning:
             self.warnings.append(told)
             log.warning("%s", told)

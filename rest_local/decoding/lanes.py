@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
-from rest_local.decoding.job import Job
 from rest_local.decoding.lane import Lane
+from rest_local.decoding.sequence import Sequence
 from rest_local.errors import ModelError
 from rest_local.llama import ladder, library
 from rest_local.llama.model import Model
@@ -86,10 +86,10 @@ class Lanes:
         log.warning("%s", chosen.warning)
         model.options = chosen.options  # flash attention off, in contexts that are made from now on
 
-    def submit(self, job: Job) -> None:
-        """Queue a job where it belongs."""
-        lane = self.exact() if job.request.exact else self.shared
-        lane.scheduler.submit(job)
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence where it belongs."""
+        lane = self.exact() if sequence.request.exact else self.shared
+        lane.scheduler.submit(sequence)
 
     def step(self, number: int) -> bool:
         """One forward pass in each lane that has work, under this number; False where none has."""
@@ -115,21 +115,21 @@ class Lanes:
             lane.use_idle_time(seconds)
         return bool(idle)
 
-    def jobs(self) -> Iterator[Job]:
-        """All that are served or wait."""
+    def sequences(self) -> Iterator[Sequence]:
+        """All that are admitted or wait."""
         for lane in self:
             yield from (*lane.scheduler.admitted, *lane.scheduler.waiting)
 
-    def cancel(self, job: Job) -> None:
-        """End a job now, wherever it is."""
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence now, wherever it is."""
         for lane in self:
-            if lane.scheduler.has(job):
-                lane.scheduler.cancel(job)
+            if lane.scheduler.has(sequence):
+                lane.scheduler.cancel(sequence)
                 return
-        job.finish("cancelled")
+        sequence.finish("cancelled")
 
     def cancel_all(self) -> None:
-        """End every job."""
+        """End every sequence."""
         for lane in self:
             lane.scheduler.cancel_all()
 

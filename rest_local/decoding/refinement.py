@@ -7,12 +7,13 @@ none where every price is certain. Tokens of a batch are removed again; what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 
 from rest_local.calibration.cost import CERTAIN, SIZES, CostCurve
 from rest_local.calibration.timing import LoadMeter, probe_slot
-from rest_local.decoding.job import Job
 from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.sequence import Sequence
 from rest_local.kv_cache.slot import Slot
 
 SHARE = 0.05  # of the time of steps: 300 tokens pay for 15 plain steps, enough for 2, 4, 8 and 16 tokens once on a CPU
@@ -30,7 +31,7 @@ class Calibration:
         self,
         scheduler: Scheduler,
         curve: CostCurve,
-        text: Callable[[], Sequence[int]],
+        text: Callable[[], abc.Sequence[int]],
         meter: LoadMeter,
         *,
         enabled: bool = True,
@@ -38,7 +39,7 @@ class Calibration:
         self.curve, self.enabled = curve, enabled
         self._scheduler, self._meter = scheduler, meter
         self._make_text = text
-        self._text: Sequence[int] = ()
+        self._text: abc.Sequence[int] = ()
         self._credit_ms = 0.0
         self._planned, self._price_ms = 0, 0.0  # the batch that is saved for
         self._idle, self._disturbed = 0, 0  # batches of this idle period
@@ -52,7 +53,7 @@ class Calibration:
         self._credit_ms += SHARE * 1e3 * seconds
         if self._credit_ms < self._price_ms:  # the usual case: to ask the curve costs as much as a lookup
             return
-        running = [job.slot for job in self._scheduler.admitted if job.slot is not None and _drafts(job)]
+        running = [sequence.slot for sequence in self._scheduler.admitted if _drafts(sequence)]
         n_ctx = self._n_ctx
         if not running or self._certain_at == n_ctx >> _BUCKET:
             self._credit_ms = 0.0
@@ -114,6 +115,6 @@ class Calibration:
         return timing.ms
 
 
-def _drafts(job: Job) -> bool:
+def _drafts(sequence: Sequence) -> bool:
     """Whether it generates, and would profit from known prices."""
-    return not job.prefilling and not job.left and job.generation is not None and job.generation.policy.name != "off"
+    return not sequence.is_prefilling and not sequence.left and sequence.policy.name != "off"

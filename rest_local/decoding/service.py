@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.job import Job
 from rest_local.decoding.request import Request
+from rest_local.decoding.sequence import Sequence
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
 
@@ -42,31 +42,31 @@ Wake = Callable[[bool], None]
 class Ticket:
     """What its owner knows of a submitted request. Any thread."""
 
-    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Wake | None) -> None:
+    def __init__(self, number: int, sequence: Sequence, cancel: Callable[[Sequence], None], wake: Wake | None) -> None:
         self.id = number
-        self._job = job
+        self._sequence = sequence
         self._cancel = cancel
         self._wake = wake
         self._news = threading.Condition()
-        job.wake = self._tell
+        sequence.wake = self._tell
 
     @property
     def result(self) -> Result:
         """What has come so far; complete when `done`."""
-        return self._job.result
+        return self._sequence.result
 
     @property
     def done(self) -> bool:
-        return self._job.done
+        return self._sequence.done
 
     @property
     def error(self) -> RestLocalError | None:
         """What it ended with, if it was not what it should."""
-        return self._job.error
+        return self._sequence.error
 
     def poll(self) -> list[Piece]:
         """What has come since the last call, without waiting. Ask `done` first: what comes before it is then here."""
-        return self._job.take()
+        return self._sequence.read()
 
     def wait(self, timeout: float | None = None) -> Result:
         """Wait for the end. Raises what it ended with, and TimeoutError after `timeout` seconds."""
@@ -85,13 +85,13 @@ class Ticket:
             if done:
                 break
             with self._news:
-                self._news.wait_for(lambda: self.done or self._job.has_news)
+                self._news.wait_for(lambda: self.done or self._sequence.has_news)
         if self.error:
             raise self.error
 
     def cancel(self) -> None:
         """End it before the next forward pass; what was said stays in `result`."""
-        self._cancel(self._job)
+        self._cancel(self._sequence)
 
     def _tell(self) -> None:
         with self._news:
@@ -112,7 +112,7 @@ class Service:
         self._most_waiting = queue
         self._lock = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
-        self._alive: dict[int, Job] = {}
+        self._alive: dict[int, Sequence] = {}
         self._number = 0
         self._step = 0  # under way or just done; in it are none but those of `_alive`
         self._closing = False
@@ -127,17 +127,17 @@ class Service:
         Raises at once what is wrong with it (as `Engine.prepare`, which may take seconds for the first exact request),
         QueueFull, ServiceClosed.
         """
-        job = self.engine.prepare(request)
+        sequence = self.engine.prepare(request)
         with self._lock:
             try:
                 self._check_room()
             except RestLocalError:
-                job.sampler.close()
+                sequence.chooser.close()
                 raise
             self._number += 1
-            ticket = Ticket(self._number, job, self._cancel, wake)
-            self._alive[self._number] = job
-            self._orders.append(lambda: None if job.done else self.engine.submit(job))
+            ticket = Ticket(self._number, sequence, self._cancel, wake)
+            self._alive[self._number] = sequence
+            self._orders.append(lambda: None if sequence.done else self.engine.submit(sequence))
             self._lock.notify()
         return ticket
 
@@ -169,16 +169,16 @@ class Service:
     def running(self) -> int:
         """Requests that have a slot."""
         with self._lock:
-            return sum(job.slot is not None and not job.done for job in self._alive.values())
+            return sum(sequence.is_admitted and not sequence.done for sequence in self._alive.values())
 
     def slots(self) -> list[dict[str, Any]]:
         """By slot: id, state (idle, prefill, running), n_past, and the request it serves."""
         with self._lock:
-            served = {id(job.slot): (number, job) for number, job in self._alive.items() if job.slot is not None}
+            alive = list(self._alive.items())
         rows = []
         for number, slot in enumerate(self.engine.slots):
-            request, job = served.get(id(slot), (None, None))
-            state = "idle" if job is None else "prefill" if job.prefilling else "running"
+            request, sequence = next((each for each in alive if each[1].has(slot)), (None, None))
+            state = "idle" if sequence is None else "prefill" if sequence.is_prefilling else "running"
             rows.append({"id": number, "state": state, "n_past": slot.n_past, "request": request})
         return rows
 
@@ -196,9 +196,9 @@ class Service:
         with self._lock:
             self._draining = False
             self._lock.notify()
-            step, jobs = self._step, list(self._alive.values())
-        for job in jobs:
-            job.leave()
+            step, sequences = self._step, list(self._alive.values())
+        for sequence in sequences:
+            sequence.leave()
         self.engine.abort(step)
         self._thread.join()
 
@@ -217,16 +217,16 @@ class Service:
             raise QueueFull(self._most_waiting)
 
     def _count_waiting(self) -> int:
-        return sum(job.slot is None and not job.done for job in self._alive.values())
+        return sum(not sequence.is_admitted and not sequence.done for sequence in self._alive.values())
 
-    def _cancel(self, job: Job) -> None:
-        job.leave()
+    def _cancel(self, sequence: Sequence) -> None:
+        sequence.leave()
         with self._lock:
-            self._orders.append(lambda: self.engine.cancel(job))
+            self._orders.append(lambda: self.engine.cancel(sequence))
             self._lock.notify()
             step = self._step  # by the time of the abort another may be under way, for others
             nobody_waits = all(other.done or other.left for other in self._alive.values())
-        if nobody_waits and not job.done:
+        if nobody_waits and not sequence.done:
             self.engine.abort(step)
 
     # The thread
@@ -245,7 +245,7 @@ class Service:
         trimmed = False
         while True:
             with self._lock:
-                self._alive = {number: job for number, job in self._alive.items() if not job.done}
+                self._alive = {number: sequence for number, sequence in self._alive.items() if not sequence.done}
                 while not self._orders and not self._alive and not self._closing:
                     if self._use_idle_time() or self._orders or self._closing:
                         continue  # what came while the lock was released woke no one
@@ -275,11 +275,11 @@ class Service:
         with self._lock:
             self._closing = True
             orders, self._orders = self._orders, deque()
-            jobs, self._alive = list(self._alive.values()), {}
-        for job in jobs:
+            sequences, self._alive = list(self._alive.values()), {}
+        for sequence in sequences:
             if self._failure:
-                job.finish("error", ServiceClosed())
+                sequence.finish("error", ServiceClosed())
             else:
-                self.engine.cancel(job)
-        for order in orders:  # behind the jobs, of which none is to begin now
+                self.engine.cancel(sequence)
+        for order in orders:  # behind the sequences, of which none is to begin now
             order()

@@ -36,7 +36,11 @@ class Relaxed:
 
     def __post_init__(self) -> None:
         if self.k < 1 or not 0 < self.ratio <= 1:
-            raise OptionError(f"verify relaxed:{self.k},{self.ratio:g}: k is at least 1, ratio above 0 and at most 1")
+            raise OptionError(f"verify {self}: k is at least 1, ratio above 0 and at most 1")
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        return f"relaxed:{self.k},{self.ratio:g}"
 
     @staticmethod
     def parse(text: str) -> Relaxed | None:
@@ -54,12 +58,12 @@ class Relaxed:
             pass  # said below, as for any other text
         raise OptionError(f"verify {text}: give strict, relaxed, or relaxed:K,RATIO such as relaxed:3,0.3")
 
-    def instead(
+    def relax(
         self, token: int, tree: DraftTree, node: int, logits: NDArray[np.float32], ends: Callable[[int], bool]
     ) -> int:
         """`token`, which the sampler chose after `node`, or the child that passes in its place.
 
-        The sampled token itself stays where it was drafted. An end is the model's own to choose, and so is not to end.
+        The sampled token itself stays where it was drafted. Relaxation never adds or removes an end of the answer.
         """
         children = tree.children_of(node)
         if not children or ends(token) or any(tree.token[child] == token for child in children):

@@ -200,8 +200,8 @@ class DraftModel:
 class Follower:
     """One text in a draft model's cells. `restart` and `extend` follow the text, `ask` says what may come next.
 
-    `text` is the owner's own list, which only grows between two calls of `restart`. `step_ms`: what evaluating took,
-    and `asked_ms`, to answer questions alone; whoever counts steps sets them to 0.
+    `text` is the owner's own list, which only grows between two calls of `restart`. Since `begin_step`, `step_ms` is
+    what evaluating took, and `asked_ms` what queries took of it.
     """
 
     def __init__(self, model: DraftModel) -> None:
@@ -211,6 +211,10 @@ class Follower:
         self._cells: list[int] = []  # tokens in the cells
         self._agreed = 0  # of them, those known to be the text's
         self._waited_ms = 0.0
+        self.step_ms = self.asked_ms = 0.0
+
+    def begin_step(self) -> None:
+        """Count the time of another step."""
         self.step_ms = self.asked_ms = 0.0
 
     def restart(self, text: Sequence[int], same: int) -> None:

@@ -96,14 +96,14 @@ class Auto:
 
     name = "auto"
 
-    def __init__(self, curve: CostCurve) -> None:
+    def __init__(self, curve: CostCurve, has_draft_model: bool = False) -> None:
         self.curve = curve
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = Driver()
         self.budget = Budget()
         self.trigger = Trigger()
-        self.has_draft_model = False
+        self.has_draft_model = has_draft_model
         self.draft_model = DraftModelStats()
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import FakeBackend, logits_of
-from support.fake_jobs import FLAT, job_of
+from support.fake_sequences import FLAT, sequence_of
 
 from rest_local import Engine
 from rest_local.calibration import tuning
@@ -192,17 +192,17 @@ def test_drafting_starts_when_all_rows_are_compared(monkeypatch: pytest.MonkeyPa
     assert lane.capability.kind == "none"
     assert "of 384 rows" in lane.capability.reason
     assert not lane.warnings
-    job = job_of(exact.context, [1, 2, 3], 40)
+    job = sequence_of(exact.context, [1, 2, 3], 40)
     lane.scheduler.submit(job)
     lane.scheduler.step()
-    assert job.generation is not None
-    job.generation.capability = lane.capability  # as `Lane.generation` sets it
+    assert job.is_admitted
     exact.idle(rows=300)
-    assert (lane.capability.kind, lane.tuning.exact, job.generation.capability.kind) == ("none", False, "none")
+    assert (lane.capability.kind, lane.tuning.exact) == ("none", False)
     assert not any(Tuning.from_json(text).exact for text in exact.stored)
     exact.idle()
     assert (lane.capability.kind, lane.tuning.exact) == ("chain", True)
-    assert job.generation.capability.kind == "chain"
+    assert not job.done
+    assert lane.scheduler.forward.capability.kind == "chain", "in the next pass of this request, too"
     assert Tuning.from_json(exact.stored[-1]).exact
     assert not exact.opened
     assert not lane.warnings

@@ -71,18 +71,18 @@ def kept() -> list[list[int]]:
 def test_the_next_engine_drafts_from_what_the_last_one_said(model: Path) -> None:
     with load(model, history=True) as engine:
         first = finish(engine)
-        assert "history" not in first.draft["by_source"]
+        assert "history" not in first.draft.by_source
     assert kept() == [first.tokens]
     with load(model, history=True) as engine:
         second = finish(engine)
         assert second.tokens == first.tokens
-        assert second.draft["by_source"]["history"]["accepted"] > 20
+        assert second.draft.by_source["history"].accepted > 20
         third = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
     assert kept() == [first.tokens, third.tokens]
     with load(model, history=True) as engine:
         again = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
         assert again.tokens == third.tokens
-        assert again.draft["by_source"]["history"]["accepted"] > 10
+        assert again.draft.by_source["history"].accepted > 10
 
 
 def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_was_said_before_a_cancel_is_kept_and_a_commit_needs_no_close(
 @pytest.mark.usefixtures("keen")
 def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
     def seen(engine: Engine) -> float:
-        auto = engine._lane.policies["auto"]
+        auto = engine._lane.auto
         assert isinstance(auto, Auto)
         return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
 

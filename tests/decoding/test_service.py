@@ -17,7 +17,7 @@ from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
-from rest_local.decoding.totals import Totals
+from rest_local.decoding.statistics import Totals
 from rest_local.errors import (
     ModelError,
     OptionError,
@@ -232,7 +232,7 @@ def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
                 pieces = list(ticket)
                 if [t for piece in pieces for t in piece.tokens] != ticket.result.tokens:
                     failures.append(f"{number}: pieces are not the result")
-                if ticket.result.timings["prompt_n"] + ticket.result.timings["cache_n"] != len(request.prompt):
+                if ticket.result.timings.prompt_tokens + ticket.result.timings.cached_tokens != len(request.prompt):
                     failures.append(f"{number}: another prompt was evaluated")
 
         threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
@@ -294,9 +294,9 @@ def test_the_prefix_of_a_chat_turn_is_reused_and_reported(engine: Engine, servic
     answer = service.submit(Request(first, max_tokens=20)).wait(30)
     follow_up = [*first, *answer.tokens, *engine.tokenize("print(1)")]
     second = service.submit(Request(follow_up, max_tokens=5)).wait(30)
-    assert second.timings["cache_n"] >= len(first) + len(answer.tokens) - 2
+    assert second.timings.cached_tokens >= len(first) + len(answer.tokens) - 2
     fresh = service.submit(Request(follow_up, max_tokens=5, keep_prefix=False)).wait(30)
-    assert fresh.timings["cache_n"] == 0
+    assert fresh.timings.cached_tokens == 0
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
@@ -329,7 +329,7 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
         tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
         for one, ticket in zip(alone, tickets, strict=True):
             result = ticket.wait(60)
-            assert result.draft["draft_model_ms_per_step"] > 0
+            assert result.draft.draft_model_ms_per_step > 0
             leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, result.tokens, strict=True)) if a != b), None)
             if leaves is not None:  # a near-tie
                 told = one.logprobs[leaves]
@@ -368,7 +368,7 @@ def test_the_same_prompt_again_gives_the_same_answer(arch: str, tiny_model: Tiny
             service.submit(Request(prompt, max_tokens=n, ignore_end=True)).wait(60)
             again = service.submit(Request(prompt, max_tokens=8)).wait(60)
             assert again.tokens == wanted
-            assert again.timings["cache_n"] > 0
+            assert again.timings.cached_tokens > 0
 
 
 def test_others_are_served_while_the_context_for_exact_requests_is_opened(
@@ -421,7 +421,7 @@ def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) 
         first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
         for job in (first, moved):
             engine.submit(job)
-            while job.slot is None:
+            while not job.is_admitted:
                 engine.step()
         left = moved.slot
         scheduler._send_back(moved)
@@ -430,9 +430,7 @@ def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) 
         engine.step()
         assert moved.slot is not left
         assert last.slot is left
-        assert moved.generation is not None
-        assert last.generation is not None
-        assert moved.generation.sources is not last.generation.sources
+        assert moved.sources is not last.sources
 
 
 def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> None:
