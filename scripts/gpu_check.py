@@ -146,7 +146,7 @@ def measure_model(check: Check, name: str, path: Path, replays: dict[str, list[s
 def synthetic(check: Check, shape: str, quant: str, path: Path, data: Path | None) -> dict[str, Any]:
     """Write a synthetic model. Raises CommandFailed."""
     vocabulary = ("--vocab", str(data / "ggml-vocab-qwen2.gguf")) if data else ()
-    command = [check.python, "models/synthetic.py", shape, quant, str(path), *vocabulary]
+    command = [check.python, "-m", "benchmarks.synthetic", shape, quant, str(path), *vocabulary]
     done = subprocess.run(command, cwd=ROOT, env=check.environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CommandFailed(f"{shlex.join(command)}: {done.stderr.strip()[-2000:]}")
