@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.repository import Repository
 
 from rest_local.bench import edits
 from rest_local.bench.edits import load_edits
@@ -21,23 +21,6 @@ OLD = "".join(f"line {n} of the file\n" for n in range(30))
 def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
     with Model.open(tiny_model("llama"), vocab_only=True) as model:
         yield model.vocabulary
-
-
-class Repository:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir()
-        self.git("init", "--quiet")
-
-    def git(self, *arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(self.path), *identity, *arguments], check=True, capture_output=True)
-
-    def commit(self, message: str, files: dict[str, str | bytes]) -> None:
-        for name, content in files.items():
-            (self.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "-m", message)
 
 
 @pytest.fixture
