@@ -59,13 +59,13 @@ _ENDLESS: dict[str, Any] = {
 
 @dataclass
 class Process:
-    """A server that answers. `pid`: of its process, whose first thread is the event loop."""
+    """A running server. `pid`: of its process, whose first thread is the event loop."""
 
     port: int
     pid: int = 0
 
     def loop_ms(self) -> float:
-        """Processor time of the event loop so far; 0 where the kernel does not tell."""
+        """Processor time of the event loop so far, in milliseconds; 0 if the system does not report it."""
         times = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
         return int(times.read_text("ascii").split()[0]) / 1e6 if times.exists() else 0.0
 
@@ -86,7 +86,7 @@ class Process:
 
 @contextlib.contextmanager
 def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
-    """A process of its own, as a user starts it; stopped at the end."""
+    """Run the server in a separate process, as a user does, and stop it at the end."""
     command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(slots), "--ctx", str(N_CTX)]
     command += ["--model", model] if model else []
     with tempfile.TemporaryFile() as log:
@@ -129,7 +129,7 @@ def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[d
 
 
 def first_token(server: Process, rounds: int) -> dict[str, Any]:
-    """One token after a long prompt, the same in each round."""
+    """The first token after a long prompt that is in the KV cache, many times."""
     body = {"prompt": _texts(1, 4000)[0], "n_predict": 1, "stream": True, **SAME}
     over, waited = [], []
     with contextlib.closing(server.connect()) as connection:
@@ -149,7 +149,7 @@ def first_token(server: Process, rounds: int) -> dict[str, Any]:
 
 
 def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
-    """The same 300 tokens: streamed, at once, and without HTTP."""
+    """The same 300 tokens streamed, in one answer, and without HTTP."""
     text = _texts(1, 800)[0]
     body = {"prompt": text, "n_predict": STREAMED, **SAME}
     took: dict[str, list[float]] = {"engine": [], "whole": [], "stream": []}
@@ -191,7 +191,7 @@ _COMPARED = (("stream", "engine"), ("stream", "whole"), ("whole", "engine"))
 
 
 def _ratio(ones: list[float], others: list[float]) -> float:
-    """Within a round, the median over the rounds."""
+    """The median over the rounds of the ratio within a round."""
     return round(median(one / other for one, other in zip(ones, others, strict=True)), 4)
 
 
@@ -204,8 +204,9 @@ def _without_http(service: Service, prompt: list[int]) -> float:
 
 
 def keys(server: Process, strokes: int) -> dict[str, Any]:
-    """Someone types, 30 ms a key; every tenth time he waits for what is offered. Asked as llama.vim asks: the line
-    that is typed is the beginning of the gap's text."""
+    """A user types a key every 30 ms and waits for the answer after every tenth key. The requests are those of
+    llama.vim: the current line is the beginning of the text in the gap.
+    """
     text, at = _texts(1, 3000)[0], 1000
     suffix = text[at + strokes :]
     extra = [{"filename": "other.py", "text": _texts(2, 1500)[1]}]
@@ -230,7 +231,7 @@ def keys(server: Process, strokes: int) -> dict[str, Any]:
 
 
 def _busy_after(server: Process, seconds: float) -> int:
-    """Slots that are still busy although nobody asks for anything."""
+    """Slots that are still busy without any request."""
     deadline = time.monotonic() + seconds
     while (busy := _busy(server)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -242,7 +243,7 @@ def _busy(server: Process) -> int:
 
 
 def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, Any]:
-    """Tokens of each client, at once and of one alone."""
+    """Tokens of each client, all at once and one alone."""
     together, errors = _crowd(server, at_once, seconds)
     alone, more = _crowd(server, 1, max(seconds / 4, 1.0))
     rates = {"together": sum(together) / seconds, "alone": sum(alone) / max(seconds / 4, 1.0)}
@@ -259,7 +260,7 @@ def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, 
 
 
 def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int]:
-    """(tokens by client, errors). An answer that ends behind the time counts by its share."""
+    """(tokens by client, errors). An answer that ends after the deadline counts in part."""
     tokens, errors = [0.0] * number, [0] * number
     texts = _texts(number, 600)
     deadline = time.perf_counter() + seconds
@@ -349,7 +350,7 @@ def _longest_gap(arrived: list[float]) -> float:
 
 
 def _texts(n: int, characters: int) -> list[str]:
-    """Beginnings of modules that no model here was trained on."""
+    """Beginnings of modules that the demo model was not trained on."""
     library = standard_library()
     texts = [Path(library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()]
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
