@@ -20,7 +20,7 @@ KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is k
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildResult:
     """How a child ended. `lines`: the JSON objects that it printed. `code`: its exit status, negative for a signal,
     None if it was killed after `timeout` seconds. `errors`: the end of its stderr.
     """
@@ -45,7 +45,7 @@ def command(module: str, task: str) -> list[str]:
     return [sys.executable, "-m", module, task]
 
 
-def run(module: str, task: str, timeout: float) -> Ended:
+def run(module: str, task: str, timeout: float) -> ChildResult:
     """Start the child and wait for it. `task`: its input. Raises OSError if it cannot be started."""
     root = Path(__file__).parents[2]  # `-m` searches the working directory first, so do not use the user's
     with subprocess.Popen(
@@ -60,11 +60,11 @@ def run(module: str, task: str, timeout: float) -> Ended:
             output, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             output, errors = _killed(process)
-            return Ended(None, _objects(output), _tail(errors))
+            return ChildResult(None, _objects(output), _tail(errors))
         except BaseException:
             process.kill()
             raise
-    return Ended(process.returncode, _objects(output), _tail(errors))
+    return ChildResult(process.returncode, _objects(output), _tail(errors))
 
 
 def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:

@@ -73,7 +73,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class LoadChoice:
     """How to load the model. `warning`: empty if the wanted settings work."""
 
     options: ModelOptions
@@ -87,7 +87,7 @@ def choose(
     options: ModelOptions,
     wanted: Wanted,
     n_ctx: int | None = None,
-) -> Chosen:
+) -> LoadChoice:
     """Find settings that work. The first time they are tried in child processes, which takes the load time and about 16
     plain steps for each of the settings.
 
@@ -105,7 +105,9 @@ def choose(
     rung, failure = _remembered(record, free) or _climb(files, layers, options, wanted, n_ctx)
     if failure is None or failure.kind != "refused":
         _remember(record, rung, failure, free)
-    return Chosen(*rung.applied(options, layers), _warning(file, rung, failure) if rung != Rung() and failure else "")
+    return LoadChoice(
+        *rung.applied(options, layers), _warning(file, rung, failure) if rung != Rung() and failure else ""
+    )
 
 
 def _climb(

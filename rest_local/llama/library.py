@@ -150,38 +150,28 @@ def backends() -> list[str]:
 
 def devices() -> list[Device]:
     """The devices of all backends, the CPU included."""
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     description = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
     size_p = ctypes.POINTER(ctypes.c_size_t)
     memory = _ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)
     found = []
-    for i in range(count):
-        device, free, total = get(i), ctypes.c_size_t(), ctypes.c_size_t()
+    for name, device in _devices():
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
         memory(device, ctypes.byref(free), ctypes.byref(total))
-        texts = (name(device).decode("utf-8", "replace"), description(device).decode("utf-8", "replace"))
-        found.append(Device(*texts, total.value, free.value))
+        found.append(Device(name, description(device).decode("utf-8", "replace"), total.value, free.value))
     return found
 
 
 def gpus() -> dict[str, int]:
     """The devices for layers: name and address of each device except the CPU."""
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    found = [get(i) for i in range(count)]
-    return {name(device).decode("utf-8", "replace"): device for device in found if kind(device) != _CPU_DEVICE}
+    return {name: device for name, device in _devices() if kind(device) != _CPU_DEVICE}
 
 
 def buffer_types() -> dict[str, int]:
     """The buffers for tensors: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     type_of = _ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
     name = _ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
-    addresses = [type_of(get(i)) for i in range(count)]
+    addresses = [type_of(device) for _, device in _devices()]
     return {name(address).decode("utf-8", "replace"): address for address in addresses if address}
 
 
@@ -205,6 +195,14 @@ _NUMA = {
     "numactl": bindings.GGML_NUMA_STRATEGY_NUMACTL,
 }
 _numa: str | None = None
+
+
+def _devices() -> list[tuple[str, int]]:
+    """Name and address of each device."""
+    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    return [(name(device).decode("utf-8", "replace"), device) for device in map(get, range(count))]
 
 
 def _text(function: str) -> str:

@@ -24,7 +24,7 @@ SYSCTL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Unit:
+class MatrixUnit:
     """A CPU feature for matrix or dot products. `flags`: its names in `/proc/cpuinfo` (Linux) and sysctl (macOS).
     `built`: its name in llama.cpp's line of features.
     """
@@ -35,15 +35,15 @@ class Unit:
 
 
 UNITS = (
-    Unit("AMX", ("amx_int8",), "AMX_INT8"),
-    Unit("AVX-512", ("avx512f",), "AVX512"),
-    Unit("AVX-512 VNNI", ("avx512_vnni",), "AVX512_VNNI"),
-    Unit("AVX-512 BF16", ("avx512_bf16",), "AVX512_BF16"),
-    Unit("AVX VNNI", ("avx_vnni",), "AVX_VNNI"),
-    Unit("SME", ("sme", "hw.optional.arm.FEAT_SME"), "SME"),
-    Unit("I8MM", ("i8mm", "hw.optional.arm.FEAT_I8MM"), "MATMUL_INT8"),
-    Unit("SVE", ("sve",), "SVE"),
-    Unit("DotProd", ("asimddp", "hw.optional.arm.FEAT_DotProd"), "DOTPROD"),
+    MatrixUnit("AMX", ("amx_int8",), "AMX_INT8"),
+    MatrixUnit("AVX-512", ("avx512f",), "AVX512"),
+    MatrixUnit("AVX-512 VNNI", ("avx512_vnni",), "AVX512_VNNI"),
+    MatrixUnit("AVX-512 BF16", ("avx512_bf16",), "AVX512_BF16"),
+    MatrixUnit("AVX VNNI", ("avx_vnni",), "AVX_VNNI"),
+    MatrixUnit("SME", ("sme", "hw.optional.arm.FEAT_SME"), "SME"),
+    MatrixUnit("I8MM", ("i8mm", "hw.optional.arm.FEAT_I8MM"), "MATMUL_INT8"),
+    MatrixUnit("SVE", ("sve",), "SVE"),
+    MatrixUnit("DotProd", ("asimddp", "hw.optional.arm.FEAT_DotProd"), "DOTPROD"),
 )
 
 

@@ -70,7 +70,7 @@ def attempt(
     return failure_of(child.run(__name__, json.dumps(task, default=str), timeout), timeout)
 
 
-def failure_of(ended: child.Ended, timeout: float) -> Failure | None:
+def failure_of(ended: child.ChildResult, timeout: float) -> Failure | None:
     """The failure that the end of a child and its lines show; None if it succeeded."""
     seen: dict[str, Any] = {}
     for line in ended.lines:

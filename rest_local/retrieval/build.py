@@ -48,7 +48,7 @@ SEGMENT_TOKENS = 1 << 26
 _WRITE = 1 << 24
 
 Progress = Callable[[str, int], None]
-"""Called with ("sorted" | "written", tokens since the last call)."""
+"""Called with ("tokenized" | "sorted" | "written", tokens since the last call). A build itself does not tokenize."""
 
 
 def build(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVersion, DatastoreVocabulary
-from rest_local.retrieval.format import KINDS, MANIFEST, Documents, Manifest, SegmentEntry, file_name
+from rest_local.retrieval.format import KINDS, MANIFEST, DocumentTable, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.rows import Context, Int32Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
 
@@ -51,7 +51,7 @@ class Datastore:
         self.manifest = manifest
         self._maps: list[memory.mmap] = []
         self._segments: list[Segment] = []
-        self._documents: list[Documents] = []
+        self._documents: list[DocumentTable] = []
         self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
         self._placed: tuple[tuple[int, Segment], ...] = ()
         try:
@@ -293,7 +293,7 @@ class Datastore:
         data = {
             kind: self._read(self.path / file_name(entry.name, kind), entry.files[kind].size, mmap) for kind in KINDS
         }
-        self._documents.append(Documents(data["documents"], self.path, entry.documents, entry.tokens))
+        self._documents.append(DocumentTable(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
         segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size)
         self._segments.append(segment)

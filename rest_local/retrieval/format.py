@@ -222,7 +222,7 @@ def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
     return b"".join((head, np.asarray(starts, "<u8").tobytes(), ends.tobytes(), *names))
 
 
-class Documents:
+class DocumentTable:
     """A document table over a buffer (a map, or bytes). Only the requested entries are read.
 
     Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.

@@ -22,7 +22,7 @@ from rest_local.drafting.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import child, ladder, trial
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.ladder import Chosen, Rung
+from rest_local.llama.ladder import LoadChoice, Rung
 from rest_local.llama.library import Device
 from rest_local.llama.model import Model
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
@@ -73,7 +73,7 @@ def prints(n_layer: int = 0, **seen: object) -> str:
     return f"echo {shlex.quote(json.dumps({'n_layer': n_layer, **seen}))}; "
 
 
-def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: Any) -> Chosen:
+def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: Any) -> LoadChoice:
     options = ModelOptions(**fixed)
 
     def wanted(tried: ModelOptions) -> Sequence[ContextSettings]:
@@ -85,7 +85,7 @@ def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: A
 def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
     tried = break_when(lambda task: "")
     for _ in range(2):
-        assert choose(model) == Chosen(ModelOptions(), 0)
+        assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert len(tried) == 1
 
 
@@ -107,7 +107,7 @@ def test_other_architectures_pass(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    assert choose(tiny_model(arch)) == Chosen(ModelOptions(), 0)
+    assert choose(tiny_model(arch)) == LoadChoice(ModelOptions(), 0)
 
 
 @pytest.mark.parametrize("how", [SEGV, ABORT])
@@ -272,7 +272,7 @@ def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(
 ) -> None:
     tried = break_when(lambda task: """echo '{"refused": "no such device"}'""")
     for _ in range(2):
-        assert choose(model) == Chosen(ModelOptions(), 0)
+        assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert len(tried) == 2
 
 
@@ -337,7 +337,7 @@ def test_a_child_that_cannot_be_started_costs_a_warning(
 ) -> None:
     monkeypatch.setattr(child.sys, "executable", str(model.with_name("absent")))
     with caplog.at_level(logging.WARNING, "rest_local"):
-        assert choose(model) == Chosen(ModelOptions(), 0)
+        assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert "not tried in a child process" in caplog.text
 
 
