@@ -105,9 +105,8 @@ def choose(
     rung, failure = _remembered(record, free) or _climb(files, layers, options, wanted, n_ctx)
     if failure is None or failure.kind != "refused":
         _remember(record, rung, failure, free)
-    return LoadChoice(
-        *rung.applied(options, layers), _warning(file, rung, failure) if rung != Rung() and failure else ""
-    )
+    warning = _warning(file, rung, failure) if rung != Rung() and failure else ""
+    return LoadChoice(*rung.applied(options, layers), warning)
 
 
 def _climb(
