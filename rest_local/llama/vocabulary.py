@@ -139,8 +139,9 @@ class Vocabulary:
                 attribute, pointer = bindings.llama_vocab_get_attr, self.pointer
                 special = [token for token in range(self.size) if attribute(pointer, token) & hidden]
                 pieces = [self.piece(token) for token in range(self.size)]
-                encode = lambda text: self.tokenize(text).tolist()  # noqa: E731
-                self._grammar_tokens = Tokens(pieces, special, self.ends.tolist(), encode)
+                self._grammar_tokens = Tokens(
+                    pieces, special, self.ends.tolist(), lambda text: self.tokenize(text).tolist()
+                )
             return self._grammar_tokens
 
     @property
