@@ -114,7 +114,7 @@ def _climb(
 ) -> tuple[Rung, trial.Failure | None]:
     """The first settings that work, and the failure of the wanted settings. Raises ModelInvalid."""
     path = files[0][0]
-    progress.info("computing with %s in a child process, once; some seconds, more for a large model", path.name)
+    progress.info("testing %s in a child process, once; this takes some seconds, longer for a large model", path.name)
     first = _tried(files, Rung(), layers, options, wanted, n_ctx)
     if first is None or (first.kind == "refused" and (not layers or first.during.startswith(trial.CONTEXT))):
         return Rung(), first  # llama.cpp refuses it without a crash, and will do so again with the right message
@@ -122,7 +122,7 @@ def _climb(
         return Rung(flash=False), first
     last = first
     for rung in safer(first, layers, options):
-        log.info("model %s: %s while %s; trying it %s", path, last.cause, last.during, rung)
+        log.info("model %s: %s while %s; trying %s", path, last.cause, last.during, rung)
         failed = _tried(files, rung, layers, options, wanted, n_ctx)
         if failed is None:
             return rung, first
@@ -168,7 +168,9 @@ def works(model: Model, settings: ContextSettings) -> bool:
         model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files)
     )
     if failed is not None:
-        log.warning("model %s: llama.cpp %s while %s; left out", model.path, failed.cause, failed.during)
+        log.warning(
+            "model %s: llama.cpp %s while %s; these settings are not used", model.path, failed.cause, failed.during
+        )
     return failed is None
 
 
@@ -232,4 +234,4 @@ def _remember(record: bytes, rung: Rung, failure: trial.Failure | None, free: Se
         content = json.dumps(kept)
         paths.write_atomically(_path(record), content.encode())
     except OSError as error:
-        log.warning("what works with the model is not remembered: %s", error)
+        log.warning("the settings that work with the model cannot be stored: %s", error)

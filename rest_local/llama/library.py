@@ -185,7 +185,7 @@ def use_numa(strategy: str) -> None:
         llama_cpp.llama_numa_init(_NUMA[strategy])
         _numa = strategy
     elif _numa != strategy:
-        raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another one")
+        raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another process")
 
 
 _CPU_DEVICE = 0  # enum ggml_backend_dev_type

@@ -119,7 +119,7 @@ def _devices(names: tuple[str, ...]) -> Any:
     for name in wanted:
         if name not in known:
             raise OptionError(
-                f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; none is the CPU alone"
+                f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; `none` uses the CPU only"
             )
     return (ctypes.c_void_p * (len(wanted) + 1))(*(known[name] for name in wanted), None)
 

@@ -270,7 +270,8 @@ class Datastore:
     def _check_ids(self, tokens: Int32Array, segment: int, document: int) -> None:
         """Raise DatastoreCorrupt for an id outside the vocabulary, because llama.cpp crashes on it."""
         if len(tokens) and int(tokens.max()) >= self.manifest.vocabulary.size:
-            raise DatastoreCorrupt(self.path, f"document {document} of segment {segment} holds ids of no vocabulary")
+            where = f"document {document} of segment {segment}"
+            raise DatastoreCorrupt(self.path, f"{where} holds ids outside the vocabulary")
 
     def _place(self, position: int) -> tuple[int, int, int]:
         self._check_sizes()

@@ -75,7 +75,9 @@ def forget(
             remove_locked(path, files)
             return count
         if count == len(held):
-            raise OptionError(f"datastore {path}: nothing would be left; `rest-local index remove` removes it whole")
+            raise OptionError(
+                f"datastore {path}: no document would be left; `rest-local index remove` deletes the datastore"
+            )
         keep, kept = _divided(store, names, 0)
         manifest = store.manifest
         commit(path, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)

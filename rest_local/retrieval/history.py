@@ -106,7 +106,7 @@ class History:
         self._wait_s, self._files = wait_s, files or Files()
         self._longest = int(KEPT * cap) - 1  # an answer of so many tokens still fits after old ones were deleted
         if self._longest < 1:
-            raise ValueError(f"cap {cap} holds no answer")
+            raise ValueError(f"cap {cap} is too small for an answer")
         self._store: Datastore | None = None
         self._pending: dict[str, Int32Array] = {}  # answers that are not committed yet, by digest, oldest first
         self._pending_tokens = 0  # in them, including one separator for each answer

@@ -81,7 +81,7 @@ except OptionError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout == "numa isolate: this process already runs with distribute; start another one\n"
+    assert done.stdout == "numa isolate: this process already runs with distribute; start another process\n"
 
 
 def test_a_muted_log_is_silent_until_unmuted(caplog: pytest.LogCaptureFixture, tiny_model: Callable[..., Path]) -> None:
