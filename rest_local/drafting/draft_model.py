@@ -90,7 +90,7 @@ class DraftModel:
                     f"({vocabulary.name}); choose a smaller model of the same family"
                 )
             if model.is_recurrent or model.is_hybrid or model.has_encoder:
-                raise OptionError(f"draft model {path}: cannot take back tokens; choose one with attention only")
+                raise OptionError(f"draft model {path}: cannot roll back tokens; choose one with attention only")
             size = min(n_ctx, model.n_ctx_train or n_ctx)
             context = Context(model, context_settings(model.options, size))
             try:

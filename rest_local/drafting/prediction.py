@@ -160,9 +160,9 @@ class Prediction:
             if places and places[0][1] >= CERTAIN * KEEP:
                 self._at, self._level, self._alignment = places[0][0], START + 1, None
 
-    def _agreed(self, said: Sequence[int]) -> int:
+    def _agreed(self, accepted: Sequence[int]) -> int:
         """How many of these tokens agree with the prediction at the current place."""
-        tokens = np.asarray(said, np.int32)
+        tokens = np.asarray(accepted, np.int32)
         expected = self._tokens[self._at : self._at + len(tokens)]
         differ = np.flatnonzero(tokens[: len(expected)] != expected)
         return int(differ[0]) if len(differ) else len(expected)

@@ -122,7 +122,7 @@ def test_automatic_commits_show_the_answers_of_other_processes() -> None:
 
 
 def test_segments_stay_few_and_no_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "SMALL", 100)
+    monkeypatch.setattr(history, "SMALL_SEGMENT", 100)
     answers = random_answers(100, 30)
     kept = opened()
     most = 0
