@@ -18,7 +18,7 @@ from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.llama.tokenizer import Tokenizer
-from rest_local.server import connection, run, running
+from rest_local.server import connection, run, streaming
 from rest_local.server.connection import SPARE_DESCRIPTORS, connection_limit
 
 Scripted = Callable[..., Live]
@@ -47,7 +47,7 @@ def test_connections_beyond_the_limit_are_refused_when_they_are_made(
 ) -> None:
     """Idle ones count, and what is refused fills no log."""
     monkeypatch.setattr(run, "connection_limit", lambda: 8)
-    monkeypatch.setattr(connection, "_told", -connection.LOG_SECONDS)
+    monkeypatch.setattr(connection, "_logged_at", -connection.LOG_SECONDS)
     live = scripted()
     with caplog.at_level(logging.WARNING):
         clients = [socket.create_connection(("127.0.0.1", live.port), timeout=60) for _ in range(40)]
@@ -109,7 +109,7 @@ def fill(live: Live, number: int = 0) -> int:
 
 def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(running, "BACKLOG", 1 << 40)
+    monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live = scripted()
     live.service.answer = None
     with asking(live, "/completion", STREAM):
@@ -132,7 +132,7 @@ def test_a_reader_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
 
     monkeypatch.setattr(run, "TimedProtocol", Watched)
     monkeypatch.setattr(connection, "STALL_SECONDS", 2.0)
-    monkeypatch.setattr(running, "BACKLOG", 1 << 40)
+    monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live, read = scripted(), bytearray()
     live.service.answer = None
     with asking(live, "/completion", STREAM) as client:
@@ -155,11 +155,11 @@ def test_a_reader_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
 
 
 def test_alternatives_count_in_what_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BACKLOG", 500)
+    monkeypatch.setattr(streaming, "BACKLOG", 500)
 
     async def most() -> float:
-        pulse = running.Pulse()
-        running.Running([], pulse, entries=5).bound()
+        pulse = streaming.Pulse()
+        streaming.TicketGroup([], pulse, entries=5).bound()
         return pulse.most_missed
 
     assert asyncio.run(most()) == 100
@@ -168,7 +168,7 @@ def test_alternatives_count_in_what_may_wait(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before the reader is cut off; and it is told so if it reads on."""
     monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)
-    monkeypatch.setattr(running, "BACKLOG", 500)
+    monkeypatch.setattr(streaming, "BACKLOG", 500)
     live = scripted()
     live.service.answer = None
     with asking(live, "/completion", STREAM) as client:
@@ -183,7 +183,7 @@ def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pyt
 
 def test_an_answer_at_once_may_be_as_long_as_it_likes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not read while it is made, so there is nothing to lag."""
-    monkeypatch.setattr(running, "BACKLOG", 10)
+    monkeypatch.setattr(streaming, "BACKLOG", 10)
     live = scripted()
     live.service.answer = ("x",) * 1000
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "x" * 1000

@@ -162,11 +162,12 @@ def test_errors_have_their_class(client: openai.OpenAI) -> None:
     assert caught.value.body["n_prompt_tokens"] > caught.value.body["n_ctx"] == 2048
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="demo", messages=MESSAGES, temperature="hot")  # type: ignore[call-overload]
-    with pytest.raises(openai.BadRequestError, match="only text"):
+    with pytest.raises(openai.BadRequestError, match="only text") as refused:
         client.chat.completions.create(
             model="demo",
             messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
         )
+    assert refused.value.param == "messages"
     with pytest.raises(openai.InternalServerError) as missing:
         client.embeddings.create(model="demo", input="text")
     assert missing.value.status_code == 501

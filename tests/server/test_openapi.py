@@ -18,8 +18,8 @@ from rest_local.server.openapi import describe
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
 
-CALLS = create_app(State(Settings(), "demo")).state.calls
-OPERATIONS = [(call.method, call.path) for call in CALLS]
+DESCRIBED = create_app(State(Settings(), "demo")).state.operations
+OPERATIONS = [(each.method, each.path) for each in DESCRIBED]
 EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "25"))  # of each route; `make soak` asks for more, and for others
 ALLOWED = {501, 503}  # what this model cannot, and a server that is full, say so
 
@@ -36,12 +36,12 @@ def test_every_route_is_described(demo: Live) -> None:
 
 
 def test_keys_are_described_where_there_are_some() -> None:
-    assert describe(CALLS, True)["security"] == [{"key": []}]
+    assert describe(DESCRIBED, True)["security"] == [{"key": []}]
 
 
 @pytest.fixture(scope="module")
 def schema() -> Any:
-    return schemathesis.openapi.from_dict(describe(CALLS, False))
+    return schemathesis.openapi.from_dict(describe(DESCRIBED, False))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of schemathesis' own libraries

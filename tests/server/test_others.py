@@ -13,7 +13,7 @@ from fake_service import FakeTicket
 from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
-from rest_local.server.answering import GATHERED_TOKENS
+from rest_local.server.answering import GROUP_TOKENS
 
 Scripted = Callable[..., Live]
 PROMPT = 40  # tokens
@@ -81,7 +81,7 @@ def test_ids_and_log_probabilities_go_out_in_whole_groups(
         told = [count for event in events(answer.iter_lines()) if (count := entries(event))]
     assert sum(told) >= sum(steps) - 1
     if others:
-        assert all(count % GATHERED_TOKENS == 0 for count in told[:-1]), told
+        assert all(count % GROUP_TOKENS == 0 for count in told[:-1]), told
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live import Live
 
-from rest_local.chat.tools import AnswerFormat
+from rest_local.chat.tools import AnswerFormat, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.errors import DecodeFailed
-from rest_local.server import running as module
-from rest_local.server.answering import Answering
+from rest_local.server import streaming as module
+from rest_local.server.answering import Answer, Generating
 from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
 from rest_local.server.chat import ChatAnswer, _openai
 from rest_local.server.completions import CompletionAnswer
 from rest_local.server.native import NativeAnswer
-from rest_local.server.running import Pulse, Running
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
+from rest_local.server.streaming import Pulse, TicketGroup
 
 NEVER = 3600.0  # seconds: longer than any test waits
 TEXTS = st.text('<think>/tool_call"{name:x} \n', max_size=6)
@@ -70,36 +70,28 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
     return [group for group in made if group]
 
 
-def answering(engine: FakeEngine, kind: str, host: str) -> Answering:
+def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
     """An answer of each kind of route that can say where tokens came from, on this address."""
-    state, running = (
-        State(Settings(host=host, keys=(b"k",)), "demo"),
-        SimpleNamespace(tickets=[None], stop=lambda number: None),
-    )
+    state: Any = State(Settings(host=host, keys=(b"k",)), "demo")
+    tickets: Any = SimpleNamespace(tickets=[None], stop=lambda number: None)
+    request: Any = SimpleNamespace(prompt=[])
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
-    made: dict[str, Callable[[], Answering]] = {
-        "chat": lambda: ChatAnswer(
-            state,
-            engine,
-            ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more),
-            running,
-            model="m",
-        ),
-        "text": lambda: CompletionAnswer(
-            state, engine, CompletionBody(prompt="", logprobs=1, **more), running, model="m"
-        ),
-        "native": lambda: NativeAnswer(state, engine, NativeBody(prompt="", n_probs=1, **more), running, model="m"),
-        "infill": lambda: NativeAnswer(
-            state, engine, InfillBody(n_indent=2, n_probs=1, **more), running, model="m", n_indent=2
-        ),
-    }
-    answer: Any = made[kind]()
-    answer.prompt, answer.prompts = [], [[]]
-    answer.parsers = [AnswerFormat.of(REASONS).parser(TOOLS, "", new_id=lambda: "id")]
-    return answer  # type: ignore[no-any-return]
+
+    def asked(body: Any) -> Any:
+        return Generating(state, None, engine, body, "m")  # type: ignore[arg-type]
+
+    if kind == "chat":
+        body: Any = ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more)
+        parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id")
+        return ChatAnswer(asked(body), tickets, [parser])
+    if kind == "text":
+        return CompletionAnswer(asked(CompletionBody(prompt="", logprobs=1, **more)), tickets, [[]], [])
+    if kind == "native":
+        return NativeAnswer(asked(NativeBody(prompt="", n_probs=1, **more)), tickets, [request])
+    return NativeAnswer(asked(InfillBody(n_indent=2, n_probs=1, **more)), tickets, [request])
 
 
-def sent(answer: Answering, groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
     """All that the events of a stream say, put together. The last of them, with usage and times, are left out."""
     events = []
     for each in (*groups, None):
@@ -145,8 +137,8 @@ def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
 def test_a_stream_says_the_same_however_it_is_paced(
     engine: FakeEngine, kind: str, host: str, pieces: list[Piece], cuts: list[bool]
 ) -> None:
-    one_by_one = sent(answering(engine, kind, host), [[each] for each in pieces])
-    assert sent(answering(engine, kind, host), groups(pieces, cuts)) == one_by_one
+    one_by_one = sent(answer_of(engine, kind, host), [[each] for each in pieces])
+    assert sent(answer_of(engine, kind, host), groups(pieces, cuts)) == one_by_one
     if kind in ("text", "native"):
         assert one_by_one["text"] == "".join(each.text for each in pieces)
         assert len(one_by_one["logprobs"]) == sum(len(each.tokens) for each in pieces)
@@ -166,12 +158,12 @@ class Talk:
         self.pulse = Pulse()
         request: Any = SimpleNamespace(prompt=[])
         self.tickets = [FakeTicket(i, request, engine.model.vocabulary, self.pulse) for i in range(number)]
-        self.running = Running(self.tickets, self.pulse)  # type: ignore[arg-type]
+        self.group = TicketGroup(self.tickets, self.pulse)  # type: ignore[arg-type]
         self.handed: list[list[tuple[int, str | None]]] = []
         self.came = asyncio.Event()
 
     async def consume(self, meanwhile: bool = True) -> None:
-        async for news in self.running.pieces(meanwhile=meanwhile):
+        async for news in self.group.pieces(meanwhile=meanwhile):
             self.handed.append([(number, None if came is None else _text(came)) for number, came in news])
             self.came.set()
 
@@ -276,7 +268,7 @@ def test_a_consumer_that_was_busy_gets_all_at_once(engine: FakeEngine) -> None:
         talk, texts = Talk(engine), []
 
         async def consume() -> None:
-            async for news in talk.running.pieces():
+            async for news in talk.group.pieces():
                 texts.append("".join(_text(came or ()) for _, came in news))
                 talk.came.set()
                 await free.wait()  # a client that does not read

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from live import Live
 
-from rest_local.server import scoring as module
+from rest_local.server import workers as module
 from rest_local.server.errors import ApiError
 
 Scripted = Callable[..., Live]
@@ -84,8 +84,8 @@ def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
     async def main() -> None:
         first = asyncio.create_task(scores(never))
         await asyncio.to_thread(scorer.begun.acquire)
-        for _ in range(2 * module.MOST):
-            with pytest.raises(ApiError, match="went away"):
+        for _ in range(2 * module.MAX_SCORING):
+            with pytest.raises(ApiError, match="disconnected"):
                 await asyncio.wait_for(scores(at_once), 30)
         scorer.free.set()
         assert await asyncio.wait_for(first, 30) == [[]]
@@ -95,7 +95,7 @@ def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
 
 
 def test_more_than_may_wait_are_refused_at_once(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 1)
+    monkeypatch.setattr(module, "MAX_SCORING", 1)
     live = scripted()
     scorer = scored_by(live)
     with ThreadPoolExecutor(1) as pool:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rest_local.chat.conversation import ChatTemplate
-from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined
+from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
 from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.deepseek import CALL
 from rest_local.errors import OptionError
@@ -51,7 +51,7 @@ A = {"path": "a"}
 
 def parse(template: str, pieces: Sequence[str], prompt: str = "", tools: Any = TOOLS) -> list[Delta]:
     numbers = count()
-    parser = AnswerFormat.of(template).parser(tools, prompt, new_id=lambda: f"id{next(numbers)}")
+    parser = AnswerFormat.of(template).parser(tools_of(tools), prompt, new_id=lambda: f"id{next(numbers)}")
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     return joined([*deltas, *parser.finish()])
 
@@ -108,7 +108,7 @@ def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) ->
     """Wherever it is cut. Before the first call is made, and where the model ended by itself, everything is told."""
     whole = written(name, CALLS)
     for end in range(1, len(whole)):
-        parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, "")
+        parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
         deltas = [*parser.feed(whole[:end]), *parser.finish(cut=True)]
         if parser.calls:
             assert content_of(deltas) == "", whole[:end]
@@ -120,7 +120,7 @@ def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) ->
 def test_what_ended_by_itself_is_told_in_full() -> None:
     text = "Look.\n" + written("hermes", CALLS[:1]) + "\nand <tool"
     assert content_of(parse(SIGNS["hermes"], [text])).endswith("and <tool")
-    parser = AnswerFormat.of(SIGNS["hermes"]).parser(TOOLS, "")
+    parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
     assert content_of([*parser.feed(text), *parser.finish(cut=True)]).endswith("and")
 
 
@@ -237,14 +237,14 @@ def test_marks_are_text_where_no_tools_were_offered(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "gemma", "pythonic")])
 def test_arguments_are_given_out_before_they_are_whole(name: str) -> None:
     text = written(name, [{"name": "write_file", "arguments": {"path": "x" * 500}}])
-    parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, "")
+    parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
     deltas = parser.feed(text[: len(text) // 2])
     assert any(isinstance(delta, CallArguments) and len(delta.text) > 100 for delta in deltas)
     assert parser.calls == 1
 
 
 def test_no_part_of_a_mark_is_given_out_as_text() -> None:
-    parser = AnswerFormat.of(SIGNS["hermes"]).parser(TOOLS, "")
+    parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
     assert [parser.feed(piece) for piece in ("Look", ". <tool", "_ca")] == [[Content("Look")], [Content(".")], []]
     assert parser.feed("lendar>") == [Content(" <tool_calendar>")]
 
@@ -388,10 +388,27 @@ def test_ids() -> None:
     assert all(len(known := short._new_id()) == 9 and known.isalnum() for _ in range(50))
 
 
-@pytest.mark.parametrize("tools", [[{}], [{"function": {"name": 3}}], [{"function": {"name": "a", "parameters": [1]}}]])
-def test_tools_that_are_none_are_refused(tools: Any) -> None:
-    with pytest.raises(OptionError, match=r"tools\[0\]"):
-        AnswerFormat.of("").parser(tools, "")
+FUNCTION = {"name": "a"}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        *(3, {}, {"function": {"name": ""}}, {"function": {"name": 3}}, {"type": "function", "function": 3}),
+        *({"function": {"name": "a" * 257}}, {"type": "retrieval", "function": FUNCTION}),
+        *({"function": {**FUNCTION, "parameters": [1]}}, {"function": {**FUNCTION, "description": 1}}),
+    ],
+)
+def test_invalid_tools_are_refused(tool: Any) -> None:
+    with pytest.raises(OptionError, match=r"^tools\[1\]"):
+        tools_of([{"function": FUNCTION}, tool])
+
+
+def test_a_tool_for_a_template_has_every_field_and_no_null() -> None:
+    (tool,) = tools_of([{"type": "function", "function": {"name": "a", "strict": None, "parameters": {"x": 1}}}])
+    parameters = {"type": "object", "properties": {}, "x": 1}
+    expected = {"type": "function", "function": {"name": "a", "description": "", "parameters": parameters}}
+    assert tool.for_template() == expected
 
 
 ENDS = ("<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
@@ -408,8 +425,10 @@ def test_calls_as_templates_of_real_models_write_them_are_read_back(shared_data:
     for path in templates:
         source = path.read_text("utf-8")
         chat, form = ChatTemplate(source, "<s>", "</s>"), AnswerFormat.of(source)
-        prompt = chat.render([question], tools=TOOLS)
-        whole = chat.render([question, said], tools=TOOLS, add_generation_prompt=False, calls_as_text=form.format.write)
+        prompt = chat.render([question], tools=tools_of(TOOLS))
+        whole = chat.render(
+            [question, said], tools=tools_of(TOOLS), add_generation_prompt=False, calls_as_text=form.format.write
+        )
         answer = whole[_begin(prompt, whole) :]
         for end in ENDS:
             answer = answer.split(end)[0]
