@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tool_formats import FORMATS, PROPERTIES, SIGNS
 
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
-from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.deepseek import CALL
 from rest_local.errors import OptionError
 
-# The least text that is taken for a template of each format.
-SIGNS = {form.name: " ".join(signs) for signs, form in reversed(_SIGNS)}
-FORMATS = sorted(SIGNS)
 TOOLS = [
     {
         "type": "function",
@@ -29,13 +26,7 @@ TOOLS = [
             "name": "write_file",
             "parameters": {
                 "type": "object",
-                "properties": {
-                    "path": {"type": "string"},
-                    "mode": {"enum": ["w", "a"]},
-                    "lines": {"type": "array", "items": {"type": "integer"}},
-                    "force": {"type": "boolean"},
-                    "count": {"type": "integer"},
-                },
+                "properties": PROPERTIES,
                 "required": ["path"],
             },
         },

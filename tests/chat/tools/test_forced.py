@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
+from tool_formats import FORMATS, PROPERTIES, SIGNS
 
 from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
-from rest_local.chat.tools.answer import _SIGNS
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar
 from rest_local.grammar.constraint import Constraint
@@ -22,18 +22,9 @@ from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
-SIGNS = {form.name: " ".join(signs) for signs, form in reversed(_SIGNS)}
-FORMATS = sorted(SIGNS)
 WRITE: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "mode": {"enum": ["w", "a"]},
-        "lines": {"type": "array", "items": {"type": "integer"}},
-        "force": {"type": "boolean"},
-        "count": {"type": "integer"},
-        "inner": {"type": "object"},
-    },
+    "properties": PROPERTIES | {"inner": {"type": "object"}},
     "required": ["path", "lines"],
     "additionalProperties": False,
 }
