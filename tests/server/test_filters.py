@@ -1,4 +1,4 @@
-"""Text filters: where a text is cut never depends on how it came."""
+"""Text filters: the result never depends on how the text arrives."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_time_ends_the_text_with_a_whole_line() -> None:
 
 
 @pytest.mark.parametrize("milliseconds", [None, 0, -1])
-def test_no_time_is_no_limit(milliseconds: float | None) -> None:
+def test_without_a_time_there_is_no_limit(milliseconds: float | None) -> None:
     filters = TextFilters(milliseconds=milliseconds)
     assert filters.feed("a\nb\n") == "a\nb\n"
     assert not filters.ended
@@ -80,7 +80,7 @@ def test_text_in_groups_is_cut_at_fixed_places(parts: list[str], size: int) -> N
 
 @given(st.lists(st.text(" \na", max_size=4), max_size=12), st.integers(0, 4), st.integers(0, 6))
 def test_filters_in_a_row_lose_nothing(parts: list[str], least: int, group: int) -> None:
-    """Only the indentation ends the text; the groups give out what it left."""
+    """Only the indentation ends the text; the groups pass on all of the rest."""
     filters = TextFilters(n_indent=least, group=group)
     text = "".join(filters.feed(part) for part in parts) + filters.finish()
     assert text == oracle("".join(parts), least)[0]

@@ -1,4 +1,4 @@
-"""The server's own description, and schemathesis against it: whatever it invents, no answer is a fault (5xx)."""
+"""The OpenAPI description, and requests that schemathesis generates from it: none is answered by a server error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_route_is_described(demo: Live) -> None:
     assert "security" not in described
 
 
-def test_keys_are_described_where_there_are_some() -> None:
+def test_keys_are_described_if_there_are_any() -> None:
     assert describe(DESCRIBED, True)["security"] == [{"key": []}]
 
 

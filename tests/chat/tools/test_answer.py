@@ -1,4 +1,4 @@
-"""Answers of every format: calls come back as they were made, nothing is lost, and cutting does not matter."""
+"""Answers in every format: written calls are read back, nothing is lost, and the result does not depend on cuts."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def written(name: str, calls: Sequence[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_found_by_its_signs(name: str) -> None:
+def test_a_format_is_recognized_by_its_template(name: str) -> None:
     assert AnswerFormat.of(SIGNS[name]).format.name == name
     assert AnswerFormat.of("{{ messages }}").format.name == "hermes"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_calls_come_back_as_they_were_written(name: str) -> None:
+def test_written_calls_are_read_back(name: str) -> None:
     for calls in (CALLS, CALLS[:1], CALLS[1:]):
         deltas = parse(SIGNS[name], [written(name, calls)])
         assert calls_of(deltas) == calls
@@ -95,8 +95,8 @@ def test_text_in_front_of_a_call_stays_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) -> None:
-    """Wherever it is cut. Before the first call is made, and where the model ended by itself, everything is told."""
+def test_a_call_cut_off_by_a_limit_leaves_no_text_next_to_the_calls(name: str) -> None:
+    """Wherever it is cut. Before the first call, and where the model ended by itself, all text is kept."""
     whole = written(name, CALLS)
     for end in range(1, len(whole)):
         parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
@@ -108,7 +108,7 @@ def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) ->
             assert content_of(deltas) == told
 
 
-def test_what_ended_by_itself_is_told_in_full() -> None:
+def test_a_model_that_ends_inside_a_call_has_its_text_kept() -> None:
     text = "Look.\n" + written("hermes", CALLS[:1]) + "\nand <tool"
     assert content_of(parse(SIGNS["hermes"], [text])).endswith("and <tool")
     parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
@@ -130,8 +130,8 @@ VALUES = st.recursive(
     arguments=st.dictionaries(st.from_regex("[a-z_]{1,5}x", fullmatch=True), VALUES, max_size=4),
     seed=st.integers(0, 99),
 )
-def test_any_arguments_come_back(name: str, arguments: dict[str, Any], seed: int) -> None:
-    """But for text that a format cannot hold: its own marks, and line ends that Python reads as others."""
+def test_any_arguments_are_read_back(name: str, arguments: dict[str, Any], seed: int) -> None:
+    """Except text that a format cannot contain: its own markers, and line ends that Python reads differently."""
     text = json.dumps(arguments, ensure_ascii=False)
     if any(mark in text for mark in ("<|", "|>")):
         return
@@ -141,7 +141,7 @@ def test_any_arguments_come_back(name: str, arguments: dict[str, Any], seed: int
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(0, 99))
 @settings(max_examples=100)
-def test_a_qwen_text_parameter_comes_back_to_the_character(text: str, seed: int) -> None:
+def test_a_qwen_text_parameter_is_read_back_exactly(text: str, seed: int) -> None:
     if "</parameter>" in text:
         return
     calls = [{"name": "write_file", "arguments": {"path": text}}]
@@ -183,7 +183,7 @@ def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=20)
 @given(before=SOUP, seed=st.integers(0, 1000), parallel=st.booleans())
-def test_calls_behind_anything_are_cut_independent_too(name: str, before: str, seed: int, parallel: bool) -> None:
+def test_calls_after_any_text_do_not_depend_on_cuts(name: str, before: str, seed: int, parallel: bool) -> None:
     text = before + written(name, CALLS if parallel else CALLS[:1]) + before[:7]
     assert parse(SIGNS[name], list(cut(text, seed))) == parse(SIGNS[name], [text])
 
@@ -196,7 +196,7 @@ WORDS = [f"qz{i}qz" for i in range(40)]
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=25), seed=st.integers(0, 1000))
 @example(marks=['{"name": "', '", "arguments": {', "}", ",", '"', '"', ":", '"', '"'], seed=1)
 def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
-    """Words between any marks come out in their order: as text, reasoning, a name or arguments."""
+    """Words between any markers come out in order: as text, reasoning, a name or arguments."""
     chooser, text, said = random.Random(seed), "", []
     for mark in marks:
         if chooser.random() < 0.6:
@@ -218,7 +218,7 @@ def test_text_without_a_call_stays_as_it_is(name: str, text: str, seed: int) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_marks_are_text_where_no_tools_were_offered(name: str) -> None:
+def test_markers_are_text_without_tools(name: str) -> None:
     if name == "harmony":
         return
     text = written(name, CALLS)
@@ -226,7 +226,7 @@ def test_marks_are_text_where_no_tools_were_offered(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "gemma", "pythonic")])
-def test_arguments_are_given_out_before_they_are_whole(name: str) -> None:
+def test_arguments_are_emitted_before_they_are_complete(name: str) -> None:
     text = written(name, [{"name": "write_file", "arguments": {"path": "x" * 500}}])
     parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
     deltas = parser.feed(text[: len(text) // 2])
@@ -234,7 +234,7 @@ def test_arguments_are_given_out_before_they_are_whole(name: str) -> None:
     assert parser.calls == 1
 
 
-def test_no_part_of_a_mark_is_given_out_as_text() -> None:
+def test_no_part_of_a_marker_is_emitted_as_text() -> None:
     parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
     assert [parser.feed(piece) for piece in ("Look", ". <tool", "_ca")] == [[Content("Look")], [Content(".")], []]
     assert parser.feed("lendar>") == [Content(" <tool_calendar>")]
@@ -275,7 +275,7 @@ def test_no_part_of_a_mark_is_given_out_as_text() -> None:
         ("listed", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "a"}}]<|/tool_call|>', A),
     ],
 )  # fmt: skip
-def test_ways_in_which_models_write_calls(name: str, text: str, expected: dict[str, Any]) -> None:
+def test_variants_of_calls_that_models_write(name: str, text: str, expected: dict[str, Any]) -> None:
     deltas = parse(SIGNS[name], list(text))
     assert [call["arguments"] for call in calls_of(deltas)] == [expected]
     assert content_of(deltas) == ""
@@ -307,19 +307,19 @@ def test_ways_in_which_models_write_calls(name: str, text: str, expected: dict[s
         ("deepseek", "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>"),  # noqa: RUF001
     ],
 )
-def test_what_is_no_call_is_text_to_the_character(name: str, text: str) -> None:
+def test_text_that_is_not_a_call_is_kept_exactly(name: str, text: str) -> None:
     assert parse(SIGNS[name], list(cut("So: " * (name != "llama3") + text, 5))) == [
         Content("So: " * (name != "llama3") + text)
     ]
 
 
-def test_what_follows_a_fault_inside_a_call_is_text() -> None:
+def test_text_after_an_error_inside_a_call_is_kept() -> None:
     deltas = parse(SIGNS["hermes"], ['<tool_call>{"name": "list_files", "arguments": {}, "more": 1} and so on'])
     assert calls_of(deltas) == [{"name": "list_files", "arguments": {}}]
     assert content_of(deltas) == ', "more": 1} and so on'
 
 
-def test_a_text_that_ends_inside_an_argument_is_not_made_whole() -> None:
+def test_an_incomplete_argument_is_not_completed() -> None:
     for name, text in (
         ("qwen", "<tool_call>\n<function=write_file>\n<parameter=path>\nhalf"),
         ("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "half'),
@@ -343,7 +343,9 @@ def test_a_text_that_ends_inside_an_argument_is_not_made_whole() -> None:
     ],
 )
 @pytest.mark.parametrize("tools", [TOOLS, None])
-def test_reasoning_is_told_apart(prompt: str, text: str, reasoning: str, content: str, tools: Any) -> None:
+def test_reasoning_is_separated_from_the_answer(
+    prompt: str, text: str, reasoning: str, content: str, tools: Any
+) -> None:
     for pieces in ([text], list(text)):
         deltas = parse(SIGNS["hermes"], pieces, prompt, tools)
         assert "".join(delta.text for delta in deltas if isinstance(delta, Reasoning)) == reasoning
@@ -406,8 +408,8 @@ ENDS = ("<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", 
 ENDS += ("<｜end▁of▁sentence｜>", "<|tool_response>")  # noqa: RUF001
 
 
-def test_calls_as_templates_of_real_models_write_them_are_read_back(shared_data: Callable[[str], Path]) -> None:
-    """What the template shows the model as its own earlier call is what the model will write."""
+def test_calls_written_by_templates_of_real_models_are_read_back(shared_data: Callable[[str], Path]) -> None:
+    """A model writes calls in the form in which its template shows earlier calls."""
     question = {"role": "user", "content": "Please."}
     calls = [{"name": "write_file", "arguments": {"path": "x/y.py", "count": 3}}]
     said = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdef123", "function": call} for call in calls]}
@@ -428,7 +430,7 @@ def test_calls_as_templates_of_real_models_write_them_are_read_back(shared_data:
 
 
 def _begin(prompt: str, whole: str) -> int:
-    """Where the answer begins: behind the prompt, or behind the last mark that both have."""
+    """Where the answer begins: after the prompt, or after the last marker that both have."""
     same = next(
         (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
     )

@@ -1,5 +1,6 @@
-"""A forced call is a call: whatever is likely, what comes out under the grammar is read back as one of the tools, with
-arguments that its schema allows. The schemas are checked by a validator that is not ours.
+"""Forced calls: whatever the logits are, text under the grammar is read back as a call of one of the tools.
+
+An independent validator checks the arguments against the schemas.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def parse(name: str, text: str, prompt: str = "") -> list[Delta]:
 
 
 def check(deltas: list[Delta], most: int) -> list[str]:
-    """The names of the calls; every one is valid, and nothing else was said."""
+    """The names of the calls, after a check that each is valid and that there is no other text."""
     assert [delta for delta in deltas if isinstance(delta, Content)] == []
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     assert 1 <= len(names) <= most
@@ -101,7 +102,7 @@ def test_a_named_function_is_called_once(vocabulary: Vocabulary, name: str) -> N
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_one_call_where_several_are_not_wanted(vocabulary: Vocabulary, name: str) -> None:
+def test_parallel_calls_can_be_turned_off(vocabulary: Vocabulary, name: str) -> None:
     grammar = AnswerFormat.of(SIGNS[name]).forced(tools_of(TOOLS), "required", "", parallel=False)
     assert grammar is not None
     for seed in range(4):
@@ -109,8 +110,8 @@ def test_one_call_where_several_are_not_wanted(vocabulary: Vocabulary, name: str
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_the_format_writes_its_grammar_takes(vocabulary: Vocabulary, name: str) -> None:
-    """But for line breaks and spaces, which earlier calls may have otherwise: compared by what is read back."""
+def test_a_formats_grammar_accepts_the_calls_it_writes(vocabulary: Vocabulary, name: str) -> None:
+    """Compared by what is read back, because line breaks and spaces of earlier calls may differ."""
     form = AnswerFormat.of(SIGNS[name])
     grammar = form.forced(tools_of(TOOLS), "required", "")
     assert grammar is not None
@@ -139,19 +140,19 @@ def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt:
         check([delta for delta in deltas if not isinstance(delta, Reasoning)], 32)
 
 
-def test_reasoning_that_the_prompt_closed_does_not_come_again(vocabulary: Vocabulary) -> None:
+def test_there_is_no_reasoning_after_the_prompt_has_closed_it(vocabulary: Vocabulary) -> None:
     form = AnswerFormat.of("<think> </think> <tool_call>")
     grammar = form.forced(tools_of(TOOLS), "required", "<think>\n\n</think>\n\n")
     assert grammar == AnswerFormat.of("<tool_call>").forced(tools_of(TOOLS), "required", "")
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_nothing_is_forced_where_nothing_was_asked_for(choice: Any) -> None:
+def test_without_a_tool_choice_nothing_is_forced(choice: Any) -> None:
     assert AnswerFormat.of("").forced(tools_of(TOOLS), choice, "") is None
 
 
 @pytest.mark.parametrize("choice", ["sometimes", {}, {"function": {"name": "other"}}, {"function": 3}, 7, ["required"]])
-def test_a_choice_that_is_none_is_refused(choice: Any) -> None:
+def test_an_unknown_tool_choice_is_refused(choice: Any) -> None:
     with pytest.raises(OptionError, match="tool_choice"):
         AnswerFormat.of("").forced(tools_of(TOOLS), choice, "")
 
