@@ -29,7 +29,7 @@ def demo() -> Iterator[Live]:
 
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Live]]:
-    """`scripted(keys=(b"k",), room=2)`: a server whose service does what the test says."""
+    """`scripted(keys=(b"k",), room=2)`: a server with a scripted service."""
     with contextlib.ExitStack() as stack:
 
         def start(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Live:

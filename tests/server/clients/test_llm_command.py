@@ -47,13 +47,13 @@ def test_it_prompts_and_streams(demo: Live, llm: Llm) -> None:
     assert whole.stdout.strip()
 
 
-def test_it_asks_for_a_schema(demo: Live, llm: Llm) -> None:
+def test_it_sends_a_schema(demo: Live, llm: Llm) -> None:
     done = llm(demo, "number", "--schema", json.dumps({"type": "object", "properties": {"small": {"type": "boolean"}}}))
     assert done.returncode == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
 
 
-def test_its_conversation_goes_on(demo: Live, llm: Llm) -> None:
+def test_it_continues_a_conversation(demo: Live, llm: Llm) -> None:
     first = llm(demo, "Add two numbers.", "-s", "You write Python.", "-o", "max_tokens", "8")
     assert first.returncode == 0, first.stderr
     second = llm(demo, "Now multiply them.", "-c", "-o", "max_tokens", "8")
@@ -61,7 +61,7 @@ def test_its_conversation_goes_on(demo: Live, llm: Llm) -> None:
     assert second.stdout.strip()
 
 
-def test_it_calls_a_tool_and_goes_on(scripted: Scripted, llm: Llm) -> None:
+def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
     """Two requests: the second has the call and its result in the conversation."""
     live = scripted()
     call = '<tool_call>\n{"name": "word_count", "arguments": {"text": "one two three"}}\n</tool_call>'
@@ -85,7 +85,7 @@ def test_it_calls_a_tool_and_goes_on(scripted: Scripted, llm: Llm) -> None:
     assert "3" in prompt.rpartition("word_count")[2], "the result is in the prompt"
 
 
-def test_it_says_what_was_wrong(scripted: Scripted, llm: Llm) -> None:
+def test_it_shows_the_error_message(scripted: Scripted, llm: Llm) -> None:
     live = scripted()
     done = llm(live, "hi", "-o", "max_tokens", "-7")
     assert done.returncode != 0
