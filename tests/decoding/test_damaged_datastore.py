@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, FakeBackend, Greedy, plain
+from support.fake_jobs import FLAT, TREE
 from support.fake_sources import Keen
+from support.files import overwrite
 
-from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.forward import evaluate_prompt, step_alone
 from rest_local.decoding.generation import Generation
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
-from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore, read_manifest
@@ -22,7 +22,6 @@ from rest_local.retrieval.format import VocabularyId
 
 PROMPT = [3, 1, 4]
 ANSWER = plain(PROMPT, Greedy(), 8)
-FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 
 @pytest.fixture
@@ -39,9 +38,7 @@ def generate(store: Datastore) -> tuple[list[int], int]:
     backend = FakeBackend(n_ctx=64)
     sources = Sources([store], N_VOCAB)
     sources.restart(PROMPT)
-    task = Generation(
-        backend, Slot(backend), Keen(FLAT), sources, Greedy(), Capability("tree", "fake"), lambda token: token == END
-    )
+    task = Generation(backend, Slot(backend), Keen(FLAT), sources, Greedy(), TREE, lambda token: token == END)
     evaluate_prompt(task, PROMPT)
     out: list[int] = []
     while len(out) < len(ANSWER):
@@ -62,7 +59,7 @@ def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest
         for bit in range(8 * len(data)):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
-            file.write_bytes(flipped)
+            overwrite(file, flipped)
             try:
                 store = Datastore.open(path)
             except DatastoreCorrupt:
@@ -71,7 +68,7 @@ def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest
                 tokens, accepted = generate(store)
             assert tokens == ANSWER, (file.name, bit)
             opened, drafted, undrafted = opened + 1, drafted + (accepted > 0), undrafted + (accepted == 0)
-        file.write_bytes(data)
+        overwrite(file, data)
     assert opened > 1000
     assert drafted
     assert undrafted
@@ -82,7 +79,7 @@ def test_every_entry_of_the_order_set_to_an_extreme(path: Path, value: int) -> N
     (order,) = path.glob("*.order.bin")
     data = order.read_bytes()
     for at in range(0, len(data), 4):
-        order.write_bytes(data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
+        overwrite(order, data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
         with Datastore.open(path) as store:
             assert generate(store)[0] == ANSWER
 
