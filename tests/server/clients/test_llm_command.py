@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from live import Live
