@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import shutil
 import subprocess
@@ -12,18 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.scripts import SCRIPTS, load_script
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "compiler_check.py"
+SCRIPT = SCRIPTS / "compiler_check.py"
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compiler_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "compiler_check", module)
-    spec.loader.exec_module(module)
+    module = load_script("compiler_check", monkeypatch)
     monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(module.platform, "system", lambda: "Linux")
     return module

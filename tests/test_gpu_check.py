@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,20 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.scripts import SCRIPTS, load_script
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "gpu_check.py"
+SCRIPT = SCRIPTS / "gpu_check.py"
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_check", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gpu_check", monkeypatch)
 
 
 def test_the_whole_path_runs_on_a_cpu_with_the_demo_model(tmp_path: Path) -> None:
