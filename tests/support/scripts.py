@@ -1,4 +1,4 @@
-"""Imports scripts that belong to no package."""
+"""The programs of `scripts/` as modules."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 
-def load_script(path: Path, name: str) -> ModuleType:
-    """Run the script at `path` as the module `name`, again at every call.
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
-    The module is registered before it runs, because a dataclass looks up its module.
-    """
-    spec = importlib.util.spec_from_file_location(name, path)
+
+def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`scripts/NAME.py`, imported for one test."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module

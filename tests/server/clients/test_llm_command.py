@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from live import Live
@@ -23,15 +22,16 @@ def word_count(text: str) -> int:
 """
 
 
-@pytest.fixture
-def llm(tmp_path: Path) -> Llm:
-    """`llm(live, "prompt", "-o", "temperature", "0")`."""
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Llm:
+    """`llm(live, "prompt", "-o", "temperature", "0")`. One home, because its first use makes a database: 1 s."""
+    home = tmp_path_factory.mktemp("llm")
 
     def run(live: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
         settings = f'- model_id: rest-local\n  model_name: demo\n  api_base: "{live.url}/v1"\n'
         settings += "  supports_tools: true\n  supports_schema: true\n"
-        (tmp_path / "extra-openai-models.yaml").write_text(settings)
-        environment = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "any"}
+        (home / "extra-openai-models.yaml").write_text(settings)
+        environment = os.environ | {"LLM_USER_PATH": str(home), "OPENAI_API_KEY": "any"}
         command = [sys.executable, "-m", "llm", "-m", "rest-local", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
