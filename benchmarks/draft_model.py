@@ -1,12 +1,16 @@
-"""What a draft model adds: plain against drafted, without one, with one that is always right, and with a rough one.
+"""The gain of a draft model: plain and drafted speed without one, with the target itself, and with a rough one.
 
     python -m benchmarks.draft_model [--layers N] [--tokens N] [--prompts N] [--json]
 
-The target is the demo model with layers of Q4_0 that change nothing (`benchmarks.reshaped`): its text, real end
-to end, in the time a step of a larger model takes. `same` drafts with the demo model itself, which is right wherever
-sampling follows the likeliest token; `rough` with the demo model without its middle layer. `none` is retrieval from the
-prompt alone, and so is part of the others. Held-out modules to be gone on with; sampled with a fixed seed where greedy
-decoding loops. Identical means the same tokens in every run (fast settings: a near-tie may differ).
+The target is the demo model with additional Q4_0 layers that change nothing (`benchmarks.gguf_file.deepened`): real
+text in the step time of a larger model.
+
+- `none`: retrieval from the prompt alone, which the other two include.
+- `same`: drafts with the demo model itself, which is right whenever sampling takes the likeliest token.
+- `rough`: drafts with the demo model without its middle layer.
+
+The prompts are beginnings of held-out modules. If greedy decoding loops, tokens are sampled with a fixed seed.
+Identical means the same tokens in every run (in fast settings a near-tie may differ).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.reshaped import deepened, thinned
+from benchmarks.gguf_file import deepened, thinned
 from benchmarks.speed import prompts
 from rest_local.bench.demo import Comparison, compare
 from rest_local.decoding.engine import Engine
@@ -28,7 +32,7 @@ LAYERS = 40
 
 
 def measure(layers: int, max_tokens: int, n_prompts: int, repeats: int) -> dict[str, Any]:
-    """By drafter: speed-up over plain decoding in the same engine, and what was accepted."""
+    """By drafter: the speed-up over plain decoding in the same engine, and the acceptance."""
     chosen = [prompt for prompt in prompts() if prompt.kind == "unseen"][:n_prompts]
     with tempfile.TemporaryDirectory() as folder:
         target = deepened(demo_model(), Path(folder) / "target.gguf", layers, "Q4_0")
@@ -44,12 +48,12 @@ def measure(layers: int, max_tokens: int, n_prompts: int, repeats: int) -> dict[
 def _summary(rows: list[Comparison], engine: Engine) -> dict[str, Any]:
     speedups = [row.speedup for row in rows]
     drafts = [row.drafted.result.draft for row in rows]
-    said = [draft["by_source"].get("model", {"drafted": 0, "accepted": 0}) for draft in drafts]
+    said = [draft.of_source("model") for draft in drafts]
     return {
         "speedup": {"median": round(median(speedups), 3), "least": round(min(speedups), 3), "all": speedups},
-        "mat": round(median(draft["mat"] for draft in drafts), 3),
-        "by_the_draft_model": {key: sum(counts[key] for counts in said) for key in ("drafted", "accepted")},
-        "draft_model_ms_per_step": round(median(draft.get("draft_model_ms_per_step", 0.0) for draft in drafts), 3),
+        "mat": round(median(draft.tokens_per_step for draft in drafts), 3),
+        "by_the_draft_model": {key: sum(getattr(counts, key) for counts in said) for key in ("drafted", "accepted")},
+        "draft_model_ms_per_step": round(median(draft.draft_model_ms_per_step for draft in drafts), 3),
         "plain_step_ms": round(float(engine.cost_curve.at(512)[0]), 3),
         "identical": sum(row.identical for row in rows),
         "sampled": sum(row.sampled for row in rows),

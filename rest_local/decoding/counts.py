@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts
 from rest_local.decoding.verify import Verdict
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.origin import Origin
@@ -65,23 +66,23 @@ class Statistics:
         for node in path:
             self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
 
-    def to_dict(self) -> dict[str, object]:
-        """The "draft" object of `--json`."""
+    def summary(self) -> DraftStatistics:
+        """What the result of the request tells about drafting."""
         steps = max(self.steps, 1)
         times = np.array(self.lookup_us or [0.0])
-        return {
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "relaxed": self.relaxed,
-            "mat": round(self.generated / steps, 4),
-            "by_source": self.by_source,
-            "lookups": {"made": len(self.lookup_us), "skipped": self.lookups_skipped},
-            "lookup_us": {"p50": round(float(np.median(times)), 1), "p99": round(float(np.percentile(times, 99)), 1)},
-            "driver_ms_per_step": round((self.step_ms - self.decode_ms) / steps, 4),
-            "decode_ms_per_step": round(self.decode_ms / steps, 4),
-            **({"draft_model_ms_per_step": round(self.model_ms / steps, 4)} if self.model_ms else {}),
-        }
+        median, p99 = float(np.median(times)), float(np.percentile(times, 99))
+        return DraftStatistics(
+            steps=self.steps,
+            generated=self.generated,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            relaxed=self.relaxed,
+            by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
+            lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
+            driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
+            decode_ms_per_step=self.decode_ms / steps,
+            draft_model_ms_per_step=self.model_ms / steps,
+        )
 
 
 @dataclass

@@ -15,23 +15,21 @@ from dataclasses import replace
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest
+from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
 from rest_local.calibration.threads import ThreadGovernor
 from rest_local.calibration.tuning import (
     Tuning,
-    capability_of,
-    contexts_to_try,
     exact_self_test,
     fast_self_test,
     load_meter,
     self_test_text,
-    settings_for,
     tune,
     tune_thoroughly,
 )
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence
-from rest_local.drafting.draft_model import DraftModel, Follower
+from rest_local.drafting.draft_model import DraftModel, DraftModelSequence
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.kv_cache.backend import Backend, Capability
@@ -122,8 +120,8 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            follower = Follower(self.draft_model) if self.draft_model else None
-            sources = Sources([], self.model.n_vocab, aside=self.aside, follower=follower)
+            follower = DraftModelSequence(self.draft_model) if self.draft_model else None
+            sources = Sources([], self.model.n_vocab, failed_stores=self.aside, follower=follower)
             self._sources[slot.first_id] = sources
         return sources
 
@@ -217,7 +215,7 @@ class Lane:
         try:
             test = part()
         except (DecodeFailed, ModelError) as error:
-            self._end_self_test(f"--exact: the self-test cannot be run ({error}); decoding plainly")
+            self._end_self_test(f"`exact`: the self-test cannot be run ({error}); decoding plainly")
             return
         if test is None or not (test.complete or test.comparison.rows > self.tuning.rows_compared):
             return
@@ -303,7 +301,7 @@ class Lanes:
         if not chosen.warning:
             return
         if chosen.options.repack != model.options.repack:
-            raise ModelError(f"{chosen.warning}; for exact requests start again with --no-repack")
+            raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
         self.warn(chosen.warning)
         log.warning("%s", chosen.warning)
         model.options = chosen.options  # flash attention off, in contexts that are made from now on
@@ -324,7 +322,7 @@ def _beyond_training(model: Model, context: Context) -> str:
         return ""
     return (
         f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse beyond; "
-        "lower --ctx, or give --rope-scaling or its like"
+        "lower `n_ctx`, or stretch it with `rope`"
     )
 
 
@@ -333,7 +331,7 @@ def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> 
     if exact and not tuning.exact and capability.kind != "none":
         if tuning.testing:
             return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), ""
-        warning = f"--exact: {NO_EXACT_SETTINGS}; decoding plainly"
+        warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"
         return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning
     if capability.kind == "none":
         return capability, f"drafting is off: {capability.reason}"

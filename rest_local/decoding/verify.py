@@ -36,7 +36,11 @@ class Relaxed:
 
     def __post_init__(self) -> None:
         if self.k < 1 or not 0 < self.ratio <= 1:
-            raise OptionError(f"verify relaxed:{self.k},{self.ratio:g}: k is at least 1, ratio above 0 and at most 1")
+            raise OptionError(f"verify {self}: k is at least 1, ratio above 0 and at most 1")
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        return f"relaxed:{self.k},{self.ratio:g}"
 
     @staticmethod
     def parse(text: str) -> Relaxed | None:

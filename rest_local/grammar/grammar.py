@@ -1,7 +1,8 @@
-"""Grammars as a caller writes them: GBNF, Lark, JSON schemas. Each becomes Lark, the only notation that is compiled.
+"""Grammars in the notations that callers use: GBNF, Lark, JSON schemas. Each becomes Lark, which is then compiled.
 
-Every function here compiles the grammar in a child process (`trial`) before it returns: 6 ms for a schema of 30
-properties, nothing for one of the 64 newest. So what is returned can be compiled in bounded time and memory.
+Contract: every function compiles the grammar in a child process (`trial`) before it returns, so that each `Grammar` can
+be compiled in bounded time and memory. That takes 6 ms for a schema of 30 properties, and nothing for one of the 64
+newest grammars.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from typing import Any
 from rest_local.errors import OptionError
 
 MAX_BYTES = 1 << 20
-# One space, or a line break with indentation: with more, a model can write white space until its limit.
+# One space, or a line break with indentation: otherwise a model can write white space up to the token limit.
 _JSON_OPTIONS = {"whitespace_pattern": "( |\\n[ \\t]{0,20})?"}
-# Without this a mask allows only the canonical token where the text is forced, and drafts that spell it otherwise fail.
+# Without this option only the canonical tokens of a forced text are allowed, and other draft tokens for it fail.
 _HEADER = '\n%llguidance {"no_forcing": true}\n'
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language over bytes. `lark`: its rules, `start` first. `source`: as the caller wrote it."""
+    """A language over bytes. `lark`: its rules, `start` first. `source`: the text of the caller."""
 
     lark: str
     source: str
 
     @property
     def compiled_text(self) -> str:
-        """What llguidance is given. The header is the last line, so that its messages count the caller's lines."""
+        """The text for llguidance. The options are the last line, so that line numbers in messages are the caller's."""
         return self.lark + _HEADER
 
 
@@ -42,10 +43,11 @@ def lark(text: str) -> Grammar:
 
 
 def gbnf(text: str) -> Grammar:
-    """A grammar in llama.cpp's notation, with a rule `root`; llguidance's converter makes it Lark.
+    """A grammar in llama.cpp's notation, with a rule `root`. llguidance's converter translates it to Lark.
 
-    A rule without recursion becomes one regular expression; between others the longest match wins, as in Lark. Raises
-    OptionError, for what the converter cannot read as well (references to tokens, `<think>`)."""
+    A grammar without recursion becomes one regular expression. Between the parts of other rules the longest match wins,
+    as in Lark. Raises OptionError, also for what the converter cannot read (references to tokens, `<think>`).
+    """
     from rest_local.grammar.trial import convert
 
     _check_text(text, "GBNF text with a rule `root`")
@@ -62,8 +64,9 @@ def gbnf(text: str) -> Grammar:
 def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
     """The JSON values that a schema (drafts 4 to 2020-12) allows. docs/SERVER.md lists the keywords.
 
-    Raises OptionError for what is not kept to the letter: keywords that llguidance does not implement, unknown formats,
-    references outside the schema, schemas that allow nothing, are too deep or too large."""
+    Raises OptionError for a schema that cannot be kept exactly: keywords that llguidance does not support, unknown
+    formats, references outside the schema; and for schemas that allow nothing, are too deep or too large.
+    """
     grammar = Grammar(f"start: {json_rule(schema)}", json.dumps(schema))
     _try("JSON schema", grammar)
     return grammar
@@ -75,14 +78,14 @@ def any_object() -> Grammar:
 
 
 def json_rule(schema: Mapping[str, Any] | bool, **options: str) -> str:
-    """A term of a Lark rule: the values of this schema. `options`: of llguidance's compiler. Raises OptionError."""
+    """A term of a Lark rule for the values of a schema. `options`: for llguidance's compiler. Raises OptionError."""
     if not isinstance(schema, (Mapping, bool)):
-        raise OptionError(f"JSON schema: {type(schema).__name__} is no schema; give an object or a boolean")
+        raise OptionError(f"JSON schema: {type(schema).__name__} is not a schema; give an object or a boolean")
     document = {} if schema is True else schema
     if isinstance(document, Mapping):
         if "properties" in document and "type" not in document:
-            document = {"type": "object", **document}  # else any number would be valid, too
-        document = _closed(document)
+            document = {"type": "object", **document}  # else a number would be valid too
+        document = _tightened(document)
         document = {**document, "x-guidance": {**_JSON_OPTIONS, **options}}
     try:
         text = json.dumps(document, allow_nan=False)
@@ -93,35 +96,70 @@ def json_rule(schema: Mapping[str, Any] | bool, **options: str) -> str:
     return f"%json {text}"
 
 
-DEEPEST = 100  # levels of a schema that are closed
+MAX_LEVELS = 100  # of a schema that are tightened; the child refuses schemas that are nested deeper
+LARGEST = 2**53 - 1  # 16 digits; readers that use doubles change larger integers (RFC 8259, section 6)
+FRACTION = 1e-10  # the smallest power of ten that llguidance 1.9.1 accepts for `multipleOf`
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
+_ANY = {"$ref": "#/$defs/any"}
+_NUMBERS = {"minimum": -LARGEST, "maximum": LARGEST, "multipleOf": FRACTION}
+_ANY_VALUE = {"$defs": {"any": {**_NUMBERS, "items": _ANY, "additionalProperties": _ANY}}}
+_OPEN = {
+    "{}": {**_ANY, **_ANY_VALUE},
+    '{"type": "object"}': {"type": "object", "additionalProperties": _ANY, **_ANY_VALUE},
+}
 
 
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without members that it does not name, where it leaves open whether there are others.
+def _tightened(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with limits where it sets none, so that a small model comes to an end of its answer.
 
-    What is written then is valid all the same, and a small model comes to an end. Objects that are composed of several
-    schemas are left as they are: closed parts could contradict each other. So is a schema with `allOf` anywhere.
+    - Objects that name their properties have no others.
+    - Integers and numbers lie between -LARGEST and LARGEST; numbers have at most 10 digits after the point.
+
+    Whatever is written is valid for the schema as it was given. Schemas with `allOf` are left as they are, and objects
+    that are composed of several schemas: closed parts could contradict each other.
     """
-    if '"allOf"' in json.dumps(schema, default=str):
+    text = json.dumps(schema, default=str)
+    if text in _OPEN:
+        return _OPEN[text]
+    if '"allOf"' in text:
         return schema
-    closed: Mapping[str, Any] = _close(schema)
-    return closed
+    # llguidance computes a common multiple of two factors in 32 bits, without a check.
+    step = None if '"multipleOf"' in text else FRACTION
+    tightened: Mapping[str, Any] = _tighten(schema, step, MAX_LEVELS)
+    return tightened
 
 
-def _close(value: Any, levels: int = DEEPEST) -> Any:
+def _tighten(value: Any, step: float | None, levels: int) -> Any:
     if not levels or not isinstance(value, (list, Mapping)):
         return value
     if isinstance(value, list):
-        return [_close(each, levels - 1) for each in value]
-    apart = ("enum", "const", "default", "properties")
-    found = {name: each if name in apart else _close(each, levels - 1) for name, each in value.items()}
+        return [_tighten(each, step, levels - 1) for each in value]
+    literal = ("enum", "const", "default", "properties")
+    found = {name: each if name in literal else _tighten(each, step, levels - 1) for name, each in value.items()}
     if isinstance(value.get("properties"), Mapping):
-        found["properties"] = {name: _close(each, levels - 1) for name, each in value["properties"].items()}
+        found["properties"] = {name: _tighten(each, step, levels - 1) for name, each in value["properties"].items()}
         others = any(name in value for name in (*_COMPOSED, "additionalProperties", "patternProperties"))
         if value.get("type") == "object" and not others:
             found["additionalProperties"] = False
-    return found
+    return found | _number_limits(value, step)
+
+
+def _number_limits(schema: Mapping[str, Any], step: float | None) -> dict[str, float]:
+    """Limits of a schema of integers or numbers, where it sets none."""
+    kind = schema.get("type")
+    types: list[Any] = kind if isinstance(kind, list) else [kind]
+    if not ("integer" in types or "number" in types) or "enum" in schema or "const" in schema:
+        return {}
+    names = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    given = {name: schema[name] for name in names if isinstance(schema.get(name), (int, float))}
+    limits: dict[str, float] = {}
+    if not any(name in given for name in names[:2]) and all(value > -LARGEST for value in given.values()):
+        limits["minimum"] = -LARGEST
+    if not any(name in given for name in names[2:]) and all(value < LARGEST for value in given.values()):
+        limits["maximum"] = LARGEST
+    if "number" in types and step is not None:
+        limits["multipleOf"] = step
+    return limits
 
 
 def _check_text(text: object, wanted: str) -> None:

@@ -1,8 +1,9 @@
-"""Chat templates that loop, allocate or crash: they cost a child process, and the next conversation is rendered."""
+"""Chat templates that loop, allocate or crash end only a child process, and the next conversation is rendered."""
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 
 import pytest
@@ -37,14 +38,14 @@ def test_a_template_without_bound_is_an_error_and_the_next_is_rendered(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as limits:
-        limits.setattr(module, "SECONDS", 3.0)
+        limits.setattr(module, "SECONDS", 1.0)
         with pytest.raises(TemplateFailed):
             rendered(HOSTILE[name])
     assert rendered(PLAIN) == "user: Hi \N{SNOWMAN}\n"
 
 
 def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent's address space is what it was, give or take what threads and pipes need."""
+    """The parent's address space stays the same, except for what threads and pipes need."""
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("the system does not say how large a process is")
 
@@ -57,6 +58,37 @@ def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TemplateTooCostly, match="memory"):
         rendered(HUNGRY)
     assert size() - before < 200 << 20
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the system does not tell the limits of another process")
+def test_the_child_has_a_limit_of_memory_and_writes_no_core() -> None:
+    own = Renderer()
+    own.render(PLAIN, {"messages": SAID})
+    assert own._child is not None
+    assert resource.prlimit(own._child.pid, resource.RLIMIT_AS) == (module.MEMORY, module.MEMORY)
+    assert resource.prlimit(own._child.pid, resource.RLIMIT_CORE) == (0, 0)
+    own.close()
+
+
+def test_a_template_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It allocates nothing, so only the time limit ends it."""
+    monkeypatch.setattr(module, "SECONDS", 1.0)
+    idle, causes, stop = ENDLESS.replace("{{ '' }}", ""), [], Stop()
+
+    def work() -> None:
+        try:
+            with stop.here():
+                rendered(idle)
+        except (TemplateTooCostly, ServiceClosed) as error:
+            causes.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    stop.set()
+    thread.join(30)
+    assert len(causes) == 1
+    assert "longer than 1 s" in causes[0]
 
 
 def test_one_child_renders_everything() -> None:
@@ -77,7 +109,7 @@ def test_one_child_renders_everything() -> None:
 
 
 def test_a_costly_template_is_tried_once_for_its_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About twenty small conversations tell what a template can do."""
+    """Capabilities are measured with about twenty small conversations."""
     asked = 0
     ask = Renderer._ask
 
@@ -93,8 +125,8 @@ def test_a_costly_template_is_tried_once_for_its_capabilities(monkeypatch: pytes
     assert asked == 1
 
 
-def test_a_stopped_thread_waits_for_no_template() -> None:
-    """Neither the one that renders nor one that waits for its turn."""
+def test_a_stopped_thread_does_not_wait_for_a_template() -> None:
+    """Neither a thread that renders nor one that waits for its turn."""
     own, stops, ended = Renderer(), [Stop(), Stop()], []
 
     def work(stop: Stop) -> None:

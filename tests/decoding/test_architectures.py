@@ -112,7 +112,7 @@ def test_exact_drafts_change_nothing(arch: str, sampling: Sampling, tiny_model: 
         )
         assert drafted.tokens == plain.tokens
         if arch != "mamba":
-            assert 60 < drafted.draft["accepted"] < drafted.draft["drafted"] - 60
+            assert 60 < drafted.draft.accepted < drafted.draft.drafted - 60
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -130,7 +130,7 @@ def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(
             drafts = HalfRight([*prompt, *plain.tokens], engine.model.n_vocab, seed)
             drafted = finish(engine, prompt, 20, policy=drafts, sampling=sampling)
             assert drafted.tokens == plain.tokens
-            accepted += drafted.draft["accepted"]
+            accepted += drafted.draft.accepted
         assert accepted > 300
 
 
@@ -142,9 +142,9 @@ def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model:
         prompt = engine.tokenize(TEXT * 5)
         plain = finish(engine, prompt, 160, policy="off")
         drafted = finish(engine, prompt, 160, policy=half_right(engine, prompt, plain.tokens))
-        # drafts follow the plain answer: after the first difference, which a router brings soon, none is accepted
-        assert (drafted.draft["drafted"] > 20) == (arch != "mamba")
-        assert arch in ("mamba", "gpt-oss") or drafted.draft["accepted"] > 20
+        # drafts follow the plain answer: behind a place where the two part, which a router does soon, none is accepted
+        assert (drafted.draft.drafted > 20) == (arch != "mamba")
+        assert arch in ("mamba", "gpt-oss") or drafted.draft.accepted > 20
         leaves_at_a_near_tie_only(engine, prompt, plain, drafted)
 
 
@@ -162,7 +162,7 @@ def test_what_is_kept_of_a_prompt_changes_nothing(arch: str, tiny_model: TinyMod
         kept = []
         for prompt, answer in zip(prompts, fresh, strict=True):
             result = finish(engine, prompt, 40, policy=half_right(engine, prompt, answer))
-            kept.append(result.timings["cache_n"])
+            kept.append(result.timings.cached_tokens)
             assert result.tokens == answer
         assert kept[0] == 0
         if KINDS[arch] == "tree":
@@ -177,7 +177,7 @@ def test_hybrid_state_is_rolled_back_at_most_as_far_as_llama_cpp_says(tiny_model
         plain = finish(engine, prompt, 100, policy="off")
         drafted = finish(engine, prompt, 100, policy=half_right(engine, prompt, plain.tokens))
         assert drafted.tokens == plain.tokens
-        assert drafted.draft["mat"] <= 1 + engine.capability.longest
+        assert drafted.draft.tokens_per_step <= 1 + engine.capability.longest
 
 
 def test_recurrent_state_that_cannot_be_rolled_back_says_so(tiny_model: TinyModel) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]
@@ -40,15 +41,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     name: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
-
-    def keen(self: Auto, n_ctx: int, limit: int) -> Plan:
-        plan = Plan([1.0] * (min(limit, 6) + 1), [0.0] * 64)
-        plan.best_rate = 0.0
-        return plan
-
-    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    monkeypatch.setattr(Auto, "plan", keen)
-    monkeypatch.setattr(Auto, "book", lambda self, done: None)
+    always_draft(monkeypatch, most=6)
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
@@ -69,13 +62,13 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:
     model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=256, threads=1, policy="sam", verify="relaxed:40,0.01") as engine:
+    with Engine.load(model, n_ctx=256, threads=1, policy="sam", verify=Relaxed(40, 0.01)) as engine:
         assert engine.settings["verify"] == "relaxed:40,0.01"
         stream = engine.generate(PROMPT, max_tokens=120, sampling=Sampling(temperature=1.5, top_k=0, seed=1))
         for _ in stream:
             pass
         marked = sum(source.endswith("~") for source in stream.result.sources)
-        assert stream.result.draft["relaxed"] >= marked > 0
+        assert stream.result.draft.relaxed >= marked > 0
         for refused in (
             Sampling(grammar=gbnf('root ::= "a"')),
             Sampling(repeat_penalty=1.1),
@@ -89,4 +82,4 @@ def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_mod
         with pytest.raises(OptionError, match="policy best"):
             answer(engine, policy="best")
     with pytest.raises(OptionError, match="exact"):
-        Engine.load(model, exact=True, verify="relaxed")
+        Engine.load(model, exact=True, verify=Relaxed())

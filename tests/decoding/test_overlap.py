@@ -39,8 +39,7 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Stateless, StepContext
+from rest_local.planning.policy import Off, Stateless, StepContext
 
 
 class Reader:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.persistence import acceptance_path, key_of
@@ -39,15 +40,7 @@ def model(tiny_model: TinyModel) -> Iterator[Path]:
 @pytest.fixture
 def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft whatever there is, however little it promises."""
-    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    plan = Auto.plan
-
-    def generous(self: Auto, n_ctx: int, limit: int) -> object:
-        made = plan(self, n_ctx, limit)
-        made.cost, made.slope, made.best_rate = [1.0] * (min(limit, 16) + 1), [0.0] * 64, 0.0
-        return made
-
-    monkeypatch.setattr(Auto, "plan", generous)
+    always_draft(monkeypatch)
 
 
 def load(model: Path, **options: object) -> Engine:
@@ -71,18 +64,18 @@ def kept() -> list[list[int]]:
 def test_the_next_engine_drafts_from_earlier_answers(model: Path) -> None:
     with load(model, history=True) as engine:
         first = finish(engine)
-        assert "history" not in first.draft["by_source"]
+        assert "history" not in first.draft.by_source
     assert kept() == [first.tokens]
     with load(model, history=True) as engine:
         second = finish(engine)
         assert second.tokens == first.tokens
-        assert second.draft["by_source"]["history"]["accepted"] > 20
+        assert second.draft.by_source["history"].accepted > 20
         third = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
     assert kept() == [first.tokens, third.tokens]
     with load(model, history=True) as engine:
         again = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
         assert again.tokens == third.tokens
-        assert again.draft["by_source"]["history"]["accepted"] > 10
+        assert again.draft.by_source["history"].accepted > 10
 
 
 def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:

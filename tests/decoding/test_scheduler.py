@@ -19,7 +19,7 @@ from rest_local.decoding.scheduler import LEAST_PART, Scheduler
 from rest_local.decoding.sequence import Sequence
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.planning.auto import Auto
-from rest_local.planning.off import Off
+from rest_local.planning.policy import Off
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -18,8 +18,9 @@ from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.auto import Auto, Driver
+from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
+from rest_local.planning.plan import Driver
 
 
 def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
@@ -299,7 +300,7 @@ def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
     run(scheduler, [])
     assert sequence.result.truncated
     assert statistics.prompt_ms == prompt_ms
-    assert 0 < statistics.again_ms < sequence.result.timings["predicted_ms"]
+    assert 0 < statistics.again_ms < sequence.result.timings.predicted_ms
 
 
 def test_a_prediction_may_be_an_array() -> None:

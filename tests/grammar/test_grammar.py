@@ -1,4 +1,4 @@
-"""What a grammar allows is what its notation says; what cannot be kept is refused with the cause."""
+"""Grammars allow exactly their language; what cannot be kept is refused with the cause."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.errors import OptionError
-from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
+from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark, tokens
 from rest_local.grammar.builder import Lark
 from rest_local.grammar.constraint import Constraint
+from rest_local.grammar.tokens import Tokens
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -36,7 +37,7 @@ def accepts(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
 
 
 def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int) -> str:
-    """Random text in the language; quotes and brackets become likelier over fifty tokens, ends always, so it ends."""
+    """Random text of the language. Quotes and brackets become likelier over fifty tokens, ends with every token."""
     rng = np.random.default_rng(seed)
     pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
     halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
@@ -137,6 +138,32 @@ def test_keywords_are_kept(vocabulary: Vocabulary, schema: Any, valid: list[Any]
 
 
 @pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer"}, ["0", "-7", "9" * 15, str(2**53 - 1)], ["9" * 16, "1" * 17, "-" + "1" * 17]),
+        ({"type": "number"}, ["-12.5", "1" * 16, "0." + "3" * 10], ["1" * 17, "0." + "3" * 11, "0.5" + "0" * 10]),
+        ({"type": ["null", "integer"]}, ["null", "1" * 16], ["1" * 17]),
+        ({"type": "number", "minimum": 0, "maximum": 1}, ["0.25"], ["0." + "3" * 11]),
+        ({"type": "integer", "minimum": 5}, ["1" * 16], ["4", "1" * 17]),
+        ({"type": "integer", "exclusiveMinimum": 10**17}, ["1" * 18], ["1" * 16]),
+        ({"type": "integer", "maximum": -(10**17)}, ["-" + "1" * 18], ["-1"]),
+        ({"type": "integer", "enum": [10**18]}, ["1" + "0" * 18], ["1"]),
+        ({"type": "object"}, ['{"a": [1, {"b": 0.5}]}'], ['{"a": ' + "1" * 17 + "}", '{"a": 0.' + "3" * 11 + "}"]),
+        ({}, ["[1]", "null", '"x"'], ["1" * 17, "[" + "1" * 17 + "]"]),
+        ({"type": "array", "items": {"properties": {"n": {"type": "number", "multipleOf": 0.25}}}},
+         ['[{"n": 1.25}]'], ['[{"n": 1.3}]', '[{"n": ' + "1" * 17 + "}]"]),
+    ],
+)  # fmt: skip
+def test_numbers_without_limits_come_to_an_end(
+    vocabulary: Vocabulary, schema: Any, valid: list[str], invalid: list[str]
+) -> None:
+    """Otherwise a small model writes digits up to the token limit. Limits of the schema take precedence."""
+    grammar = json_schema(schema)
+    assert [accepts(vocabulary, grammar, text) for text in valid] == [True] * len(valid)
+    assert [accepts(vocabulary, grammar, text) for text in invalid] == [False] * len(invalid)
+
+
+@pytest.mark.parametrize(
     "more",
     [
         {"uniqueItems": True}, {"contains": {}}, {"not": {"type": "null"}}, {"if": {}}, {"dependentRequired": {}},
@@ -160,7 +187,7 @@ def test_keywords_that_are_not_kept_are_refused_by_name(more: dict[str, Any]) ->
         max_leaves=8,
     )
 )
-def test_every_object_is_an_object(vocabulary: Vocabulary, value: Any) -> None:
+def test_any_object_accepts_every_object(vocabulary: Vocabulary, value: Any) -> None:
     text = json.dumps({"value": value}, ensure_ascii=False).replace("\x7f", "\\u007f")
     assert accepts(vocabulary, any_object(), text)
     assert not accepts(vocabulary, any_object(), f"[{text}]")
@@ -178,8 +205,8 @@ def test_an_object_that_names_its_properties_has_no_others_unless_the_schema_say
     assert json_schema(named).source == json.dumps(named)
 
 
-def test_white_space_ends(vocabulary: Vocabulary) -> None:
-    """A model that says one space after the other would do so until its limit."""
+def test_white_space_is_limited(vocabulary: Vocabulary) -> None:
+    """Otherwise a model can write spaces up to the token limit."""
     assert accepts(vocabulary, any_object(), '{ "a" : 1 }')
     assert not accepts(vocabulary, any_object(), '{  "a": 1}')
     assert not accepts(vocabulary, any_object(), '{\n\n"a": 1}')
@@ -217,7 +244,7 @@ def _deep(levels: int) -> dict[str, Any]:
     ],
     ids=lambda schema: str(schema)[:40],
 )
-def test_schemas_that_allow_nothing_or_are_none_are_refused_with_the_cause(schema: Any) -> None:
+def test_invalid_and_empty_schemas_are_refused_with_the_cause(schema: Any) -> None:
     with pytest.raises(OptionError, match=r"^JSON schema: .") as caught:
         json_schema(schema)
     assert len(str(caught.value)) < 500
@@ -267,7 +294,33 @@ def test_gbnf_that_cannot_be_read_is_one_line_with_the_way_out(text: str, capfd:
     assert capfd.readouterr() == ("", "")
 
 
-def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
+def test_an_error_is_short_however_long_the_grammar_is() -> None:
+    with pytest.raises(OptionError) as caught:
+        lark(f"start: {'a' * 5000}")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newest(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_ = Tokens._compile
+
+    def counted(self: Tokens, text: str) -> Any:
+        compiled.append(text)
+        return compile_(self, text)
+
+    monkeypatch.setattr(Tokens, "_compile", counted)
+    grammars = [lark(f'start: "once {number}"') for number in range(tokens._KEPT + 1)]
+    for grammar in (*grammars, *grammars[1:]):
+        vocabulary.grammar_tokens().matcher(grammar)
+    assert compiled == [grammar.compiled_text for grammar in grammars]
+    vocabulary.grammar_tokens().matcher(grammars[0])
+    assert compiled[-1] == grammars[0].compiled_text
+    assert len(vocabulary.grammar_tokens()._compiled) == tokens._KEPT
+
+
+def test_lark_is_used_unchanged(vocabulary: Vocabulary) -> None:
     grammar = lark('start: word ("," word)*\nword: /[a-z]{2}/ | %json {"type": "integer"}')
     assert accepts(vocabulary, grammar, "ab,12")
     assert not accepts(vocabulary, grammar, "ab,")
@@ -275,8 +328,8 @@ def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
         lark("start: word\nword: missing")
 
 
-def test_special_tokens_are_said_by_name_only(vocabulary: Vocabulary) -> None:
-    """No text holds one; an unknown name is refused where the vocabulary is known."""
+def test_special_tokens_match_only_their_names(vocabulary: Vocabulary) -> None:
+    """Text never matches them. An unknown name is refused once the vocabulary is known."""
     control = next(i for i in range(vocabulary.size) if vocabulary.is_control(i) and not vocabulary.is_end(i))
     name = vocabulary.piece(control).decode()
     assert vocabulary.special_token(name) == control
@@ -284,10 +337,12 @@ def test_special_tokens_are_said_by_name_only(vocabulary: Vocabulary) -> None:
     assert not Constraint(vocabulary, lark("start: /(.|\\n)*/")).allows(control)
     builder = Lark(vocabulary.special_token)
     constraint = Constraint(vocabulary, builder.grammar(builder.literal(f"a{name}b")))
-    tokens = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
-    assert constraint.longest(tokens) == 3
+    spelled = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
+    assert constraint.longest(spelled) == 3
     builder = Lark(vocabulary.special_token)
-    assert Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(tokens) == 3
+    assert (
+        Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(spelled) == 3
+    )
     unknown = lark("start: <|no_such_token|>")
     with pytest.raises(OptionError, match="no_such_token"):
         Constraint(vocabulary, unknown)
@@ -322,7 +377,7 @@ def test_a_literal_is_its_text(vocabulary: Vocabulary, text: str) -> None:
     ],
     ids=lambda schema: str(schema)[:40],
 )
-def test_what_is_large_is_kept_or_refused_and_the_next_works(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+def test_a_large_schema_is_kept_or_refused_and_the_next_works(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
     with suppress(OptionError):
         Constraint(vocabulary, json_schema(schema))
     assert accepts(vocabulary, any_object(), "{}")

@@ -1,9 +1,10 @@
-"""A grammar that would end or hold up this process ends a child: it is refused, and the next one works."""
+"""A grammar that would crash or block this process ends only a child: it is refused, and the next one works."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from rest_local.grammar.trial import _Child
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Child]:
-    """A child of this test's own, and no answers of earlier tests."""
+    """A new child for this test, and an empty cache."""
     own = _Child()
     monkeypatch.setattr(trial, "_child", own)
     trial.compile_apart.cache_clear()
@@ -43,6 +44,14 @@ def test_what_takes_too_long_is_refused_and_the_next_works(child: _Child, monkey
         json_schema(endless)
     monkeypatch.setattr(trial, "SECONDS", 30.0)
     json_schema({"type": "string"})
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the system does not tell the limits of another process")
+def test_the_child_has_a_limit_of_memory_and_writes_no_core(child: _Child) -> None:
+    lark('start: "a"')
+    assert child._process is not None
+    assert resource.prlimit(child._process.pid, resource.RLIMIT_AS) == (trial.MEMORY_BYTES, trial.MEMORY_BYTES)
+    assert resource.prlimit(child._process.pid, resource.RLIMIT_CORE) == (0, 0)
 
 
 def test_a_child_that_died_between_two_grammars_is_started_again(child: _Child) -> None:
@@ -78,7 +87,7 @@ def test_many_threads_share_the_child(child: _Child) -> None:
     assert answers == {number: number % 2 == 1 for number in range(16)}
 
 
-def test_a_grammar_does_not_wait_for_others_without_end(child: _Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_other_grammars_is_limited(child: _Child, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "WAIT_SECONDS", 0.01)
     with child._lock, pytest.raises(GrammarsBusy, match="try again"):
         lark('start: "a"')
@@ -94,8 +103,8 @@ def test_where_no_child_can_be_started_a_grammar_is_an_error(child: _Child, monk
         lark('start: "a"')
 
 
-def test_nothing_is_opened_that_stays_open(child: _Child) -> None:
-    """The descriptors of this process after a hundred refusals, and none of them is of another file than before."""
+def test_refused_grammars_leave_no_descriptor_open(child: _Child) -> None:
+    """After a hundred refusals, this process has as many open descriptors as before."""
 
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
@@ -109,7 +118,7 @@ def test_nothing_is_opened_that_stays_open(child: _Child) -> None:
 
 
 def test_standard_error_is_never_redirected(child: _Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is of the whole process: other requests write their log lines there."""
+    """Standard error belongs to the whole process: other requests log to it."""
 
     def refused(*arguments: object) -> None:
         raise AssertionError("descriptor redirected")

@@ -1,4 +1,4 @@
-"""A service without weights: what it answers is what a test says, when a test says so.
+"""A service without a model: the test gives the pieces of its answers.
 
 The vocabulary and the template are the demo model's own, so prompts, ids and log-probabilities have their real shapes.
 """
@@ -9,25 +9,25 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
+from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 
-TIMINGS = ("cache_n", "prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms")
-DRAFTS = {"predicted_per_second": 0.0, "draft_n": 7, "draft_n_accepted": 5}
-
 
 class FakeEngine:
-    """What the server reads of an engine."""
+    """The part of an engine that the server reads."""
 
     tokenize = Engine.tokenize
+    request = Engine.request
 
     def __init__(self, n_ctx: int = 512) -> None:
         self.model = Model.open(demo_model(), vocab_only=True)
@@ -44,14 +44,14 @@ class FakeEngine:
 
 
 class FakeTicket:
-    """A test gives it pieces and ends it."""
+    """A ticket whose pieces and end come from the test."""
 
     def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[bool], None] | None) -> None:
         self.id, self.request = number, request
         self.result = Result()
         self.done, self.error = False, None
         self.cancelled = threading.Event()
-        self.timings: dict[str, float] = {}  # others than usual
+        self.timings: dict[str, Any] = {}  # fields with other values than usual
         self._vocabulary, self._wake = vocabulary, wake or (lambda ended: None)
         self._pieces: deque[Piece] = deque()
         self._held = False
@@ -67,16 +67,16 @@ class FakeTicket:
     def end(self, reason: str = "stop", *, word: str = "", error: RestLocalError | None = None) -> None:
         if self.done:
             return
-        counts = (0, len(self.request.prompt), 1.0, 0.0, len(self.result.tokens), 2.0)
-        self.result.timings = dict(zip(TIMINGS, counts, strict=True)) | DRAFTS | self.timings
+        usual = Timings(0, len(self.request.prompt), 1.0, len(self.result.tokens), 2.0, 7, 5)
+        self.result.timings = replace(usual, **self.timings)
         self.result.finish_reason, self.result.stopping_word, self.error = reason, word, error
-        self.result.draft = {"by_source": {"prediction": {"drafted": 4, "accepted": 3}}}
+        self.result.draft = DraftStatistics(by_source={"prediction": SourceCounts(4, 3)})
         self.done = True
         self._wake(self.done)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is given in the block comes at its end, as from an engine that is quicker than its reader."""
+        """Pieces given in the block arrive at its end, as from an engine that is faster than its reader."""
         self._held = True
         yield
         self._held = False
@@ -94,7 +94,7 @@ class FakeTicket:
 
 
 class FakeService:
-    """`answer`: the texts of every answer, given at once; None: the test does it, with `tickets`."""
+    """`answer`: the pieces of every answer, given at once; with None, the test gives them through `tickets`."""
 
     def __init__(self, engine: FakeEngine, *, room: int = 64) -> None:
         self.engine, self.room = engine, room
@@ -117,7 +117,7 @@ class FakeService:
         return ticket
 
     def ticket(self, number: int = 0) -> FakeTicket:
-        """Waits until there are as many."""
+        """The ticket with this number; waits for it."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.tickets) > number, 30), "no such request came"
         return self.tickets[number]
@@ -150,7 +150,7 @@ class FakeService:
 
 
 def origin(**fields: Any) -> Any:
-    """Where a token was drafted from."""
+    """The origin of a drafted token."""
     return SimpleNamespace(
         **{"source": "datastore", "probability": 0.5, "match": 4, "file": "a.py", "line": 3} | fields
     )

@@ -1,9 +1,10 @@
-"""What an answer consists of, in parts, as they become certain."""
+"""The parts of an answer, in the order in which they become certain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,14 +16,14 @@ class Content:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Text that the model thought before it answered: `reasoning_content`."""
+    """Reasoning before the answer: `reasoning_content`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallStart:
-    """A tool is called; its arguments follow in fragments of the same index."""
+    """The beginning of a call. Its arguments follow in fragments with the same index."""
 
     index: int
     id: str
@@ -31,7 +32,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """A fragment of a call's arguments, JSON text."""
+    """A fragment of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -41,7 +42,7 @@ Delta = Content | Reasoning | CallStart | CallArguments
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same with neighbours of one kind made one, and without empty text."""
+    """The same deltas with neighbours of one kind joined and empty text removed."""
     whole: list[Delta] = []
     for delta in deltas:
         if not isinstance(delta, CallStart) and not delta.text:
@@ -56,3 +57,22 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
         else:
             whole.append(delta)
     return whole
+
+
+def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """The deltas of an answer as one message in OpenAI's form. `content` is None where there are only calls."""
+    deltas = list(deltas)
+    content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if isinstance(delta, CallStart):
+            calls[delta.index] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
+        elif isinstance(delta, CallArguments):
+            calls[delta.index]["function"]["arguments"] += delta.text
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = list(calls.values())
+    return message

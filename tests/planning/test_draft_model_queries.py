@@ -1,0 +1,142 @@
+"""A draft model is queried where it pays. Time is simulated by a cost curve; nothing is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.fake_sequences import Silent
+
+from rest_local.calibration.cost import CostCurve
+from rest_local.drafting.candidates import N_CELLS, model_cell, model_rates
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
+from rest_local.drafting.tree import ROOT
+from rest_local.planning.auto import Auto, DraftModelQueries, DraftModelStats
+from rest_local.planning.plan import Plan
+from rest_local.planning.policy import StepContext, StepCost
+
+GPU = CostCurve.from_points([512], [1, 8, 16, 32, 64], [[10, 11.5, 14.5, 21, 36]])
+CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 362]])
+LOOKUP_MS = 0.05
+
+
+class Scripted(DraftModelSequence):
+    """Returns the next token of the story with probability `right`, and states that probability."""
+
+    def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
+        self.model = cast(Any, SimpleNamespace(pass_ms=pass_ms))
+        self.seq = None
+        self.step_ms = self.asked_ms = 0.0
+        self.passes = 0
+        self.at = 0
+        self._story, self._right = story, right
+        self._rng = np.random.default_rng(2)
+
+    @property
+    def can_ask(self) -> bool:
+        return True
+
+    def caught_up(self, saves_ms: float) -> bool:
+        return True
+
+    def ask(self, path: Sequence[int]) -> list[Likely]:
+        self.passes += 1
+        self.asked_ms += self.model.pass_ms
+        follows = list(path) == list(self._story[self.at : self.at + len(path)])
+        knows = follows and self._rng.random() < self._right
+        token = self._story[self.at + len(path)] if knows else -2
+        return [(token, self._right), (-3, (1 - self._right) / 2)]
+
+
+class OnlyDraftModel(Silent):
+    """Sources without text, but with a draft model."""
+
+    def __init__(self, follower: DraftModelSequence) -> None:
+        self.follower = follower
+
+
+def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, each: int = 4000) -> float:
+    """Speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
+    story = list(range(n_tokens + 200))
+    follower = Scripted(story, right, pass_ms)
+    sources, policy = OnlyDraftModel(follower), Auto(curve)
+    policy.driver.lookup, policy.driver.step, policy.driver.tree = LOOKUP_MS, 0.0, 0.0
+    policy.has_draft_model = True
+    spent, begun = 0.0, -each
+    ms = curve.at(512).tolist()
+    while follower.at < n_tokens:
+        if follower.at >= begun + each:
+            begun = follower.at
+            policy.begin(512)
+        drafted = policy.draft(sources, StepContext(512, 63, 8))
+        tree, node = drafted.tree, ROOT
+        accepted: list[int] = []
+        while children := [c for c in tree.children_of(node) if tree.token[c] == story[follower.at + len(accepted)]]:
+            node = children[0]
+            accepted.append(tree.token[node])
+        tokens = story[follower.at : follower.at + len(accepted) + 1]
+        looked = LOOKUP_MS if drafted.lookup_us is not None else None
+        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, asked_ms=follower.asked_ms)
+        spent += cost.decode_ms + (looked or 0.0) + follower.asked_ms
+        follower.asked_ms = 0.0
+        policy.learn(drafted, tokens, cost)
+        follower.at += len(tokens)
+    return follower.at * ms[0] / spent
+
+
+def best_chain(curve: CostCurve, right: float, pass_ms: float) -> float:
+    """The best speed-up of a chain of fixed length whose tokens are all right with the same probability."""
+    ms = curve.at(512).tolist()
+    return max(
+        sum(right**i for i in range(k + 1)) * ms[0] / (ms[k] + k * pass_ms)  # 1 + r + r^2 + ...
+        for k in range(32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("curve", "right", "pass_ms"), [(GPU, 0.8, 0.5), (GPU, 0.6, 1.0), (GPU, 0.95, 1.0), (CPU, 0.9, 1.0)]
+)
+def test_nearly_as_fast_as_the_best_chain_of_fixed_length(curve: CostCurve, right: float, pass_ms: float) -> None:
+    best = best_chain(curve, right, pass_ms)
+    assert best > 1.1
+    assert speedup(curve, right, pass_ms) >= 0.9 * best
+    assert speedup(curve, right, pass_ms, each=100) >= 0.88 * best
+
+
+@pytest.mark.parametrize(("right", "pass_ms"), [(0.0, 0.5), (0.2, 4.0), (0.9, 40.0)])
+@pytest.mark.parametrize("curve", [GPU, CPU])
+def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: float, pass_ms: float) -> None:
+    assert speedup(curve, right, pass_ms) >= 0.965
+    assert speedup(curve, right, pass_ms, each=100) >= 0.95
+
+
+def test_no_query_if_the_next_token_is_known_or_the_node_unlikely() -> None:
+    follower = Scripted(range(100), 0.9, 0.1)
+    ms = GPU.at(512).tolist()
+    slope = [0.2] * len(ms)
+    stats = DraftModelStats(right=0.7)
+    ask = DraftModelQueries(follower, Plan(ms, slope), stats, 100.0)
+    assert not ask((), 1.0, 0.95)
+    assert not ask((), 0.01, 0.0)
+    assert follower.passes == 0
+    assert ask((), 1.0, 0.1)
+    assert follower.passes == 1
+    assert not DraftModelQueries(follower, Plan(ms, slope), stats, 0.05)((), 1.0, 0.0)
+
+
+def test_cells_of_a_draft_model_follow_its_own_probability() -> None:
+    rates = model_rates()
+    assert len(rates) * 5 == N_CELLS
+    first = model_cell(0, 0.0) // len(rates) * len(rates)
+    for depth in (0, 3, 40):
+        cells = [model_cell(depth, p) for p in np.linspace(0, 1, 50)]
+        assert all(0 <= cell - first < len(rates) for cell in cells)
+        known = [rates[cell - first] for cell in cells]
+        assert known == sorted(known)
+        assert known[0] < 0.05
+        assert known[-1] > 0.99
+        for p in (0.1, 0.5, 0.9, 0.99):
+            assert abs(rates[model_cell(depth, p) - first] - p) < 0.05
