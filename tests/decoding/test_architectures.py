@@ -142,7 +142,7 @@ def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model:
         prompt = engine.tokenize(TEXT * 5)
         plain = finish(engine, prompt, 160, policy="off")
         drafted = finish(engine, prompt, 160, policy=half_right(engine, prompt, plain.tokens))
-        # drafts follow the plain answer: behind a place where the two part, which a router does soon, none is accepted
+        # drafts follow the plain answer: after the first difference, which a router brings soon, none is accepted
         assert (drafted.draft.drafted > 20) == (arch != "mamba")
         assert arch in ("mamba", "gpt-oss") or drafted.draft.accepted > 20
         leaves_at_a_near_tie_only(engine, prompt, plain, drafted)
