@@ -417,9 +417,9 @@ def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) 
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine:
         scheduler = engine._lane.scheduler
         first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
-        for job in (first, moved):
-            engine.submit(job)
-            while not job.is_admitted:
+        for sequence in (first, moved):
+            engine.submit(sequence)
+            while not sequence.is_admitted:
                 engine.step()
         left = moved.slot
         scheduler._send_back(moved)
