@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
@@ -222,9 +223,7 @@ class DraftModelSequence:
 
     def shared(self, text: Sequence[int]) -> int:
         """Length of the prefix of `text` in the KV cache."""
-        limit = min(len(text), len(self._cached))
-        differ = np.flatnonzero(np.asarray(text[:limit]) != np.asarray(self._cached[:limit]))
-        return int(differ[0]) if len(differ) else limit
+        return common_prefix(text, self._cached)
 
     @property
     def n_missing(self) -> int:

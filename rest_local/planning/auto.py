@@ -27,7 +27,7 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.plan import Budget, Driver, Plan, Prices
 from rest_local.planning.policy import StepContext, StepCost
-from rest_local.planning.trigger import EXPLORATION_VALUE, Trigger
+from rest_local.planning.trigger import EXPLORATION_VALUE, Gains, Trigger
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_SHARE = 0.5  # of a lookup's time that entropies may take: on unseen text about half of the lookups are skipped
@@ -101,23 +101,26 @@ class Auto:
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = Driver()
-        self.budget = Budget()
-        self.trigger = Trigger()
         self.has_draft_model = has_draft_model
         self.draft_model = DraftModelStats()
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
+        self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
+        self._make_own(Gains())
+
+    def _make_own(self, gains: Gains) -> None:
+        """Everything that belongs to one request. Forks share the rest, `gains` included."""
+        self.budget = Budget()
+        self.trigger = Trigger(gains)
         self._n_other = 0  # roots of other requests in the current step
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._found = False  # whether the current lookup had candidates
-        self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
         other = copy.copy(self)
-        other.budget = Budget()
-        other.trigger = Trigger(self.trigger.gains)
+        other._make_own(self.trigger.gains)
         return other
 
     def plain_ms(self, n_ctx: int) -> float:

@@ -11,10 +11,10 @@ from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.constrain import TokenConstraint
+from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.statistics import Statistics, Step
 from rest_local.decoding.stream import Answer, Result
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SourceRows
