@@ -39,10 +39,10 @@ from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.prompts import held_out_modules, standard_library
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import sequence as decoding
+from rest_local.decoding.counts import Statistics
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.statistics import Statistics
 from rest_local.decoding.stream import Answer
 from rest_local.drafting.drafter import Calibrated
 from rest_local.drafting.sources import Sources

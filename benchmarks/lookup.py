@@ -31,9 +31,9 @@ from rest_local.retrieval.build import build
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.indexing import tokenize_documents
 from rest_local.retrieval.packing import order_of, pack, width_of
 from rest_local.retrieval.rows import Int32Array, Rows
-from rest_local.retrieval.tokenizing import tokenize_documents
 
 DOCUMENT = 5_000
 _SYNTHETIC_SIZE = 32_000

@@ -1,8 +1,8 @@
-"""Ends what a thread does with llama.cpp while it loads and measures: it is wanted no more.
+"""Stops a thread that loads a model or measures with llama.cpp, when its work is not needed any more.
 
-Contract: the thread works inside `with stop.here():`; `set`, from any other, breaks off its decode (on the CPU) and has
-it raise ServiceClosed at the next one. Other threads, and the same thread afterwards, notice nothing.
-Knows nothing of llama.cpp: `rest_local.llama.breaker` asks `enter` before every decode.
+Contract: the thread works inside `with stop.here():`. `set`, called from another thread, aborts its decode (on the CPU)
+and lets its next decode raise ServiceClosed. Other threads are not affected, nor is this thread after the block.
+This module knows nothing about llama.cpp: `rest_local.llama.breaker` calls `enter` before every decode.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rest_local.errors import ServiceClosed
 _here = threading.local()
 
 
-class Running(Protocol):
-    """A decode that can be broken off."""
+class Abortable(Protocol):
+    """A decode that can be aborted."""
 
     def abort(self) -> bool: ...
 
 
 class Stop:
-    """One thread's."""
+    """The stop of one thread."""
 
     def __init__(self) -> None:
         self._is_set = False
-        self._running: Running | None = None
+        self._running: Abortable | None = None
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """While the block runs in this thread, `set` ends it."""
+        """While the block runs in this thread, `set` stops it."""
         _here.stop = self
         try:
             yield
@@ -40,31 +40,32 @@ class Stop:
             _here.stop = self._running = None
 
     def set(self) -> None:
-        """From any thread; for good."""
+        """Stop the thread. May be called from any thread, and cannot be undone."""
         self._is_set = True
         running = self._running
         if running is not None:
             running.abort()
 
     def check(self) -> None:
-        """Raises ServiceClosed once it is set."""
+        """Raise ServiceClosed if `set` was called."""
         if self._is_set:
             raise ServiceClosed
 
-    def enter(self, running: Running) -> None:
+    def enter(self, running: Abortable) -> None:
+        """Call it before a decode. Raises ServiceClosed if `set` was called."""
         self.check()
         self._running = running
 
 
-def enter(running: Running) -> None:
-    """A decode is about to begin in this thread. Raises ServiceClosed where that was stopped."""
+def enter(running: Abortable) -> None:
+    """Call it before a decode in this thread. Raises ServiceClosed if the thread was stopped."""
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is not None:
         stop.enter(running)
 
 
 def check() -> None:
-    """Between two parts of long work in this thread that is no decode. Raises ServiceClosed where it was stopped."""
+    """Call it between two parts of other long work in this thread. Raises ServiceClosed if the thread was stopped."""
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is not None:
         stop.check()

@@ -25,10 +25,10 @@ from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune
+from rest_local.decoding.counts import Statistics
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.sequence import Sequence as DecodingSequence
-from rest_local.decoding.statistics import Statistics
 from rest_local.decoding.stream import Answer
 from rest_local.errors import OptionError
 from rest_local.kv_cache.slot import Slot

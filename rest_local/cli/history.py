@@ -11,7 +11,7 @@ import click
 from rest_local.cli.options import json_option
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.histories import Listed
+    from rest_local.retrieval.histories import HistoryEntry
 
 
 @click.group()
@@ -78,12 +78,12 @@ def _ask(names: list[str]) -> None:
 
 
 def _forget_acceptance(name: str) -> None:
-    from rest_local.decoding.earlier import acceptance_path
+    from rest_local.decoding.persistence import acceptance_path
 
     acceptance_path(name).unlink(missing_ok=True)
 
 
-def _line(listed: Listed) -> str:
+def _line(listed: HistoryEntry) -> str:
     from rest_local.errors import printable
 
     parts = [f"{listed.name:<40}"]

@@ -15,6 +15,7 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,14 +32,13 @@ from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.earlier import Earlier
-from rest_local.decoding.lane import Lane
-from rest_local.decoding.lanes import Lanes
+from rest_local.decoding.counts import Statistics, Totals
+from rest_local.decoding.lane import Lane, Lanes
 from rest_local.decoding.opening import open_datastores, open_lane, open_model
+from rest_local.decoding.persistence import PersistedLearning
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import STRICT, Request, RequestOptions, Strict
 from rest_local.decoding.scheduler import shifted
-from rest_local.decoding.statistics import Statistics, Totals
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.streaming import ChatStream, Stream
 from rest_local.decoding.verify import Relaxed
@@ -84,7 +84,7 @@ class Engine:
             if warning:
                 self._lanes.warn(warning)
             self._aside: list[Searchable] = self._lane.aside
-            self._earlier = Earlier.open(self.model, self._lane.auto.acceptance) if config.history else None
+            self._persisted = PersistedLearning.open(self.model, self._lane.auto.acceptance) if config.history else None
             self.totals = Totals()
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
             self._running: Stream | None = None
@@ -317,56 +317,73 @@ class Engine:
     def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
         """The sources of a sequence that is admitted to a slot."""
         sources = lane.sources(slot)
-        sources.ask(self._stores(names, still=True), self._earlier.history if self._earlier else None)
+        sources.use(self._stores(names, still=True), self._persisted.history if self._persisted else None)
         return sources
 
     def _count(self, sequence: decoding.Sequence) -> None:
         """A sequence has ended."""
         tokens = sequence.result.tokens
         self.totals.add(sequence.statistics, len(tokens))
-        if self._earlier:
-            self._earlier.add(tokens)
+        if self._persisted:
+            self._persisted.add(tokens)
 
     def submit(self, sequence: decoding.Sequence) -> None:
         """Queue a prepared sequence; `step` until it is done."""
-        self._lanes.submit(sequence)
+        lane = self._lanes.exact() if sequence.request.exact else self._lane
+        lane.scheduler.submit(sequence)
 
     def step(self, number: int = 0) -> bool:
-        """One forward pass for all that run, and one for an exact request; False where there is nothing to do.
-        `number`: a name for `abort`.
-        """
-        return self._lanes.step(number)
+        """One forward pass in each lane that has work; False where none has. `number`: a name for `abort`."""
+        busy = [lane for lane in self._lanes if lane.scheduler.busy]
+        for lane in busy:
+            lane.context.number_decodes(number)
+            begun = time.perf_counter()
+            lane.scheduler.step()
+            lane.after_pass(time.perf_counter() - begun)
+            if len(busy) > 1:
+                lane.scheduler.deliver()  # text does not wait for the pass of the other lane
+        return bool(busy)
 
     def use_idle_time(self, seconds: float) -> bool:
         """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
-        return self._lanes.use_idle_time(seconds)
+        idle = [lane for lane in self._lanes if lane.has_idle_work]
+        for lane in idle:
+            lane.use_idle_time(seconds)
+        return bool(idle)
 
     def cancel(self, sequence: decoding.Sequence) -> None:
         """End a sequence now, wherever it is."""
-        self._lanes.cancel(sequence)
+        for lane in self._lanes:
+            if lane.scheduler.has(sequence):
+                lane.scheduler.cancel(sequence)
+                return
+        sequence.finish("cancelled")
 
     def abort(self, number: int | None = None) -> None:
         """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
         With `number`, the passes of the step of that number only.
         """
-        self._lanes.abort(number)
+        for lane in self._lanes:
+            lane.context.abort(number)
 
     def cancel_all(self) -> None:
         """End every sequence."""
-        self._lanes.cancel_all()
+        for lane in self._lanes:
+            lane.scheduler.cancel_all()
 
     def use(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, requests under way as well; between two steps. Those used before can be closed
         then, by their owner.
         """
-        self._lanes.deliver()  # where tokens come from is read from the stores that they were drafted from
+        for lane in self._lanes:
+            lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
         self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
-        history = self._earlier.history if self._earlier else None
+        history = self._persisted.history if self._persisted else None
         for sequence in self._lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None
             if isinstance(sources, Sources):
-                sources.ask(self._stores(sequence.request.datastores, still=True), history)
+                sources.use(self._stores(sequence.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)
@@ -414,14 +431,15 @@ class Engine:
 
     def forget(self) -> None:
         """Drop the kept prefixes: the next prompt is evaluated whole."""
-        self._lanes.forget()
+        for lane in self._lanes:
+            lane.scheduler.slots.forget()
 
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
         self.cancel_all()
         try:
-            if self._earlier:
-                self._earlier.close()
+            if self._persisted:
+                self._persisted.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
             self._lanes.close()
             for store in self.datastores:

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.clock import PassClock
+from rest_local.decoding.counts import Step
 from rest_local.decoding.sequence import Sequence, Taken, error_of
-from rest_local.decoding.statistics import Step
 from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
@@ -45,9 +45,10 @@ class SequenceFailed(Exception):
         self.sequence, self.error = sequence, error
 
 
-class _Blame:
-    """An error in here is this sequence's, except for a failed decode, which may be due to others. (A class: a
-    generator takes three times as long, and this is entered at every node of joint trees.)
+class _ErrorsOf:
+    """Turns an error in its block into a `SequenceFailed`, except for a failed decode, which may be due to others.
+
+    (A class: a generator takes three times as long, and this is entered at every node of joint trees.)
     """
 
     __slots__ = ("_sequence",)
@@ -77,7 +78,7 @@ class _Growing:
         return self._growth.best
 
     def grow(self) -> None:
-        with _Blame(self.sequence):
+        with _ErrorsOf(self.sequence):
             self._growth.grow()
 
 
@@ -146,14 +147,14 @@ class Forward:
         """
         n_other = len(running) - 1
         for sequence in running:
-            with _Blame(sequence):
+            with _ErrorsOf(sequence):
                 leaves = sequence.slot.n_branches if self.capability.kind == "tree" else 1
                 limit = 0 if clock.prompted else self._limit(sequence, n_other)
                 sequence.draft(limit, leaves, clock.n_ctx, n_other)
         if n_other > 0:
             self._share(running, clock)
         for sequence in running:
-            with _Blame(sequence):
+            with _ErrorsOf(sequence):
                 sequence.prune()
 
     def _limit(self, sequence: Sequence, n_other: int) -> int:
@@ -214,7 +215,7 @@ class Forward:
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
                 for sequence in sequences:
-                    with _Blame(sequence):
+                    with _ErrorsOf(sequence):
                         sequence.slot.rebuild(cut_back=code == ABORTED)
                     sequence.tree = DraftTree()
             elif code == -1 and _simplify(running, sequences):  # refused, restored

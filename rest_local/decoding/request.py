@@ -27,26 +27,27 @@ STRICT: Strict = "strict"
 class Request:
     """One generation. Token ids are the model's own.
 
-    prompt          evaluated first; at least one token
-    max_tokens      the answer has at most as many tokens; 0 only evaluates the prompt
-    sampling        how tokens are chosen, including the grammar and the biases
-    stop            the answer ends before the first of these texts
-    min_tokens      no end token is chosen before the answer has as many tokens
-    ignore_end      end tokens are never chosen
-    prediction      tokens that the answer is likely to repeat, such as the old file of an edit (`Engine.request` makes
-                    them from text). They are only drafted from, so they change the speed and not the answer
-    logprobs        None, or how many of the likeliest tokens to report for each token (0: only the token itself)
-    origins         report where each drafted token comes from
-    policy          name of a drafting policy, or a policy of your own; None for the engine's
-    verify          "strict" or `Relaxed(k, ratio)`; None for the engine's
-    exact           decode this request alone, in a context whose settings give the bits of plain decoding
-    datastores      names of the engine's datastores to draft from, None for all
-    keep_prefix     reuse what the KV cache already holds of the prompt
-    context_shift   where the context is full, drop the oldest text after the first `keep_tokens` and go on
-    keep_tokens     tokens at the beginning that a shift keeps (the system prompt)
-    prompt_seconds  the answer ends empty (`length`) where it has no token so long after the request was made; this
-                    limits waiting for a slot and evaluating the prompt
-    seconds         the answer ends (`length`) so long after its first step began, including waiting for cells
+    Attributes:
+        prompt: evaluated first; at least one token
+        max_tokens: the answer has at most as many tokens; 0 only evaluates the prompt
+        sampling: how tokens are chosen, including the grammar and the biases
+        stop: the answer ends before the first of these texts
+        min_tokens: no end token is chosen before the answer has as many tokens
+        ignore_end: end tokens are never chosen
+        prediction: tokens that the answer is likely to repeat, such as the old file of an edit (`Engine.request` makes
+            them from text). They are only drafted from, so they change the speed and not the answer
+        logprobs: None, or how many of the likeliest tokens to report for each token (0: only the token itself)
+        origins: report where each drafted token comes from
+        policy: name of a drafting policy, or a policy of your own; None for the engine's
+        verify: "strict" or `Relaxed(k, ratio)`; None for the engine's
+        exact: decode this request alone, in a context whose settings give the bits of plain decoding
+        datastores: names of the engine's datastores to draft from, None for all
+        keep_prefix: reuse what the KV cache already holds of the prompt
+        context_shift: where the context is full, drop the oldest text after the first `keep_tokens` and go on
+        keep_tokens: tokens at the beginning that a shift keeps (the system prompt)
+        prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
+            limits waiting for a slot and evaluating the prompt
+        seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
 
     Raises OptionError for a number out of range.
     """

@@ -98,7 +98,7 @@ class Scheduler:
     def deliver(self) -> None:
         """Finish what the last pass left to be done, sequence by sequence."""
         for sequence in list(self.admitted):
-            with self._blame(sequence):
+            with self._errors_of(sequence):
                 sequence.deliver()
 
     def has(self, sequence: Sequence) -> bool:
@@ -129,7 +129,7 @@ class Scheduler:
             self.waiting.popleft()
             slot = self.slots.take(match)
             self.admitted.append(sequence)
-            with self._blame(sequence):
+            with self._errors_of(sequence):
                 sequence.admit(slot)
                 if sequence.request.max_tokens == 0 and not sequence.is_prefilling:
                     self._finish(sequence, "length")
@@ -160,14 +160,14 @@ class Scheduler:
         return count_cells([*admitted, *more])
 
     def _send_back(self, sequence: Sequence) -> None:
-        """To the head of the queue; what it has said so far stays, its cells are freed."""
+        """To the head of the queue; its text stays, its cells are freed."""
         log.info("out of cells: a request waits for others to finish")
         sequence.slot.clear()
         self._leave_slot(sequence)
         self._full = True
         self._held = None
         self.waiting.appendleft(sequence)
-        with self._blame(sequence):
+        with self._errors_of(sequence):
             sequence.deliver()
 
     # One forward pass
@@ -259,7 +259,7 @@ class Scheduler:
         self._charge_idle(len(done.running))
         for sequence, outcome in zip(done.served, outcomes, strict=True):
             if not sequence.done:  # it failed while the pass was computed, or was cancelled when another was delivered
-                with self._blame(sequence):
+                with self._errors_of(sequence):
                     self._receive(sequence, outcome, begun)
         if not self.forward.overlaps:
             self.deliver()
@@ -309,7 +309,7 @@ class Scheduler:
         for sequence in list(self.admitted):
             if sequence.room > 0 or sequence.is_prefilling:
                 continue
-            with self._blame(sequence):
+            with self._errors_of(sequence):
                 sequence.replace_text(shifted(sequence.tokens, sequence.request.keep_tokens, self.backend.n_ctx))
             sequence.result.truncated = True
             self._held = None
@@ -321,7 +321,7 @@ class Scheduler:
                 self._finish(sequence, "length")
 
     @contextmanager
-    def _blame(self, sequence: Sequence) -> Iterator[None]:
+    def _errors_of(self, sequence: Sequence) -> Iterator[None]:
         """An error in here ends this sequence. If the error was not expected, its cells are given up: it is not known
         what they hold.
         """

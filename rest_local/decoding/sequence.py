@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.clock import PassClock, StepClock
 from rest_local.decoding.constrain import TokenConstraint, prune
+from rest_local.decoding.counts import Step
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request import Request
-from rest_local.decoding.statistics import Step
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
@@ -95,7 +95,7 @@ class Sequence:
         self.done = False
         self.left = False  # its owner does not wait for it any more
         self.error: RestLocalError | None = None
-        self.tree = DraftTree()  # of the step under way
+        self.tree = DraftTree()  # of the current step
         self.layout: Layout | None = None
         self.clock = StepClock()
         self._slot: Slot | None = None
@@ -183,7 +183,7 @@ class Sequence:
         sources.predict(self.request.prediction)
 
     def release(self) -> Slot | None:
-        """Give the slot back; what was said stays."""
+        """Give the slot back; the text stays."""
         slot, self._slot = self._slot, None
         return slot
 
@@ -263,15 +263,15 @@ class Sequence:
         self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
         return taken
 
-    def _learn(self, said: list[int], n_accepted: int, done: PassClock, first: bool) -> None:
-        """Tell the policy what came of the draft. `said`: what the model chose; it did not choose relaxed tokens and
-        what follows them.
+    def _learn(self, chosen: list[int], n_accepted: int, done: PassClock, first: bool) -> None:
+        """Tell the policy the result of the draft. `chosen`: the model's own tokens, without relaxed ones and what
+        follows them.
         """
         begun = time.perf_counter()
         clock = self.clock
         if follower := self.sources.follower:
             clock.model, clock.queries = follower.step_ms, follower.asked_ms
-        self.policy.learn(self._drafted, said, clock.cost(done, len(self.tree), n_accepted, first))
+        self.policy.learn(self._drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model
         self.statistics.decode_ms += done.decode_ms
@@ -378,7 +378,7 @@ class Sequence:
             return
         try:
             self.deliver()
-            if self.done:  # ended by the owner, who was woken for it
+            if self.done:  # its owner cancelled it when it was woken
                 return
             last = self.answer.end(reason)
             self.error = error

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rest_local.decoding.chat import Chat
+from rest_local.decoding.counts import Statistics
 from rest_local.decoding.sequence import Sequence
-from rest_local.decoding.statistics import Statistics
 from rest_local.decoding.stream import Piece, Result
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
 """Candidates for the next token below a node of the draft, from the rows that retrieval found.
 
-Contract: rows (continuations with the length of their context match, longest first) go in; for each distinct next token
-its evidence comes out: the longest match that predicts it, how many rows match at least that long, and what share of
-those agree. Lengths are thereby blended, not cut at the longest (DESIGN.md section 5). Knows nothing about
-probabilities: evidence is a small cell number, which `rest_local.planning.acceptance` maps to one.
+Contract: rows (continuations with the length of their context match, longest first) go in. The evidence of each
+distinct next token comes out: the longest match that predicts it, the number of rows that match at least that long, and
+the share of those rows that agree. So shorter matches count too, not only the longest. The module knows nothing about
+probabilities: evidence is the number of an evidence cell, and `rest_local.planning.acceptance` maps it to a
+probability.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ SOURCES = ("datastore", "context", "history", "prediction", "model")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
 MODEL = SOURCE_NUMBER["model"]
 
-# Upper ends of the buckets; the last bucket is open.
+# Upper bounds of the buckets. The last bucket is unbounded.
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 ROWS = (1, 2, 4, 8, 16)
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9999)
 N_LENGTHS, N_ROWS, N_SHARES = len(LENGTHS) + 1, len(ROWS) + 1, len(SHARES) + 1
 CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
-_SURENESS = N_ROWS * N_SHARES  # buckets of a draft model's own probability
-MOST_CANDIDATES = 24  # per source and node: HumanEval 1.79, 1.81 and 1.82 at 6.5 nodes with 8, 16 and 24 of them,
-FEW_CANDIDATES = 8  # and without what words say about them no difference
+_CONFIDENCES = N_ROWS * N_SHARES  # buckets of a draft model's own probability
+MAX_CANDIDATES = 24  # per source and node. HumanEval: 1.79, 1.81 and 1.82 at 6.5 nodes with 8, 16 and 24 of them
+FEW_CANDIDATES = 8  # the maximum without a calibrator, where more candidates made no difference
 
-PrecedingBigram = tuple[int, int]  # the two newest tokens before a place, the newest last
-NOTHING: PrecedingBigram = (-1, -1)
+PrecedingBigram = tuple[int, int]  # the two tokens before a candidate, the newest last
+NO_BIGRAM: PrecedingBigram = (-1, -1)
 
-_MANY = 256  # rows and lengths beyond are in the last bucket
+_MANY = 256  # numbers of rows and lengths from here on are in the last bucket
 
 _length_cell = [
     next((i for i, top in enumerate(LENGTHS) if n <= top), N_LENGTHS - 1) * N_ROWS * N_SHARES for n in range(_MANY)
@@ -42,7 +43,7 @@ _rows_cell = [next((i for i, top in enumerate(ROWS) if n <= top), N_ROWS - 1) * 
 
 
 def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
-    """Number of the evidence cell: source x match length x rows x share of them that agree."""
+    """The number of an evidence cell: source x match length x number of rows x share of the rows that agree."""
     return source * CELLS_PER_SOURCE + _length_cell[min(length, _MANY - 1)] + _cell_of_rows(rows, agreeing)
 
 
@@ -52,39 +53,40 @@ def _cell_of_rows(rows: int, agreeing: int) -> int:
 
 
 def model_cell(depth: int, probability: float) -> int:
-    """The evidence cell of a draft model's candidate: tokens below the root x its own probability, finer towards 1."""
-    bucket = min(int(_SURENESS * (1.0 - sqrt(max(0.0, 1.0 - probability)))), _SURENESS - 1)
+    """The evidence cell of a draft model's candidate: depth below the root x its own probability, finer towards 1."""
+    bucket = min(int(_CONFIDENCES * (1.0 - sqrt(max(0.0, 1.0 - probability)))), _CONFIDENCES - 1)
     share, row = divmod(bucket, N_ROWS)
     return MODEL * CELLS_PER_SOURCE + (min(depth, N_LENGTHS - 1) * N_ROWS + row) * N_SHARES + share
 
 
 def model_rates() -> list[float]:
-    """By cell of the source `model`, before anything was counted: the probability that it stands for itself."""
+    """Prior acceptance rates of the source `model`, by cell: the probability that the cell stands for."""
     rates = [0.0] * CELLS_PER_SOURCE
     for depth in range(N_LENGTHS):
-        for bucket in range(_SURENESS):
-            probability = 1.0 - (1.0 - (bucket + 0.5) / _SURENESS) ** 2
+        for bucket in range(_CONFIDENCES):
+            probability = 1.0 - (1.0 - (bucket + 0.5) / _CONFIDENCES) ** 2
             rates[model_cell(depth, probability) - MODEL * CELLS_PER_SOURCE] = probability
     return rates
 
 
-_ALONE = _cell_of_rows(1, 1)
+_SINGLE_ROW = _cell_of_rows(1, 1)
 _CELLS = [[source * CELLS_PER_SOURCE + cell for cell in _length_cell] for source in range(len(SOURCES))]
 
 
-# One possible next token, its evidence cell, and the rows of its source that go on through it. Not a class: making one
-# of a class costs a quarter of a microsecond, thirty times a step.
+# A possible next token, its evidence cell, and the rows of its source that continue with it. It is a tuple because an
+# object costs 0.25 us, thirty times a step.
 Candidate = tuple[int, int, Sequence[int]]
 
 
 class SourceRows:
-    """The rows of one source, longest match first: `match` by row, and the tokens, by depth as growth gets there.
+    """The rows of one source, longest match first. `match`: the match length of each row.
 
-    Plain lists: walking a few dozen rows is faster in Python than in numpy.
+    Tokens are decoded depth by depth, when the tree reaches that depth. All data is in plain lists, because Python
+    iterates a few dozen rows faster than numpy.
     """
 
-    def __init__(self, source: int, rows: Rows, store: object = None, newest: PrecedingBigram = NOTHING) -> None:
-        """`store`: whose they are, to say later where they come from; `newest`: the tokens they go on behind."""
+    def __init__(self, source: int, rows: Rows, store: object = None, newest: PrecedingBigram = NO_BIGRAM) -> None:
+        """`store`: the origin of the rows, for display. `newest`: the two tokens that the rows continue."""
         self.source, self.store, self.newest = source, store, newest
         self.match = rows.matches()
         self.depth = rows.depth
@@ -99,24 +101,24 @@ class SourceRows:
 
     @property
     def positions(self) -> Int64Array:
-        """Where in the source's text each row begins."""
+        """The position in the source's text at which each row begins."""
         return self._rows.positions
 
     @cached_property
     def continuations(self) -> list[list[int]]:
-        """All tokens by row and depth, -1 from the document's end on."""
+        """All tokens by row and depth; -1 after the end of the document."""
         rows: list[list[int]] = self._rows.continuations.tolist()
         return rows
 
     def column(self, depth: int) -> list[int]:
-        """The token of every row at `depth` (0: directly below the root), -1 where its document ends there."""
+        """The token of every row at `depth` (0: directly below the root); -1 if its document ends there."""
         columns = self._columns
         while len(columns) <= depth:
             columns.append(self._rows.column(len(columns)))
         return columns[depth]
 
-    def candidates(self, members: Sequence[int], depth: int, most: int = MOST_CANDIDATES) -> list[Candidate]:
-        """Distinct tokens at `depth` among the rows `members` (ascending), longest match first, `most` of them.
+    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+        """At most `most` distinct tokens at `depth` of the rows `members` (ascending numbers), longest match first.
 
         O(len(members)); 10 us for 64 rows, 1 us for one.
         """
@@ -135,20 +137,20 @@ class SourceRows:
                 groups[token] = [row]
         ended = groups.pop(-1, ())
         found: list[Candidate] = []
-        length = beyond = -1
+        length = shorter = -1
         for token, rows in groups.items():
             if match[rows[0]] != length:
                 length = match[rows[0]]
-                beyond = len(match) - bisect_left(self._rising, length)  # the first row with a shorter match
-                reaching = bisect_left(members, beyond) - bisect_left(ended, beyond)
-            agreeing = bisect_left(rows, beyond) if len(rows) > 1 else 1
+                shorter = len(match) - bisect_left(self._rising, length)  # the first row with a shorter match
+                reaching = bisect_left(members, shorter) - bisect_left(ended, shorter)
+            agreeing = bisect_left(rows, shorter) if len(rows) > 1 else 1
             found.append((token, cells[length + depth] + _cell_of_rows(reaching, agreeing), rows))
             if len(found) == most:
                 break
         return found
 
     def only(self, members: Sequence[int], depth: int) -> Candidate | None:
-        """The candidate of a single row, as at most nodes below the first: one text goes on, or ends here."""
+        """The candidate of a single row, or None if its document ends here. Most nodes below the first have one row."""
         if depth >= self.depth:
             return None
         row = members[0]
@@ -158,4 +160,4 @@ class SourceRows:
         token = text[depth]
         if token < 0:
             return None
-        return (token, self._cells[self.match[row] + depth] + _ALONE, members)
+        return (token, self._cells[self.match[row] + depth] + _SINGLE_ROW, members)

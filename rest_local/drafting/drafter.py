@@ -1,9 +1,9 @@
-"""Grow a draft tree best first over everything the sources propose.
+"""Grow a draft tree best first from the proposals of all sources.
 
-Contract: given rows of any number of sources and an estimate of acceptance for each evidence cell, adds the node with
-the highest joint probability next, until the caller's rule says that it no longer pays. Nodes are expanded only when
-they join the tree. What was proposed at each expanded node is kept, so that the estimate can learn from what the model
-then said, also where nothing was submitted (shadow feedback, DESIGN.md section 6).
+Contract: given rows of any number of sources and an estimate of acceptance for each evidence cell, the node with the
+highest joint probability is added next, until the caller's rule says that a node no longer pays. A node is expanded
+when it joins the tree. The proposals at each expanded node are kept, so that the estimate learns from the tokens that
+the model then chooses, also if no draft was submitted.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Protocol
 
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
+    MAX_CANDIDATES,
     MODEL,
-    MOST_CANDIDATES,
-    NOTHING,
+    NO_BIGRAM,
     Candidate,
     PrecedingBigram,
     SourceRows,
@@ -25,19 +25,19 @@ from rest_local.drafting.candidates import (
 )
 from rest_local.drafting.tree import ROOT, DraftTree
 
-LEAST_PROBABILITY = 0.02  # a node less likely than this never paid on any measured curve
+MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
 
 
-Members = list[tuple[SourceRows, Sequence[int]]]  # rows that agree with the path so far, by source
-Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that go on through it
-Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the numbers of what corrected it
+Members = list[tuple[SourceRows, Sequence[int]]]  # the rows that agree with the path so far, by source
+Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that continue with it
+Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the features that corrected it
 
-_NOBODY: tuple[float, int, Members] = (0.0, -1, [])
+_NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 
 class Proposal:
-    """What was proposed below one node: by source the candidates, and merged by token. `calibrated`: their corrected
-    probabilities; `asked`: what a draft model said, where it was asked.
+    """The proposals below one node: candidates by source, and merged by token. `calibrated`: their corrected
+    probabilities. `asked`: the candidates of a draft model, if it was queried.
     """
 
     __slots__ = ("asked", "by_source", "calibrated", "merged")
@@ -50,20 +50,20 @@ class Proposal:
 
 @dataclass(slots=True)
 class Draft:
-    """A tree and the proposals at its expanded nodes (`ROOT` always among them).
+    """A tree and the proposals at its expanded nodes, which include `ROOT`.
 
-    `lookup_us`: microseconds that asking the sources took, None where nobody was asked; of the papers' policies with
-    the growth of the tree, which they do in one. `growth`: the tree is still to grow, beside those of others.
+    `lookup_us`: microseconds of the lookups, None without a lookup. The policies of papers look up and grow in one go,
+    so theirs include the growth. `growth`: set if the tree will still grow, together with those of other requests.
     """
 
     tree: DraftTree
     proposals: dict[int, Proposal] = field(default_factory=dict)
     lookup_us: float | None = None
     growth: Growth | None = None
-    skipped: bool = False  # the policy chose not to look anything up
+    skipped: bool = False  # the policy decided against a lookup
 
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """(evidence cell, was it right) for every proposal along the tokens the model gave, submitted or not."""
+        """(evidence cell, was it right) of every proposal along the tokens of the model, submitted or not."""
         outcomes: list[tuple[int, bool]] = []
         for proposal, token in self._along(tokens):
             for _, candidates in proposal.by_source:
@@ -72,39 +72,35 @@ class Draft:
         return outcomes
 
     def calibrations(self, tokens: Sequence[int]) -> list[tuple[Sequence[Calibrated], int]]:
-        """What was judged at each node along `tokens`, and the token that was right there."""
+        """The calibrated probabilities at each node along `tokens`, and the token that was right there."""
         return [(proposal.calibrated, token) for proposal, token in self._along(tokens)]
 
     def hits(self, tokens: Sequence[int]) -> list[bool]:
-        """Whether a draft model's first candidate was right, wherever it was asked along `tokens`."""
+        """For each query to a draft model along `tokens`: whether its first candidate was right."""
         return [proposal.asked[0][0] == token for proposal, token in self._along(tokens) if proposal.asked]
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
-        """The proposals at the nodes of `tokens`, as far as the tree goes along, and the token behind each."""
-        node = ROOT
+        """The proposals at the nodes along `tokens`, each with the token that followed it."""
+        node: int | None = ROOT
         for token in tokens:
-            proposal = self.proposals.get(node)
-            if proposal is None:
+            if node is None or (proposal := self.proposals.get(node)) is None:
                 return
             yield proposal, token
-            child = next((c for c in self.tree.children_of(node) if self.tree.token[c] == token), None)
-            if child is None:
-                return
-            node = child
+            node = self.tree.child(node, token)
 
 
-Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted, given its parent was
-# Corrects the probabilities of the candidates below a node, by what they stand behind.
+Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted if its parent is
+# Corrects the probabilities of the candidates below a node, by the two tokens before them.
 Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
-# Asks a draft model what follows a path, or not: the path, its joint probability, and that of the likeliest token known
-# to follow it -> tokens with probabilities, the likeliest first.
+# Queries a draft model, or decides against it: a path, its joint probability, and the probability of the likeliest
+# token known to follow it -> tokens with probabilities, the likeliest first.
 Ask = Callable[[Sequence[int], float, float], Sequence[tuple[int, float]]]
 
 
-def propose(members: Members, depth: int, estimate: Estimate, most: int = MOST_CANDIDATES) -> Proposal:
-    """Candidates of all sources below one node, `most` of each; a token that several propose takes the most confident
-    estimate.
+def propose(members: Members, depth: int, estimate: Estimate, most: int = MAX_CANDIDATES) -> Proposal:
+    """Candidates below one node, at most `most` from each source. If several sources propose a token, the highest
+    estimate counts.
     """
     by_source = []
     merged: Merged = {}
@@ -118,7 +114,7 @@ def propose(members: Members, depth: int, estimate: Estimate, most: int = MOST_C
                 merged[token] = (estimate(cell), rows.source, [(rows, through)])
             continue
         for token, cell, through in candidates:
-            probability, (best, source, below) = estimate(cell), merged.get(token, _NOBODY)
+            probability, (best, source, below) = estimate(cell), merged.get(token, _NO_CANDIDATE)
             if probability > best:
                 best, source = probability, rows.source
             merged[token] = (best, source, [*below, (rows, through)])
@@ -126,10 +122,11 @@ def propose(members: Members, depth: int, estimate: Estimate, most: int = MOST_C
 
 
 class Growth:
-    """A tree that grows by its likeliest open candidate, a node at a time. 25 us for the first candidates, 5 us a node.
+    """A tree that grows by its likeliest open candidate, one node at a time. 25 us for the first candidates, then 5 us
+    for each node.
 
-    `draft`: what has grown so far. `most`: nodes it may have. `ask`: what else can be known about a node. `calibrate`:
-    what to make of the sources' candidates.
+    `draft`: the tree so far. `most`: the maximum of nodes. `ask`: queries a draft model. `calibrate`: corrects the
+    probabilities of the sources' candidates.
     """
 
     def __init__(
@@ -144,15 +141,15 @@ class Growth:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
         self._estimate, self._ask, self._calibrate = estimate, ask, calibrate
-        self._candidates = FEW_CANDIDATES if calibrate is None else MOST_CANDIDATES
-        self._newest = sources[0].newest if sources else NOTHING
+        self._candidates = FEW_CANDIDATES if calibrate is None else MAX_CANDIDATES
+        self._newest = sources[0].newest if sources else NO_BIGRAM
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
 
     @property
     def best(self) -> float:
-        """Joint probability of the likeliest node that can be added; 0 if none can."""
+        """Joint probability of the likeliest node that can be added; 0 if there is none."""
         heap, tree = self._heap, self.draft.tree
         if len(tree.token) >= self.most:
             return 0.0
@@ -161,7 +158,7 @@ class Growth:
         return -heap[0][0] if heap else 0.0
 
     def grow(self) -> None:
-        """Add that node. Only where `best` is not 0."""
+        """Add that node. Call it only while `best` is not 0."""
         minus_joint, _, parent, token, source, members = heappop(self._heap)
         tree = self.draft.tree
         node = tree.add(token, parent, -minus_joint, source)
@@ -171,18 +168,18 @@ class Growth:
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
         if self._calibrate is not None and merged:
-            proposal.calibrated = self._calibrate(self._behind(node), merged)
+            proposal.calibrated = self._calibrate(self._preceding_bigram(node), merged)
             for token, probability, _ in proposal.calibrated:
                 _, source, below = merged[token]
                 merged[token] = (probability, source, below)
         if self._ask is not None and len(self.draft.tree) < self.most:
             proposal.asked = self._asked(self._ask, node, joint, depth, merged)
         for token, (probability, source, below) in merged.items():
-            if joint * probability >= LEAST_PROBABILITY:
+            if joint * probability >= MIN_PROBABILITY:
                 self._arrivals += 1
                 heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
 
-    def _behind(self, node: int) -> PrecedingBigram:
+    def _preceding_bigram(self, node: int) -> PrecedingBigram:
         """The last two tokens of the path to a node."""
         if node == ROOT:
             return self._newest
@@ -191,13 +188,13 @@ class Growth:
         return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
     def _asked(self, ask: Ask, node: int, joint: float, depth: int, merged: Merged) -> list[Candidate]:
-        """What a draft model says about a node, which joins `merged`."""
+        """The candidates of a draft model below a node. They are added to `merged`."""
         asked: list[Candidate] = []
         known = max((best for best, _, _ in merged.values()), default=0.0)
         for token, own in ask(self.draft.tree.path(node), joint, known):
             cell = model_cell(depth, own)
             asked.append((token, cell, ()))
-            probability, (best, source, below) = self._estimate(cell), merged.get(token, _NOBODY)
+            probability, (best, source, below) = self._estimate(cell), merged.get(token, _NO_CANDIDATE)
             if probability > best:
                 best, source = probability, MODEL
             merged[token] = (best, source, below)
@@ -215,8 +212,8 @@ def draft(
 ) -> Draft:
     """Grow a tree of at most `limit` nodes and `leaves` leaves.
 
-    `worth` is asked before each addition with the joint probability of the best open candidate; candidates come in
-    falling order, so the first no ends the growth.
+    `worth` is called before each addition with the joint probability of the best open candidate. Candidates come in
+    descending order, so the first False ends the growth.
     """
     growth = Growth(sources, estimate, limit, leaves, ask, calibrate)
     while (best := growth.best) and worth(best):
@@ -224,18 +221,19 @@ def draft(
     return growth.draft
 
 
-class Growing(Protocol):
-    """`Growth`, or somebody's."""
+class Growable(Protocol):
+    """`Growth`, or a fake in tests."""
 
     @property
     def best(self) -> float: ...
     def grow(self) -> None: ...
 
 
-def grow_together(growths: Sequence[Growing], worth: Worth, limit: int) -> list[int]:
-    """Grow many trees, the likeliest node of all of them next, to `limit` nodes in all; by node the tree it went to.
+def grow_together(growths: Sequence[Growable], worth: Worth, limit: int) -> list[int]:
+    """Grow several trees, always by the likeliest node of all, to `limit` nodes in total. Returns the number of the
+    tree that each node was added to.
 
-    `worth` as for `draft`: since candidates come in falling order over all trees, the first no ends the growth.
+    `worth` as for `draft`: candidates come in descending order over all trees, so the first False ends the growth.
     """
     order: list[int] = []
     heap = [(-best, number) for number, growth in enumerate(growths) if (best := growth.best)]

@@ -1,7 +1,7 @@
-"""Where accepted tokens were drafted from: for people who want to see it (the page of the server).
+"""The origin of accepted draft tokens, for display on the server's page.
 
-Contract: a draft and the tokens that came of it go in, for each token the evidence that it was drafted on. Costs some
-5 us a token, and for stored text reading the document up to there, so it is asked for, not always done.
+Contract: a draft and the tokens of the step go in; for each token the evidence of its draft comes out. It costs about
+5 us for a token, and for stored text it reads the document up to the match, so it is computed only on request.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Origin:
-    """`probability`: joint, as the planner estimated it; `match`: tokens of context that agreed; `file` and `line`
-    (from 1): of the longest match, where it is stored text.
+    """`probability`: joint, as the planner estimated it. `match`: number of context tokens that agree. `file` and
+    `line` (from 1): the place of the longest match, if it is in stored text.
     """
 
     source: str
@@ -36,11 +36,11 @@ class Origin:
 
 
 def origins_of(draft: Draft, tokens: Sequence[int], decode: Decode) -> list[Origin | None]:
-    """By token; None for what nobody drafted, and all behind it."""
+    """The origin of each token; None from the first token that was not drafted."""
     found: list[Origin | None] = []
     node = ROOT
     for depth, token in enumerate(tokens):
-        child = next((c for c in draft.tree.children_of(node) if draft.tree.token[c] == token), None)
+        child = draft.tree.child(node, token)
         if child is None:
             break
         found.append(_origin(draft, node, child, depth, decode))
@@ -52,11 +52,11 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
     tree = draft.tree
     source, probability = tree.source[node], tree.probability[node]
     proposal = draft.proposals.get(parent)
-    if proposal is None or tree.token[node] not in proposal.merged:  # of a policy that keeps no evidence
+    if proposal is None or tree.token[node] not in proposal.merged:  # the policy keeps no evidence
         return Origin(SOURCES[source], probability, 0)
     members = proposal.merged[tree.token[node]][2]
     rows, numbers = next(((rows, numbers) for rows, numbers in members if rows.source == source), (None, ()))
-    if rows is None:  # said by a draft model
+    if rows is None:  # drafted by a draft model
         return Origin(SOURCES[source], probability, 0)
     first = numbers[0]
     name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)
@@ -69,6 +69,6 @@ def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int |
     try:
         name, line, _ = store.place(position, decode)
         return name, line
-    except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table costs no answer
+    except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table must not end the answer
         log.warning("datastore %s: cannot say where a draft comes from (%s)", store.path, error)
         return None, None

@@ -1,7 +1,7 @@
-"""Where drafts come from: the datastores, earlier answers, the prediction, and the text of the request so far.
+"""The sources of drafts: datastores, earlier answers, the prediction, and the text of the request itself.
 
-Contract: token ids in, rows by source out. A store that fails while it is read is set aside with one warning and
-costs speed only: it can never change a token (RELIABILITY: every handled fault degrades to plain decoding).
+Contract: token ids go in, rows by source come out. A store that fails while it is read is excluded with one warning.
+That costs speed only and never changes a token: after every handled fault decoding continues without that source.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from array import array
 from collections.abc import Container, Sequence
 from typing import Protocol
 
-from rest_local.drafting.candidates import NOTHING, SOURCE_NUMBER, SOURCES, SourceRows
-from rest_local.drafting.draft_model import Follower
+import numpy as np
+
+from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.drafting.prediction import Prediction
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -21,20 +24,20 @@ from rest_local.retrieval.rows import Int32Array, Rows
 
 log = logging.getLogger("rest_local.drafting")
 
-CONTEXT_TOKENS = 32  # how much of the newest text a lookup compares
-DEPTH = 16  # tokens of continuation a row brings
+CONTEXT_TOKENS = 32  # a lookup compares so many of the newest tokens
+DEPTH = 16  # tokens of continuation in a row
 DATASTORE_ROWS = 64
 HISTORY_ROWS = 48
 CONTEXT_ROWS = 24
-MISALIGNED = 8  # finds between two tokens that a search for a repeat goes on from
-LONG_REPEAT = 8  # tokens; 73% of the drafts behind such a match were accepted, 95% behind 25 (planning.acceptance)
+MISALIGNED = 8  # a search for a repeat stops after so many matches that do not begin at a token
+LONG_REPEAT = 8  # tokens; 73% of the drafts after such a match were accepted, 95% after 25 tokens (planning.acceptance)
 
 
 class Lookup(Protocol):
-    """What drafts are made from: `Sources`, or a fake. `follower`: a draft model that knows the sequence."""
+    """What a policy drafts from: `Sources`, or a fake in tests. `follower`: the sequence in the draft model, if any."""
 
     @property
-    def follower(self) -> Follower | None: ...
+    def follower(self) -> DraftModelSequence | None: ...
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int] | Int32Array) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
@@ -45,79 +48,81 @@ class Lookup(Protocol):
 
 
 class Searchable(Protocol):
-    """Text of others: a `Datastore`, a `History`, or a `GrowingText` of recorded answers."""
+    """Stored text: a `Datastore`, a `History`, or a `GrowingText` of recorded answers."""
 
     def rows(self, context: Sequence[int], limit: int, depth: int) -> Rows: ...
 
 
 class Sources:
-    """The stores to ask for one sequence. `extend` follows the sequence; `rows` asks every source about its end."""
+    """The sources of one sequence. `extend` adds tokens to the sequence; `rows` searches every source for its end."""
 
     def __init__(
         self,
         datastores: Sequence[Datastore],
         n_vocab: int,
         history: Searchable | None = None,
-        aside: list[Searchable] | None = None,
-        follower: Follower | None = None,
+        failed_stores: list[Searchable] | None = None,
+        follower: DraftModelSequence | None = None,
     ) -> None:
-        """`history`: earlier answers. `aside`: stores that failed, to be shared by all who ask the same ones.
-        `follower`: of a draft model, for this sequence alone.
+        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share.
+        `follower`: the sequence in a draft model that holds the text of this sequence.
         """
         self._n_vocab = n_vocab
         self.follower = follower
-        self._aside: list[Searchable] = [] if aside is None else aside
-        self.ask(datastores, history)
-        self._tokens: list[int] = []
-        self._bytes = bytearray()  # the same, 4 bytes each: what `repeats` searches
+        self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
+        self.use(datastores, history)
+        self._bytes = bytearray()  # the sequence, 4 bytes each token: what `repeats` searches
         self._prediction: Prediction | None = None
         self._growing = GrowingText()
-        self._indexed = 0  # tokens of the sequence that `_growing` has
-        self._whole = True  # False while an update is under way: an interrupt there means starting anew
+        self._indexed = 0  # number of tokens of the sequence in `_growing`
+        self._whole = True  # False during an update: after an interrupt there, `restart` rebuilds everything
 
-    def ask(self, datastores: Sequence[Datastore], history: Searchable | None = None) -> None:
-        """From now on ask these, but for those that were set aside."""
-        self._datastores = [store for store in datastores if store not in self._aside]
-        self._history = None if history in self._aside else history
+    def use(self, datastores: Sequence[Datastore], history: Searchable | None = None) -> None:
+        """Search these stores from now on, except those that failed before."""
+        self._datastores = [store for store in datastores if store not in self._failed_stores]
+        self._history = None if history in self._failed_stores else history
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """The sequence is now exactly `tokens`; what it shares with the last one is kept, and what is expected next."""
+        """Set the sequence to `tokens`. Keeps the index of the prefix that it shares with the last one, and the
+        prediction. A draft model's sequence keeps the list itself: its owner appends to it before it calls `extend`.
+        """
         if not self._whole:
-            self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
+            self._bytes, self._growing, self._indexed = bytearray(), GrowingText(), 0
             self._whole = True
-        limit = min(len(tokens), len(self._tokens))
-        same = next((i for i in range(limit) if tokens[i] != self._tokens[i]), limit)
-        if same < len(self._tokens):
+        same = common_prefix(np.frombuffer(self._bytes, np.int32), tokens) if self._bytes else 0
+        if 4 * same < len(self._bytes):
             self._whole = False
             self._indexed = min(self._indexed, same)
             self._growing.truncate(self._indexed)
-            del self._tokens[same:]
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
         if self.follower:
-            self.follower.restart(self._tokens, same)
+            self.follower.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
-        """What is expected to follow the sequence as it is now, in place of what was expected before."""
+        """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""
         self._prediction = Prediction(tokens) if len(tokens) else None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens that were confirmed."""
+        """Add tokens that were accepted."""
         self._append(tokens)
         if self._prediction:
             self._prediction.extend(tokens)
 
     def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
-            self._whole = False
-            self._tokens.extend(tokens)
             self._bytes += array("i", tokens)
-            self._whole = True
+
+    def _from(self, begin: int) -> list[int]:
+        """The tokens of the sequence from a place on."""
+        return array("i", self._bytes[4 * begin :]).tolist()
 
     def repeats(self, n: int = LONG_REPEAT) -> bool:
-        """Whether the newest `n` tokens stand in the sequence before, or the answer follows the prediction: a search of
-        its bytes, about 5 us. Also True where only bytes between two tokens were found so far, which is rare.
+        """Whether the newest `n` tokens occur earlier in the sequence, or the answer follows the prediction.
+
+        Searches bytes, in about 5 us. In rare cases it is True although only matches were found that do not begin at a
+        token.
         """
         if self._prediction and self._prediction.follows:
             return True
@@ -132,49 +137,50 @@ class Sources:
         return True
 
     def rows(self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES) -> list[SourceRows]:
-        """Rows that continue the end of the sequence, by source; sources without a match are left out.
+        """Rows that continue the end of the sequence, by source. Sources without a match are left out.
 
-        `limit`: most rows of a store, None for what suits its source; `depth`: tokens of a row, at most 64; `only`: the
-        sources to ask.
+        `limit`: the maximum of rows from a store; None takes the default of its source. `depth`: tokens in a row, at
+        most 64. `only`: the sources to search.
         """
-        context = self._tokens[-CONTEXT_TOKENS:]
+        context = self._from(max(0, len(self._bytes) // 4 - CONTEXT_TOKENS))
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
-                found.append(("datastore", self._ask(store, context, limit or DATASTORE_ROWS, depth), store))
+                found.append(("datastore", self._search(store, context, limit or DATASTORE_ROWS, depth), store))
         if "history" in only and self._history is not None:
-            found.append(("history", self._ask(self._history, context, limit or HISTORY_ROWS, depth), None))
+            found.append(("history", self._search(self._history, context, limit or HISTORY_ROWS, depth), None))
         if "prediction" in only and self._prediction:
             found.append(("prediction", self._prediction.rows(context, depth), None))
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        before, last = [*NOTHING, *self._tokens[-2:]][-2:]
+        before, last = [*NO_BIGRAM, *context[-2:]][-2:]
         return [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
 
     def _index(self) -> None:
-        """Bring the searchable text up to date."""
-        if self._indexed < len(self._tokens):  # only now: most steps of a fast model look nothing up
+        """Add the newest tokens to the searchable text."""
+        length = len(self._bytes) // 4
+        if self._indexed < length:  # not earlier, because most steps of a fast model make no lookup
             self._whole = False
-            self._growing.extend(self._tokens[self._indexed :])
-            self._indexed = len(self._tokens)
+            self._growing.extend(self._from(self._indexed))
+            self._indexed = length
             self._whole = True
 
-    def _ask(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:
+    def _search(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:
         try:
             rows = store.rows(context, limit, depth)
         except (DatastoreError, OSError, ValueError) as error:
-            self._set_aside(store, f"cannot be read ({error})")
+            self._exclude(store, f"cannot be read ({error})")
             return Rows.empty(depth)
         if rows.limit > self._n_vocab and len(rows) and int(rows.continuations.max()) >= self._n_vocab:
-            self._set_aside(store, "holds token ids the model does not have")
+            self._exclude(store, "holds token ids the model does not have")
             return Rows.empty(depth)
         return rows
 
-    def _set_aside(self, store: Searchable, why: str) -> None:
-        self._aside.append(store)
+    def _exclude(self, store: Searchable, why: str) -> None:
+        self._failed_stores.append(store)
         if store is self._history:
             self._history = None
         else:

@@ -1,7 +1,7 @@
-"""The draft tree: drafted tokens below the root, and how they lie in a batch.
+"""The draft tree: drafted tokens below the root, and their order in a batch.
 
-Contract: pure data. Nodes are added parent first (`parent[i] < i`, -1 is the root); `layout` orders them depth first,
-likeliest branch first, so that in the common case the accepted tokens lie in neighbouring cells (DESIGN.md section 4).
+Contract: pure data. Nodes are added parent first (`parent[i] < i`, -1 is the root). `layout` orders them depth first
+and the likeliest branch first, so that accepted tokens usually are in neighbouring cells of the KV cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ ROOT = -1
 
 @dataclass(slots=True)
 class DraftTree:
-    """`token`, `parent`, `depth` (1 below the root), `probability` (joint), `source` by node; at most `max_leaves`
-    leaves.
+    """At most `max_leaves` leaves. By node: `token`, `parent`, `depth` (1 below the root), `probability` (joint),
+    `source`.
     """
 
     max_leaves: int = 8
@@ -34,7 +34,7 @@ class DraftTree:
         return self.root_children if node == ROOT else self.children[node]
 
     def path(self, node: int) -> list[int]:
-        """The tokens from below the root down to `node`."""
+        """The tokens from the child of the root down to `node`."""
         tokens: list[int] = []
         while node != ROOT:
             tokens.append(self.token[node])
@@ -42,18 +42,20 @@ class DraftTree:
         return tokens[::-1]
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that stands for `token`."""
+        """The child of `node` with this token, if there is one."""
         for child in self.children_of(node):
             if self.token[child] == token:
                 return child
         return None
 
     def can_add(self, parent: int) -> bool:
-        """A second child makes a new leaf, and leaves are bounded by the sequence ids of a slot."""
+        """Whether `parent` can get another child. A second child is a new leaf, and a slot has `max_leaves` sequence
+        ids for leaves.
+        """
         return self.n_leaves < self.max_leaves or (parent != ROOT and not self.children[parent])
 
     def add(self, token: int, parent: int, probability: float, source: int) -> int:
-        """Append a node and return its number."""
+        """Add a node and return its number."""
         node = len(self.token)
         if parent == ROOT:
             self.n_leaves += 1
@@ -73,7 +75,7 @@ class DraftTree:
         return node
 
     def cut(self, n: int) -> DraftTree:
-        """The tree of the first n nodes (parents come first, so every prefix is a tree)."""
+        """The tree of the first n nodes. Parents come first, so every prefix is a tree."""
         if n >= len(self):
             return self
         children = [[child for child in own if child < n] for own in self.children[:n]]
@@ -90,7 +92,7 @@ class DraftTree:
         )
 
     def layout(self) -> Layout:
-        """Order the nodes for a batch. About 1 us a node, but for a chain."""
+        """The order of the nodes in a batch. Takes about 1 us for each node; a chain is faster."""
         if self.n_leaves == 1:
             n = len(self.token)
             return Layout(list(range(n)), [0] * n, [1] * n)
@@ -103,14 +105,14 @@ class DraftTree:
         while stack:
             node = stack.pop()
             order.append(node)
-            low[node] = leaf  # depth first: the next leaf is the first one below
+            low[node] = leaf  # the order is depth first, so the next leaf is the first one below
             if own := children[node]:
                 stack += own[::-1]
             else:
                 count[node] = 1
                 leaf += 1
         parent = self.parent
-        for node in range(len(order) - 1, 0, -1):  # children have higher numbers: this is bottom up
+        for node in range(len(order) - 1, 0, -1):  # bottom up, because children have higher numbers
             above = parent[node]
             if above != ROOT:
                 count[above] += count[node]
@@ -119,7 +121,7 @@ class DraftTree:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`order[k]` is the node at place k of the batch behind the root; a node carries the leaf ids low..low+count-1."""
+    """`order[k]` is the node at index k of the batch after the root. A node has the leaf ids low..low+count-1."""
 
     order: list[int]
     low: list[int]

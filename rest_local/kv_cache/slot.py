@@ -44,7 +44,7 @@ _runs = itertools.count()
 
 
 def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
-    """Cells that slots hold with so many tokens each, those that they share counted once."""
+    """Cells that these slots hold with so many tokens each; shared cells count once."""
     ends: dict[tuple[int, int], int] = {}
     for slot, n_tokens in held:
         following = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
@@ -149,7 +149,7 @@ class Slot:
             del self._checkpoints[:-MOST_CHECKPOINTS]
 
     def _go_back(self) -> bool:
-        """To the last checkpoint that works."""
+        """Go to the last checkpoint that works."""
         while self._checkpoints:
             n_past, state = self._checkpoints[-1]
             if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
@@ -167,7 +167,7 @@ class Slot:
             self.backend.clear()
 
     def _forget(self, n_past: int) -> None:
-        """The cells from there on. What replaces them are other cells, even where another slot keeps these."""
+        """Uncommit the tokens from there on. Other cells will replace theirs, even where another slot keeps these."""
         if n_past < self.n_past:
             self.n_past = n_past
             self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]
@@ -240,7 +240,7 @@ class Slot:
         return True
 
     def _follow(self, first: int, along: Sequence[int], accepted: int, leader: int) -> None:
-        """Note who holds the accepted tokens, from position `first` on; the first id always does."""
+        """Note which ids hold the accepted tokens, from position `first` on; the first id always does."""
         if along[0] < accepted:
             self.backend.copy(self.first_id + leader, self.first_id, first + along[0], first + accepted)
         for branch in range(1, self._joined):
@@ -273,7 +273,9 @@ class Slot:
         return self.n_branches == self.backend.n_branches * self.backend.n_slots
 
     def _remove_all(self, p0: int) -> bool:
-        """Of every id; of one that is not attached to all tokens also what an interrupted `copy` may have left."""
+        """Remove [p0, infinity) from every sequence id. From an id that is not attached to all tokens, remove also what
+        an interrupted `copy` may have left.
+        """
         starts = [p0 if b < self._joined else min(held, p0) for b, held in enumerate(self._held)]
         self._held = starts
         if self._is_alone:
@@ -282,4 +284,4 @@ class Slot:
             starts = starts[self._joined :]
         ids = range(self.first_id + self.n_branches - len(starts), self.first_id + self.n_branches)
         removed = [self.backend.remove(seq, start, -1) for seq, start in zip(ids, starts, strict=True)]
-        return all(removed)  # every one was asked, also behind one that failed
+        return all(removed)  # every id is tried, also after one that failed

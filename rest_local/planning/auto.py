@@ -2,7 +2,7 @@
 
 - `draft` is called before each step, `learn` after it.
 - One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
-  among those that the request's budget allows (`rest_local.planning.plan`).
+  among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
 - A trigger decides whether a step makes a lookup at all (`rest_local.planning.trigger`).
 - A draft model is queried for as long as what it is likely to add is worth its time. A query costs a pass of the draft
   model and, if its token is drafted, a node in the batch. It is worth that below a node if the joint probability of the
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.draft_model import Follower, Likely
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
@@ -27,7 +27,7 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.plan import Budget, Driver, Plan, Prices
 from rest_local.planning.policy import StepContext, StepCost
-from rest_local.planning.trigger import EXPLORATION_VALUE, Trigger
+from rest_local.planning.trigger import EXPLORATION_VALUE, Gains, Trigger
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_SHARE = 0.5  # of a lookup's time that entropies may take: on unseen text about half of the lookups are skipped
@@ -65,7 +65,7 @@ class DraftModelStats:
 class DraftModelQueries:
     """The queries of one step. `budget_ms`: milliseconds that they may take in all."""
 
-    def __init__(self, follower: Follower, plan: Plan, stats: DraftModelStats, budget_ms: float) -> None:
+    def __init__(self, follower: DraftModelSequence, plan: Plan, stats: DraftModelStats, budget_ms: float) -> None:
         self._follower, self._plan, self._stats = follower, plan, stats
         self._budget_ms = budget_ms
 
@@ -101,23 +101,26 @@ class Auto:
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = Driver()
-        self.budget = Budget()
-        self.trigger = Trigger()
         self.has_draft_model = has_draft_model
         self.draft_model = DraftModelStats()
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
+        self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
+        self._make_own(Gains())
+
+    def _make_own(self, gains: Gains) -> None:
+        """Everything that belongs to one request. Forks share the rest, `gains` included."""
+        self.budget = Budget()
+        self.trigger = Trigger(gains)
         self._n_other = 0  # roots of other requests in the current step
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._found = False  # whether the current lookup had candidates
-        self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
         other = copy.copy(self)
-        other.budget = Budget()
-        other.trigger = Trigger(self.trigger.gains)
+        other._make_own(self.trigger.gains)
         return other
 
     def plain_ms(self, n_ctx: int) -> float:
@@ -182,7 +185,7 @@ class Auto:
         self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
         return self.trigger.fires(at.entropies, repeats, price)
 
-    def _queries(self, follower: Follower, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
+    def _queries(self, follower: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
         """The queries of this step, or None if the draft model has not evaluated the text yet."""
         saves_ms = max(LEAST_GAIN, self.draft_model.gain) * self.plain_ms(n_ctx)
         try:

@@ -1,9 +1,9 @@
-"""Building a datastore: sort, write, commit. All or nothing, at every kill and every failing disk.
+"""Builds a datastore: sort, write, commit. The build is atomic, also if it is killed or the disk fails.
 
-1. take the lock
-2. write the segments' files under new names, fsync each, fsync the directory
-3. write the manifest under a new name, fsync it, rename it over the old one, fsync the directory
-4. only then delete what the new manifest does not name; orphans of a killed build go at the next one
+1. Take the lock.
+2. Write the files of the segments under new names, fsync each, fsync the directory.
+3. Write the manifest under a new name, fsync it, rename it over the old one, fsync the directory.
+4. Then delete the files that the new manifest does not name. The next build deletes the orphans of a killed one.
 
 Knows nothing about models: documents are names and token ids.
 """
@@ -42,7 +42,8 @@ from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.segment import join
 
 SEGMENT_TOKENS = 1 << 26
-"""Default cap of a segment. Sorting takes 4 bytes of memory a byte: about 0.9 GB at 2 bytes a token, 1.3 GB at 3."""
+"""Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
+1.3 GB at 3."""
 
 _WRITE = 1 << 24
 
@@ -60,15 +61,18 @@ def build(
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files | None = None,
 ) -> Manifest:
-    """Builds the datastore at `path` from (name, token ids) and commits it in place of what was there.
+    """Build the datastore at `path` from (name, token ids) and commit it. It replaces an existing datastore.
 
-    segment_tokens: cap of a segment (a larger document gets a segment of its own), which bounds memory.
+    segment_tokens: maximum size of a segment, which bounds memory. A larger document gets a segment of its own.
     files: the file operations; tests replace them.
 
-    Documents without tokens are left out. Raises CorpusEmpty if none is left, CorpusTooLarge for a document that no
-    segment can hold, ValueError for an id outside the vocabulary or a recipe of wrong types, DatastoreLocked, and
-    DatastoreUnwritable if the disk or the directory refuses; in each case what was there before is intact.
-    O(n log n), 5 M tokens/s or more a core.
+    Documents without tokens are left out. Raises:
+
+    - CorpusEmpty if no document has tokens, CorpusTooLarge for a document that no segment can hold
+    - ValueError for an id outside the vocabulary or a recipe field of a wrong type
+    - DatastoreLocked, and DatastoreUnwritable if writing fails
+
+    After an error the existing datastore is intact. O(n log n), 5 M tokens/s or more on one core.
     """
     if not 1 <= segment_tokens < MAX_SEGMENT:
         raise ValueError(f"segment_tokens {segment_tokens} must be from 1 to {MAX_SEGMENT - 1}")
@@ -96,9 +100,10 @@ def commit(
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files | None = None,
 ) -> Manifest:
-    """Steps 2 to 4, for whoever holds the lock: segments of `documents` behind those to `keep` of the present commit.
+    """Steps 2 to 4, for a caller that holds the lock. The new commit has the segments `keep` of the present commit,
+    then the segments of `documents`.
 
-    Arguments and errors as `build`, DatastoreLocked aside.
+    Other arguments and errors as for `build`, except DatastoreLocked.
     """
     check_recipe(recipe or {})
     with unwritable(directory):
@@ -108,7 +113,7 @@ def commit(
 
 
 class _Builder:
-    """One build, while the lock is held."""
+    """One build. The caller holds the lock."""
 
     def __init__(self, directory: Path, files: Files, vocabulary: VocabularyId, progress: Progress) -> None:
         self._directory, self._files, self._vocabulary, self._progress = directory, files, vocabulary, progress
@@ -133,16 +138,16 @@ class _Builder:
             new = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
             self._write(new, manifest.to_bytes())
             if MANIFEST in before:
-                # A copy, because exFAT and many network and FUSE file systems have no hard links. Synced like any
-                # other file: after a failed step it becomes the manifest again.
+                # A copy, because exFAT and many network and FUSE file systems have no hard links. It is synced, because
+                # it becomes the manifest again if a later step fails.
                 self._write(old, (self._directory / MANIFEST).read_bytes())
             renamed = True
             self._files.rename(new, self._directory / MANIFEST)
             self._files.sync_directory(self._directory)
         except BaseException:
             if renamed:
-                # Whether the rename is durable is not known: bring the old manifest back, but delete neither commit's
-                # files, since after a power cut either manifest may be the one on the disk.
+                # It is not known whether the rename is durable. So restore the old manifest, but keep the files of both
+                # commits, because after a power cut either manifest may be on the disk.
                 self._restore(old)
             else:
                 self._drop(set(os.listdir(self._directory)) - before)
@@ -192,7 +197,7 @@ class _Builder:
                 self._files.unlink(self._directory / MANIFEST)
 
     def _drop(self, names: set[str]) -> None:
-        """Deletes files that no manifest names. What cannot be deleted now is an orphan for the next build."""
+        """Delete files that no manifest names. The next build deletes those that cannot be deleted now."""
         for name in sorted(names):
             if owns(name):
                 with contextlib.suppress(OSError):
@@ -207,7 +212,7 @@ def _encoded(name: str) -> bytes:
 
 
 def _check_ours(directory: Path) -> None:
-    """Refuses a directory that holds something else, before anything is written to it."""
+    """Refuse a directory with other content, before anything is written to it."""
     names = set(os.listdir(directory)) - {LOCK}
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
@@ -218,7 +223,7 @@ def _check_ours(directory: Path) -> None:
 def _groups(
     documents: Iterable[tuple[str, npt.NDArray[np.integer]]], vocab_size: int, cap: int
 ) -> Iterator[list[tuple[str, Int32Array]]]:
-    """Documents gathered into segments of at most `cap` tokens with separators, in order."""
+    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order."""
     group: list[tuple[str, Int32Array]] = []
     total = 0
     for name, tokens in documents:

@@ -1,8 +1,8 @@
-"""Walks files that are worth indexing and gives their text; everything else is skipped, counted and reported.
+"""Walks files that are worth indexing and yields their text. Other files are skipped, counted and reported.
 
-Only regular files are opened, symbolic links never followed, archives never looked into. What is skipped by default:
-hidden and git-ignored files, names and content that look like secrets, binary, oversized and minified files. A file
-that the caller names itself is taken whatever its extension, hidden or ignored or not.
+Only regular files are opened; symbolic links are never followed and archives never unpacked. Skipped by default are
+hidden and git-ignored files, names and content that look like secrets, and binary, oversized and minified files. A file
+that the caller names explicitly is taken with any extension, even if it is hidden or ignored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rest_local.retrieval.secret import secret_content, secret_name
 MAX_FILE_SIZE = 1 << 20
 MAX_LINE = 20_000
 MAX_MEAN_LINE = 300
-"""Longer lines than these are minified or data. The 1 790 modules of Python 3.11's standard library, tests included,
-stay below 1 200 bytes a line and 52 in the mean."""
+"""Longer lines are minified text or data. The 1 790 modules of Python 3.11's standard library, including tests, stay
+below 1 200 bytes in a line and 52 in the mean."""
 
 EXTENSIONS = frozenset(
     """
@@ -36,7 +36,7 @@ EXTENSIONS = frozenset(
     .vhdl .vim .vue .xml .yaml .yml .zig .zsh
     """.split()  # noqa: SIM905  a list literal would be one extension a line
 )
-"""Extensions taken when no `include` is given."""
+"""Extensions that are taken without `include`."""
 
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
@@ -47,10 +47,10 @@ _KINDS, _KINDS_SHOWN, _KIND_LENGTH = 100, 8, 20
 
 @dataclass(slots=True)
 class Skipped:
-    """What a walk left out, in a size that does not depend on how much that was.
+    """The files that a walk skipped. Its size does not depend on their number.
 
-    counts: files by reason; kinds: unwanted files by extension, `other` beyond the first 100 extensions; secrets: the
-    first names that looked like secrets.
+    counts: files by reason; kinds: unwanted files by extension, `other` after the first 100 extensions; secrets: the
+    first names of files that looked like secrets.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Skipped:
     secrets: list[str] = field(default_factory=list)
 
     def add(self, reason: str, name: str = "") -> None:
-        """Counts one file."""
+        """Count one file."""
         self.counts[reason] += 1
         if reason == UNWANTED:
             kind = printable(os.path.splitext(name)[1].lower()[:_KIND_LENGTH]) or "no extension"
@@ -67,7 +67,7 @@ class Skipped:
             self.secrets.append(printable(name))
 
     def summary(self) -> str:
-        """For people, one line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing skipped"."""
+        """One line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing skipped"."""
         parts = [f"{count} {reason}" for reason, count in self.counts.most_common()]
         kinds = [f"{count} {kind}" for kind, count in self.kinds.most_common(_KINDS_SHOWN)]
         kinds += ["..."] if len(self.kinds) > _KINDS_SHOWN else []
@@ -77,9 +77,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which files are taken. include, exclude: globs as in .gitignore, against the path below the root.
+    """Which files are taken. include, exclude: globs as in .gitignore, matched against the path below the root.
 
-    include replaces the list of extensions; max_file_size: bytes. OptionError for a bad glob or size.
+    include replaces the list of extensions; max_file_size: bytes. Raises OptionError for a bad glob or size.
     """
 
     include: tuple[str, ...] = ()
@@ -105,11 +105,11 @@ def walk(
 ) -> Iterator[tuple[str, str]]:
     """(name, text) of every file worth indexing under `paths`, sorted within a directory, each file once.
 
-    The name is the absolute path; bytes that are not UTF-8 are lone surrogates in it, as in `os.fsdecode`. The text is
-    UTF-8 with U+FFFD for what is not, so it always encodes. skipped: counts what was left out.
+    The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. In the text
+    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files.
 
-    Raises, before the first file, InputInvalid for a path that does not exist, OptionError for a bad glob. Nothing
-    that happens to a file during the walk raises.
+    Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
+    problem with a single file during the walk raises nothing.
     """
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
     roots = [Path(path) for path in paths]
@@ -140,8 +140,8 @@ def _walk(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterator
 
 
 class _Seen:
-    """Files that were taken, so that each is taken once. Remembers only what can come again: files with several names,
-    and all of them where one root lies in another. A million files take no memory.
+    """The files that were taken, so that each is taken once. Remembers only files that can occur again: those with
+    several hard links, and all files if one root is inside another. So a million files usually take no memory.
     """
 
     def __init__(self, roots: Sequence[Path]) -> None:
@@ -174,8 +174,8 @@ def _candidates(root: Path, skipped: Skipped) -> Iterator[str]:
     if listed is None:
         yield from _scan(str(root), skipped)
         return
-    # git lists what its index holds, also below a directory that has become a link since: that must not be followed
-    chain: list[tuple[str, bool]] = []  # the folders of the last file, and whether each is one, all the way down
+    # The index may list files below a directory that was replaced by a link, and links must not be followed.
+    chain: list[tuple[str, bool]] = []  # the folders of the last file: name, and whether no link is above or there
     for relative in listed:
         *folders, _ = relative.split("/")
         same = next((i for i, (name, _) in enumerate(chain) if i >= len(folders) or name != folders[i]), len(chain))
@@ -192,20 +192,20 @@ def _candidates(root: Path, skipped: Skipped) -> Iterator[str]:
 
 
 _Ignores = tuple["_Ignores", str, GitIgnoreSpec] | None
-"""The .gitignore files that hold in a directory: those of the directories above it, its path, what its own says."""
+"""The .gitignore files that apply to a directory: those of the directories above it, its path, its own rules."""
 
 
 def _scan(root: str, skipped: Skipped) -> Iterator[str]:
-    """A walk that respects .gitignore files by itself. Memory: the names in the directories on the way down, of which
-    there may be more than Python allows calls inside each other.
+    """A walk without git that respects .gitignore files. It keeps the names in the directories from the root down to
+    the current one in memory. It is not recursive, because directories may be nested deeper than Python's call stack.
     """
     ignores = _ignores(root, None)
-    way = [(root, ignores, _names(root, skipped))]
-    while way:
-        directory, ignores, names = way[-1]
+    stack = [(root, ignores, _names(root, skipped))]
+    while stack:
+        directory, ignores, names = stack[-1]
         name = next(names, None)
         if name is None:
-            way.pop()
+            stack.pop()
             continue
         folder, path = name.endswith("/"), os.path.join(directory, name.rstrip("/"))
         if name.startswith("."):
@@ -215,11 +215,11 @@ def _scan(root: str, skipped: Skipped) -> Iterator[str]:
         elif not folder:
             yield path
         elif name.rstrip("/") not in _SKIPPED_DIRECTORIES:
-            way.append((path, _ignores(path, ignores), _names(path, skipped)))
+            stack.append((path, _ignores(path, ignores), _names(path, skipped)))
 
 
 def _names(directory: str, skipped: Skipped) -> Iterator[str]:
-    """What a directory holds, in the order of git: folders end in a slash. Nothing where it cannot be read."""
+    """The names in a directory in the order of git, where folders end in a slash. Empty if it cannot be read."""
     try:
         with os.scandir(directory) as found:
             names = [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in found]
@@ -231,7 +231,7 @@ def _names(directory: str, skipped: Skipped) -> Iterator[str]:
 
 
 def _ignores(directory: str, above: _Ignores) -> _Ignores:
-    """With what the .gitignore of a directory says; a link is not followed, as git follows none."""
+    """The rules of `above` and of the directory's own .gitignore, unless that is a link: git does not follow it."""
     try:
         _, data = _read(os.path.join(directory, ".gitignore"), MAX_FILE_SIZE)
         lines = (data or b"").decode("utf-8", "replace").splitlines()
@@ -241,7 +241,7 @@ def _ignores(directory: str, above: _Ignores) -> _Ignores:
 
 
 def _ignored(path: str, folder: bool, ignores: _Ignores) -> bool:
-    """The innermost .gitignore that has something to say decides."""
+    """Whether a path is ignored. The innermost .gitignore with a matching rule decides."""
     while ignores:
         ignores, base, spec = ignores
         decided = spec.check_file(os.path.relpath(path, base) + ("/" if folder else "")).include
@@ -251,8 +251,10 @@ def _ignored(path: str, folder: bool, ignores: _Ignores) -> bool:
 
 
 def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
-    """Status and up to `limit` bytes of a regular file; no bytes of anything else. Raises OSError, for a link too."""
-    # Opened before it is looked at, so that what is looked at is what is read; O_NONBLOCK: a FIFO must not wait.
+    """The status and up to `limit` bytes of a regular file; None instead of bytes for any other kind. Raises OSError,
+    also for a link.
+    """
+    # Opened before the status is read, so that both belong to the same file. O_NONBLOCK: a FIFO must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -260,7 +262,7 @@ def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
 
 
 def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> str:
-    """The text of a file, or "" if it is skipped, with the reason counted."""
+    """The text of a file, or "" if it is skipped. Counts the reason."""
     try:
         status, data = _read(path, filters.max_file_size + 1)
     except FileNotFoundError:
@@ -281,12 +283,12 @@ def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> str:
 
 
 def _reason(data: bytes, filters: Filters) -> str:
-    """Why the content of a file is not taken, or ""."""
+    """The reason to skip a file for its content, or ""."""
     if len(data) > filters.max_file_size:
         return "too large"
     if not data:
         return "empty"
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # their marks; without a NUL byte where no letter is Latin
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # byte order marks; such text has NUL bytes only for Latin letters
         return "UTF-16 or UTF-32"
     if b"\0" in data:
         return "binary"

@@ -1,6 +1,6 @@
 """A committed datastore, opened for reading: segments over mapped files, searched as one text.
 
-Needs no lock: a reader keeps the snapshot it opened, since published files are only ever replaced or unlinked.
+Readers need no lock: a reader keeps the snapshot that it opened, because published files are only replaced or unlinked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -31,18 +30,18 @@ _CHUNK = 1 << 20
 _ATTEMPTS = 5
 
 SMALL = 32 << 20
-"""Bytes up to which a datastore is read into memory. Mapped, single lookups in 3.5 M tokens took 0.5 to 6 ms now and
-then; read into memory, none of those timed took over 0.4 ms. Why was not found out."""
+"""Datastores up to this number of bytes are read into memory. With a mapped datastore of 3.5 M tokens single lookups
+took 0.5 to 6 ms now and then; read into memory, none took more than 0.4 ms. The cause is not known."""
 
-BYTES_A_TOKEN = 7  # tokens.bin and order.bin, at most
+BYTES_A_TOKEN = 7  # in tokens.bin and order.bin together, at most
 
 OUTSIDE = "a segment points outside its text"
 
-LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed has rarely more
+LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed rarely has more
 
 
 class Datastore:
-    """An open datastore. Use `Datastore.open`, in a `with` statement or with `close`.
+    """An open datastore. Make one with `Datastore.open`, and use `with` or `close`.
 
     path: its directory; manifest: the commit that was opened.
     """
@@ -72,14 +71,14 @@ class Datastore:
         vocabulary_name: str = "",
         mmap: bool | None = None,
     ) -> Datastore:
-        """Opens the newest commit at `path`, after comparing every file's size with the manifest.
+        """Open the newest commit at `path`, after comparing the size of every file with the manifest.
 
-        vocabulary_hash: refuse a datastore for another one; vocabulary_name: what the refusal calls it.
-        mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; False reads any (for
-        network drives, where a map can break off), True maps any.
+        vocabulary_hash: refuse a datastore of another vocabulary; vocabulary_name: its name in the error message.
+        mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; True maps, False reads any
+        datastore (for network drives, where access to a mapped file can fail).
 
-        Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. O(1) in the size of the
-        datastore when mapped. Contents are not checked here: `check` does that.
+        Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. If mapped, takes O(1) in the
+        size of the datastore. Does not check the contents; `check` does.
         """
         directory = Path(path)
         for attempt in range(_ATTEMPTS):
@@ -92,7 +91,7 @@ class Datastore:
             try:
                 return cls(directory, manifest, size > SMALL if mmap is None else mmap)
             except FileNotFoundError as error:
-                # A build may have committed between our two reads and deleted what the old manifest names.
+                # A build may have committed after we read the manifest, and deleted the files that it names.
                 if attempt + 1 == _ATTEMPTS or read_manifest(directory) == manifest:
                     raise DatastoreCorrupt(directory, f"{Path(error.filename).name} is missing") from error
         raise AssertionError("unreachable")
@@ -100,9 +99,7 @@ class Datastore:
     def __enter__(self) -> Datastore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -115,15 +112,14 @@ class Datastore:
 
     @property
     def placed(self) -> tuple[tuple[int, Segment], ...]:
-        """Where each segment starts in the text, and the segment."""
+        """The start of each segment in the text, and the segment."""
         return self._placed
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """As `Segment.rows`, merged over the segments; `locate` takes the positions.
+        """As `Segment.rows`, merged over the segments. `locate` accepts the positions.
 
-        Raises DatastoreCorrupt if a position on disk points outside its segment, or a mapped file has changed its size.
-        Other damage to the files cannot be seen here and only makes rows useless; ids are always below the vocabulary's
-        size.
+        Raises DatastoreCorrupt if a position on disk points outside its segment, or the size of a mapped file changed.
+        Other damage is not detected here and only gives useless rows. Ids are always below the vocabulary size.
         """
         self._check_sizes()
         try:
@@ -132,7 +128,7 @@ class Datastore:
             raise DatastoreCorrupt(self.path, OUTSIDE) from error
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """(match, count, positions): the longest match of `context`, in how many places, and up to `limit` of them.
+        """(match, count, positions): the longest match of `context`, its number of places, and up to `limit` of them.
 
         Raises DatastoreCorrupt as `rows` does.
         """
@@ -149,26 +145,29 @@ class Datastore:
         return longest, sum(high - low for low, high, *_ in best), np.concatenate(places)[:limit]
 
     def to_leave_off(self, tokens: npt.NDArray[np.integer]) -> int:
-        """How many tokens at the end of a text to search without. A text that ends inside a word ends in other tokens
-        than stored text has there: after `self` it may hold `.items` as one, where the text has `.` so far. What agrees
-        without them is longer. Raises DatastoreCorrupt as `rows` does.
+        """The number of tokens at the end of a text that a search should leave out.
+
+        A text that ends inside a word has other tokens at its end than stored text: the stored text may have `.items`
+        as one token, while the text ends in `.` so far. Without such tokens the match is longer. Raises
+        DatastoreCorrupt as `rows` does.
         """
         most = max(min(LEFT_OFF, len(tokens) - 1), 0)
         matches = [self.find(tokens[: len(tokens) - left], 1)[0] for left in range(most + 1)]
         return matches.index(max(matches))
 
     def locate(self, position: int) -> tuple[str, int]:
-        """(document name, token offset in it) of a position of the text. O(log documents).
+        """(document name, token offset in it) of a position in the text. O(log documents).
 
-        IndexError outside the text; DatastoreCorrupt where the document table is damaged there.
+        Raises IndexError outside the text, and DatastoreCorrupt if the document table is damaged there.
         """
         segment, document, local = self._place(position)
         table = self._documents[segment]
         return table.name(document), local - table.start(document)
 
     def before(self, position: int) -> Int32Array:
-        """The tokens of the document of `position` from its start up to there: int32 [token offset], each below the
-        vocabulary's size. Errors as `locate`; DatastoreCorrupt for any other id.
+        """The tokens before `position` in its document: int32 [token offset], each below the vocabulary size.
+
+        Raises what `locate` raises, and DatastoreCorrupt for any other id.
         """
         segment, document, local = self._place(position)
         tokens = self._segments[segment].slice(self._documents[segment].start(document), local)
@@ -176,19 +175,19 @@ class Datastore:
         return tokens
 
     def place(self, position: int, decode: Callable[[Sequence[int]], str]) -> tuple[str, int, int]:
-        """(document name, line from 1, token offset in it) of a position, for people. Reads and decodes the document up
-        to there. Errors as `before`.
+        """(document name, line from 1, token offset in it) of a position, for display. Reads and decodes the document
+        up to the position. Raises what `before` raises.
         """
         name, offset = self.locate(position)
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """All document names, in the order of the text. DatastoreCorrupt where a table is damaged."""
+        """All document names, in the order of the text. Raises DatastoreCorrupt if a table is damaged."""
         self._check_sizes()
         return [table.name(index) for table in self._documents for index in range(len(table))]
 
     def info(self) -> dict[str, Any]:
-        """What it holds and from where, as JSON-ready values. bytes: on disk, without the manifest."""
+        """Its contents and their origin, as JSON-ready values. bytes: on disk, without the manifest."""
         manifest = self.manifest
         entries = [file.size for segment in manifest.segments for file in segment.files.values()]
         return {
@@ -207,7 +206,7 @@ class Datastore:
         }
 
     def documents(self, index: int) -> list[tuple[str, Int32Array]]:
-        """Name and tokens of every document of a segment. DatastoreCorrupt where one is not what a build writes."""
+        """Name and tokens of every document of a segment. Raises DatastoreCorrupt for one that no build can write."""
         self._check_sizes()
         table, segment = self._documents[index], self._segments[index]
         found = []
@@ -221,9 +220,9 @@ class Datastore:
         return found
 
     def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
-        """Reads every file of these segments (default: all) and compares checksums; returns the bytes read.
+        """Read every file of these segments (default: all), compare checksums, and return the number of bytes read.
 
-        Reads the files the snapshot names: DatastoreCorrupt also if a newer commit has deleted them meanwhile.
+        Raises DatastoreCorrupt for another checksum, and also if a newer commit has deleted the files of this snapshot.
         """
         total = 0
         for entry in self.manifest.segments if segments is None else segments:
@@ -239,46 +238,46 @@ class Datastore:
         return total
 
     def trim(self) -> None:
-        """Takes the mapped pages that lookups have touched out of this process, for an owner that has to be small.
+        """Remove the mapped pages that lookups have touched from the resident set of this process.
 
-        They stay in the system's cache and are mapped again by the next lookups. A `Service` calls it when it has had
-        nothing to do for some seconds. Without it the resident set grows up to the size of the files, all of it memory
-        that the system may take back at any time.
+        The pages stay in the system's cache, and the next lookups map them again. A `Service` calls this after some
+        idle seconds. Without it the resident set grows to the size of the files, although the system can reclaim that
+        memory at any time.
         """
         for mapped in self._maps:
             try:
                 mapped.madvise(memory.MADV_DONTNEED)
-            except OSError as error:  # pages that are locked stay: this is an economy, and nobody depends on it
+            except OSError as error:  # locked pages stay; nothing depends on this call
                 log.debug("datastore %s: its pages stay mapped: %s", self.path, error)
 
     def close(self) -> None:
-        """Unmaps the files. A second call does nothing; rows that were returned stay valid."""
+        """Unmap the files. A second call does nothing. Rows that were returned stay valid."""
         for segment in self._segments:
             segment.release()
         for table in self._documents:
             table.release()
         self._segments, self._documents, self._placed = [], [], ()
         for mapped in self._maps:
-            # A view may still be alive (in the traceback of a refused file, in another thread): the map goes with it.
+            # A view may still be in use (in the traceback of an error, in another thread); it frees the map later.
             with contextlib.suppress(BufferError):
                 mapped.close()
         self._maps = []
 
     def _check_sizes(self) -> None:
-        """Raises DatastoreCorrupt where a mapped file has another size than when it was opened: reading beyond a new
-        end kills the process with SIGBUS. 0.5 us a file. A file that is cut between this look and the read still does;
-        only reading into memory (`mmap=False`) is safe from that.
+        """Raise DatastoreCorrupt if the size of a mapped file changed since it was opened, because a read after its new
+        end kills the process with SIGBUS. Takes 0.5 us for a file. A file that is cut between this check and the read
+        still kills the process; only reading into memory (`mmap=False`) is safe from that.
         """
         for mapped in self._maps:
             try:
                 size = mapped.size()
-            except OSError as error:  # a network drive that is gone
+            except OSError as error:  # such as a network drive that is disconnected
                 raise DatastoreCorrupt(self.path, f"a mapped file cannot be read: {error.strerror}") from error
             if size != len(mapped):
                 raise DatastoreCorrupt(self.path, "a file has changed its size since it was opened")
 
     def _check_ids(self, tokens: Int32Array, segment: int, document: int) -> None:
-        """Raises DatastoreCorrupt unless all are of the vocabulary: llama.cpp crashes on others."""
+        """Raise DatastoreCorrupt for an id outside the vocabulary, because llama.cpp crashes on it."""
         if len(tokens) and int(tokens.max()) >= self.manifest.vocabulary.size:
             raise DatastoreCorrupt(self.path, f"document {document} of segment {segment} holds ids of no vocabulary")
 
@@ -298,11 +297,11 @@ class Datastore:
         size = self.manifest.vocabulary.size
         segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size)
         self._segments.append(segment)
-        if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # what keeps every match inside the text
+        if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # it keeps every match inside the text
             raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")
 
     def _read(self, path: Path, size: int, mmap: bool) -> bytes | memory.mmap:
-        """A file's content, mapped or read, once its size is known to be what the manifest says."""
+        """The content of a file, mapped or read, after a check of its size against the manifest."""
         try:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno()).st_size
@@ -315,7 +314,7 @@ class Datastore:
             raise
         except OSError as error:
             raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror or error}") from error
-        mapped.madvise(memory.MADV_RANDOM)  # no read-ahead: a lookup touches some 200 pages, all over the file
+        mapped.madvise(memory.MADV_RANDOM)  # no read-ahead, because a lookup touches some 200 pages all over the file
         self._maps.append(mapped)
         return mapped
 
@@ -340,7 +339,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def rebuild_command(directory: Path, manifest: Manifest) -> str:
-    """The command that builds the datastore again, from its recipe, with the caller's model."""
+    """The command line that builds the datastore again from its recipe, with the caller's model."""
     recipe = manifest.recipe
     words = ["rest-local", "index", "build", *(recipe.get("paths") or ["PATH"])]
     for option in ("include", "exclude"):

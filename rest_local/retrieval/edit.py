@@ -1,8 +1,8 @@
-"""Adding documents to a datastore and forgetting them: one commit each, all or nothing, old readers undisturbed.
+"""Adds documents to a datastore and removes them, with one atomic commit each. Open readers are not disturbed.
 
-A document is known by its name: adding one of a name that is there replaces it. Segments that hold nothing of what
-changes stay as they are, except small ones at the end, which the new segment takes up, so that many small additions do
-not leave many segments. What is forgotten is gone from the files when the call returns.
+A document is identified by its name: a new document replaces one of the same name. Segments that do not change stay,
+except small ones at the end, which are merged into the new segment, so that many small additions do not leave many
+segments. When `forget` returns, no file of the datastore contains the removed text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from rest_local.retrieval.rows import Int32Array
 
 WAIT_S = 2.0
 
-Documents = list[tuple[str, Int32Array]]
-
 
 def add(
     path: Path,
@@ -35,11 +33,11 @@ def add(
     files: Files | None = None,
     mmap: bool | None = None,
 ) -> Manifest:
-    """Adds documents, each a name and token ids; makes the datastore where there is none.
+    """Add documents, each a name and token ids. Creates the datastore if it does not exist.
 
-    `recipe`: of a new one; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
-    DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, CorpusEmpty where
-    there is no token: what was there before is intact.
+    `recipe`: of a new datastore; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
+    DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
+    without any token. After an error the existing datastore is intact.
     """
     files = files or Files()
     with locked(path, wait_s, make=files):
@@ -62,14 +60,14 @@ def forget(
     whole: bool = False,
     mmap: bool | None = None,
 ) -> int:
-    """Removes the documents of these names; returns how many there were.
+    """Remove the documents with these names. Returns their number.
 
-    A datastore is never empty. Where nothing would be left it is removed with `whole`, else OptionError. `mmap`: as for
-    `add`. Raises
-    DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable.
+    A datastore is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
+    raised. `mmap`: as for `add`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked,
+    DatastoreUnwritable.
     """
     if not holds_files(path):
-        raise DatastoreNotFound(path)  # a lock cannot be taken on what is not there
+        raise DatastoreNotFound(path)  # there is no directory to lock
     with locked(path, wait_s), Datastore.open(path, mmap=mmap) as store:
         held = store.document_names()
         count = sum(name in names for name in held)
@@ -86,10 +84,13 @@ def forget(
         return count
 
 
-def _divided(store: Datastore, names: set[str], size: int) -> tuple[tuple[SegmentEntry, ...], Documents]:
-    """Segments that stay, and the documents of the others without those of `names`, oldest first.
+def _divided(
+    store: Datastore, names: set[str], size: int
+) -> tuple[tuple[SegmentEntry, ...], list[tuple[str, Int32Array]]]:
+    """The segments that stay, and the documents of the other segments except those in `names`, oldest first.
 
-    `size`: tokens that the new segment gets besides."""
+    `size`: number of tokens that the new segment gets in addition.
+    """
     entries = list(store.manifest.segments)
     touched = _touched(store, names)
     last = len(entries)
@@ -97,14 +98,14 @@ def _divided(store: Datastore, names: set[str], size: int) -> tuple[tuple[Segmen
         last -= 1
         touched.add(last)
         size += entries[last].tokens
-    store.check([entries[index] for index in sorted(touched)])  # damage must not be written under a new checksum
+    store.check([entries[index] for index in sorted(touched)])  # damaged tokens must not get a new, valid checksum
     documents = [document for index in sorted(touched) for document in store.documents(index)]
     keep = tuple(entry for index, entry in enumerate(entries) if index not in touched)
     return keep, [(name, tokens) for name, tokens in documents if name not in names]
 
 
 def _touched(store: Datastore, names: set[str]) -> set[int]:
-    """Segments that hold a document of these names."""
+    """The numbers of the segments that hold a document with one of these names."""
     held, touched, start = store.document_names(), set(), 0
     for index, entry in enumerate(store.manifest.segments):
         if not names.isdisjoint(held[start : start + entry.documents]):

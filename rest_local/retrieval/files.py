@@ -1,4 +1,4 @@
-"""The few file operations a build makes, in one place: durable, private, and replaceable by tests that make them fail.
+"""The file operations of a build in one place: durable, private, and replaceable by tests that inject failures.
 
 Nothing else in the retrieval room writes to disk.
 """
@@ -18,14 +18,14 @@ from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
 _OWNER_LIMIT = 200
-_POLL_S = 0.01  # between two tries of a lock that is waited for
+_POLL_S = 0.01  # between two attempts to take a lock
 
 
 class Files:
-    """Operations on the directory of a datastore. Files are 0600, directories 0700: token ids decode to the corpus."""
+    """Operations on the directory of a datastore. Files are 0600 and directories 0700, because ids decode to text."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes the directory and its missing parents, and their entries durable."""
+        """Create the directory and its missing parents, durably."""
         missing = [path] if not path.exists() else []
         while missing and not missing[-1].parent.exists():
             missing.append(missing[-1].parent)
@@ -35,25 +35,25 @@ class Files:
             self.sync_directory(directory.parent)
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new file, for writing."""
+        """Create a file and return its descriptor for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> None:
-        """Writes all of `data`."""
+        """Write all of `data`."""
         view = memoryview(data).cast("B")
         while len(view):
             view = view[os.write(descriptor, view[: 1 << 30]) :]
 
     def sync(self, descriptor: int) -> None:
-        """fsync. A failure is final: the kernel may have dropped the pages, so it is never tried again."""
+        """fsync. It is never retried after a failure, because the kernel may have dropped the pages."""
         os.fsync(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Replaces `new` by `old`, atomically."""
+        """Rename `old` to `new`, atomically; an existing `new` is replaced."""
         os.replace(old, new)
 
     def sync_directory(self, path: Path) -> None:
-        """Makes created, renamed and deleted names in a directory durable."""
+        """Make creations, renames and deletions in a directory durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -61,22 +61,22 @@ class Files:
             os.close(descriptor)
 
     def unlink(self, path: Path) -> None:
-        """Removes a name; readers that have the file mapped keep it."""
+        """Remove a name. Readers that have mapped the file keep it."""
         path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> Iterator[None]:
-    """Holds the writers' lock of a datastore. Readers need none.
+    """Hold the writers' lock of a datastore. Readers need no lock.
 
-    `flock` belongs to the open file, so it ends with its owner, however that ends (`lockf` would be lost as soon as any
-    descriptor of the file is closed). `make`: makes the directory where there is none. Raises DatastoreLocked, naming
-    the owner, if it is held and still is after `wait_s` seconds; DatastoreUnwritable.
+    `flock` belongs to the open file, so the lock ends with its process, even after a kill. (`lockf` would be released
+    as soon as any descriptor of the file is closed.) `make`: creates the directory if it is missing. Raises
+    DatastoreUnwritable, and DatastoreLocked with the owner if the lock is still held after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            if make:  # at every try: a remove may have taken the directory away since the last
+            if make:  # at every attempt, because another process may have removed the directory since the last one
                 with unwritable(directory):
                     make.make_directory(directory)
             descriptor = _take_lock(directory)
@@ -92,7 +92,7 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
 
 
 def _take_lock(directory: Path) -> int:
-    """The descriptor that holds the lock. Raises DatastoreLocked at once if another does."""
+    """Take the lock and return its descriptor. Raises DatastoreLocked at once if another process holds it."""
     path = directory / LOCK
     with unwritable(directory):
         try:
@@ -105,14 +105,14 @@ def _take_lock(directory: Path) -> int:
         except BlockingIOError as error:
             owner = os.read(descriptor, _OWNER_LIMIT).decode("utf-8", "replace").strip()
             raise DatastoreLocked(directory, owner or "another process") from error
-        # A remove may have unlinked the lock between our open and our flock: then this lock guards nothing.
+        # A remove may have unlinked the lock file between our open and our flock: then this lock protects nothing.
         try:
             current = os.stat(path)
         except FileNotFoundError as error:
             raise DatastoreLocked(directory, "a process that removes it") from error
         if not os.path.samestat(current, os.fstat(descriptor)):
             raise DatastoreLocked(directory, "a process that replaced it")
-        # For people only: on a full disk the lock still holds, it just does not say by whom.
+        # Only for messages. On a full disk the lock still holds; only the owner's name is missing.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -124,7 +124,7 @@ def _take_lock(directory: Path) -> int:
 
 @contextlib.contextmanager
 def unwritable(path: Path) -> Iterator[None]:
-    """Maps an OSError to DatastoreUnwritable(path, cause)."""
+    """Map an OSError to DatastoreUnwritable(path, cause)."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """The on-disk form of a datastore: its manifest and its document tables (docs/FORMAT.md has the byte tables).
 
-Reads nothing and writes nothing: bytes in, checked values out, and back. Every number of a file is checked before it is
+This module does no I/O: it converts bytes to checked values and back. Every number in a file is checked before it is
 used to multiply, allocate or slice.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 KINDS = ("tokens", "order", "documents")
 MAX_SEGMENT = (1 << 31) - 1
-"""A segment holds fewer tokens than this: its positions are int32."""
+"""Maximum number of tokens in a segment, because positions are int32."""
 
 DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
 _DOCUMENTS_HEAD = 24
@@ -46,7 +46,9 @@ _FOREIGN = ((b"GGUF", "of a GGUF file"), (b"PK\x03\x04", "of a zip file"), (b"\x
 
 @dataclass(frozen=True, slots=True)
 class VocabularyId:
-    """Which vocabulary ids belong to. hash: sha256 hex of all pieces and special ids; size: ids; name: for people."""
+    """The vocabulary of a datastore's token ids. hash: sha256 hex of all pieces and special ids; size: number of ids;
+    name: for display.
+    """
 
     hash: str
     size: int
@@ -58,7 +60,7 @@ class VocabularyId:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file as the manifest knows it."""
+    """A file in the manifest."""
 
     size: int
     sha256: str
@@ -66,7 +68,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment as the manifest knows it. tokens: its length with one separator a document; files: by kind."""
+    """A segment in the manifest. tokens: its length, including one separator for each document; files: by kind."""
 
     name: str
     tokens: int
@@ -76,7 +78,7 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a commit is. recipe: how to build it again (paths, filters, model); created: UTC, ISO 8601."""
+    """The content of a commit. recipe: how to build it again (paths, filters, model); created: UTC, ISO 8601."""
 
     vocabulary: VocabularyId
     segments: tuple[SegmentEntry, ...]
@@ -90,31 +92,17 @@ class Manifest:
                 "magic": MAGIC,
                 "format": FORMAT,
                 "created": self.created,
-                "vocabulary": {
-                    "hash": self.vocabulary.hash,
-                    "size": self.vocabulary.size,
-                    "name": self.vocabulary.name,
-                },
-                "segments": [
-                    {
-                        "name": segment.name,
-                        "tokens": segment.tokens,
-                        "documents": segment.documents,
-                        "files": {
-                            kind: {"size": file.size, "sha256": file.sha256} for kind, file in segment.files.items()
-                        },
-                    }
-                    for segment in self.segments
-                ],
+                "vocabulary": asdict(self.vocabulary),
+                "segments": [asdict(segment) for segment in self.segments],
                 "recipe": dict(self.recipe),
             }
         )
 
     @staticmethod
     def parse(data: bytes, path: Path) -> Manifest:
-        """The manifest in `data`, read from `path`. Unknown fields are ignored.
+        """Parse the manifest `data`, which was read from `path`. Unknown fields are ignored.
 
-        Raises DatastoreCorrupt if anything does not add up, DatastoreVersion if it is intact but of another format.
+        Raises DatastoreCorrupt if it is not consistent, and DatastoreVersion if it is intact but of another format.
         """
         try:
             return _parse(_unsealed(data, path), path)
@@ -123,19 +111,19 @@ class Manifest:
 
 
 def file_name(segment: str, kind: str) -> str:
-    """The name of a segment's file in the datastore's directory."""
+    """The name of a segment's file in the directory of a datastore."""
     return f"{segment}.{kind}.bin"
 
 
 def owns(name: str) -> bool:
-    """Whether a file of that name in a datastore's directory can only have come from a build."""
+    """Whether only a build can have written a file of this name in the directory of a datastore."""
     parts = name.split(".")
     segment_file = len(parts) == 3 and _SEGMENT_NAME.match(parts[0]) and parts[1] in KINDS and parts[2] == "bin"
     return bool(segment_file) or name.startswith(f"{MANIFEST}.new-")
 
 
 def sealed(fields: Mapping[str, Any]) -> bytes:
-    """Fields as canonical JSON, with the sha256 of the rest as the last field: any other byte sequence is damaged."""
+    """Fields as canonical JSON, with the sha256 of the others as the last field. Any other byte sequence is damaged."""
     digest = hashlib.sha256(_canonical(fields)).hexdigest()
     return _canonical({**fields, "sha256": digest})
 
@@ -157,7 +145,7 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
     digest = fields.pop("sha256", None)
     try:
         intact = isinstance(digest, str) and sealed(fields) == data
-    except RecursionError as error:  # writing JSON allows for fewer levels than reading it
+    except RecursionError as error:  # `json` allows fewer levels in writing than in reading
         raise DatastoreCorrupt(path, "the manifest is nested too deeply") from error
     if not intact:
         raise DatastoreCorrupt(path, "the manifest does not match its own checksum")
@@ -197,7 +185,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
 
 
 def check_recipe(recipe: Mapping[str, Any]) -> None:
-    """ValueError unless the fields of a recipe that this program reads are of their types. Others may be anything."""
+    """Raise ValueError if a field of a recipe that this program reads has a wrong type. Other fields are free."""
     for key, kind in _RECIPE.items():
         value = recipe.get(key, kind())
         if kind is list:
@@ -235,9 +223,9 @@ def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
 
 
 class Documents:
-    """A document table over a buffer (a map, or bytes): only what is asked for is read.
+    """A document table over a buffer (a map, or bytes). Only the requested entries are read.
 
-    Raises DatastoreCorrupt if the head does not fit the buffer or the manifest; an offset is checked when it is used.
+    Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.
     """
 
     def __init__(self, data: Any, path: Path, documents: int, tokens: int) -> None:
@@ -259,24 +247,24 @@ class Documents:
         return len(self.starts) - 1
 
     def at(self, position: int) -> int:
-        """The document that holds a position of the text. O(log documents)."""
+        """The number of the document at a position of the text. O(log documents)."""
         index = int(np.searchsorted(self.starts, np.uint64(position), side="right")) - 1
         if not 0 <= index < len(self) or not int(self.starts[index]) <= position < int(self.starts[index + 1]):
             raise DatastoreCorrupt(self.path, f"the document table is out of order near token {position}")
         return index
 
     def start(self, index: int) -> int:
-        """Where a document begins in the text."""
+        """The start of a document in the text."""
         return int(self.starts[index])
 
     def name(self, index: int) -> str:
-        """A document's name; bytes that are not UTF-8 come back as lone surrogates, as in `os.fsdecode`."""
+        """The name of a document. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`."""
         first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
         if not self._names_at <= first <= last <= len(self._data):
             raise DatastoreCorrupt(self.path, f"the name of document {index} lies outside the table")
         return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
 
     def release(self) -> None:
-        """Lets go of the buffer."""
+        """Release the buffer."""
         self.starts = self._ends = np.empty(0, np.uint64)
         self._data = b""

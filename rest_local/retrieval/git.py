@@ -1,7 +1,7 @@
-"""How git is asked about a repository of unknown origin: so that nothing runs that its configuration names.
+"""Runs git on a repository of unknown origin without running programs that its configuration names.
 
-A checkout can name programs for git to run: a file system monitor, a program that checks signatures of commits where
-the log shows them, the other end of a partial clone whose missing blobs git fetches when they are read.
+The configuration of a checkout can make git run programs: a file system monitor, a program that checks the signatures
+of commits in the log, or the transport to the remote of a partial clone, from which git fetches missing blobs.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ _HARMLESS = ("core.fsmonitor=false", "log.showSignature=false", "protocol.allow=
 
 
 def git_command(repository: Path, *arguments: str) -> list[str]:
-    """The command line; run it with `git_environment`."""
+    """The command line of a git command. Run it with `git_environment`."""
     settings = [part for setting in _HARMLESS for part in ("-c", setting)]
     return ["git", "-C", str(repository), *settings, *arguments]
 
 
 def git_environment() -> dict[str, str]:
-    """This process's, in which git fetches nothing (git 2.45 and later; earlier ones heed `protocol.allow`)."""
+    """This process's environment, changed so that git fetches nothing (git 2.45 and later; earlier versions obey
+    `protocol.allow`).
+    """
     return {**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def git_files(root: Path) -> Iterator[str] | None:
-    """What git tracks or would track below `root`, sorted, each name once; None outside a work tree, in an ignored
-    directory, without git. Names are relative to `root`, with slashes.
+    """The files below `root` that git tracks or would track, sorted, each name once. Names are relative to `root`, with
+    slashes. Returns None outside a work tree, in an ignored directory, and without git.
 
-    The names go through temporary files, so that memory does not depend on how many there are.
+    The names go through temporary files, so that memory does not depend on their number.
     """
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
@@ -59,13 +61,13 @@ def git_files(root: Path) -> Iterator[str] | None:
             listed.append(undo.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
             if git("ls-files", "-z", *arguments, output=listed[-1]).returncode != 0:
                 return None
-        undo.pop_all()  # from here on `_split` closes them
+        undo.pop_all()  # from here on `_split` closes the files
         return _merged([_split(file) for file in listed])
     return None
 
 
 def _merged(parts: list[Iterator[str]]) -> Iterator[str]:
-    """Of sorted names, each once: in the index a file that is being merged stands several times."""
+    """Merge sorted names, each once: the index has several entries for a file with a merge conflict."""
     last = None
     for name in heapq.merge(*parts):
         if name != last:
@@ -74,7 +76,7 @@ def _merged(parts: list[Iterator[str]]) -> Iterator[str]:
 
 
 def _split(file: IO[bytes]) -> Iterator[str]:
-    """The names in a file that ends each with a NUL byte."""
+    """The names in a file, in which a NUL byte ends each name."""
     with file:
         file.seek(0)
         rest = b""

@@ -1,36 +1,48 @@
-"""Text that is still being written: a prompt and the answer so far, or everything generated before.
+"""Text that still grows: a prompt and the answer so far, or all earlier output.
 
-The newest tokens lie in a short tail that is searched by brute force; a full tail is folded into an in-memory segment,
-and a segment merges with the one before it while that is not larger than twice its size, so there are O(log n) of them
-and a token is sorted O(log n) times. Same rows as a segment over the whole text would give.
+The newest tokens are in a short tail. A full tail is folded into an in-memory segment, and a segment merges with the
+one before it while that is not larger than twice its size. So there are O(log n) segments and a token is sorted
+O(log n) times. The rows are those that one segment over the whole text would give.
+
+The tail is searched in one of two ways with the same result: by `TailIndex`, a plain dictionary, or with numpy where a
+token occurs too often for that. A step makes one lookup right after a forward pass, when caches are cold: there the
+dozen numpy calls took 100 us and the dictionary 45 us (25 and 17 us with warm caches).
 """
 
 from __future__ import annotations
+
+from array import array
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_local.retrieval.packing import MAX_VOCABULARY, newest_of, packed, width_of
-from rest_local.retrieval.places import CellRows, Places
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Int64Array, Rows, check_shape
 from rest_local.retrieval.segment import Segment
 
 TAIL = 2048
-"""Tokens searched by brute force: comparing them with the newest token takes about a microsecond."""
+"""Size of a full tail in tokens. Comparing so many with the newest token takes about a microsecond."""
 
-_FEW = 64  # tokens are added one by one: numpy's ways took 25 us behind a forward pass for the two of a step, these 3
-_MANY = 8  # times as many places of the newest token as rows are wanted are compared at once, without sieving
+MAX_PLACES = 256  # if the newest token has more places in the tail, numpy is faster than the index
+MAX_LONGER = 64  # likewise for its places at which the token before agrees too
 
-_END = -1  # no text here (yet), or the end of a document
-_NOTHING = -2  # in no cell
-_FRONT = MAX_MATCH  # cells before the text, so that looking back from the first token needs no test
+_FEW = 64  # fewer tokens are added one by one: after a forward pass numpy took 25 us for two tokens, a loop takes 3 us
+_MANY = 8  # numpy compares up to so many times `limit` places without narrowing them first
+_PROMISING = 4  # after so many agreeing tokens one comparison of the whole context is worth trying
+
+_END = -1  # the end of a document, or no text yet
+_NO_TOKEN = -2  # differs from every entry of the buffer
+_FRONT = MAX_MATCH  # entries before the text, so that looking back from the first token needs no bounds check
+
+Found = list[tuple[int, int]]  # number of agreeing tokens, and the buffer index of the last of them; the best first
 
 
 class GrowingText:
-    """A text that grows at its end, searched like a segment.
+    """A text that grows at its end and is searched like a segment.
 
-    vocab_size: ids outside 0..vocab_size-1 end a document; `extend([-1])` separates two texts. The default takes any id
-    at 3 bytes a token. 11 bytes a token or less.
+    vocab_size: ids outside 0..vocab_size-1 end a document, and `extend([-1])` separates two texts. The default allows
+    any id at 3 bytes a token. At most 11 bytes a token.
     """
 
     def __init__(self, vocab_size: int = MAX_VOCABULARY, tail: int = TAIL) -> None:
@@ -39,51 +51,51 @@ class GrowingText:
         self._tail = max(tail, 1)
         self._length = 0
         self._segments: list[tuple[int, Segment]] = []  # (end in the text, segment); each starts where the last ends
-        self._cells: Int32Array = np.full(_FRONT + 4096 + MAX_DEPTH, _END, np.int32)
-        self._cell = self._cells.data  # the same
-        self._places = Places()  # of the tokens in the tail, but for the last
+        self._buffer: Int32Array = np.full(_FRONT + 4096 + MAX_DEPTH, _END, np.int32)
+        self._view = self._buffer.data  # the same memory; Python reads single entries of it faster
+        self._index = TailIndex()  # of all tokens in the tail except the last
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def tokens(self) -> Int32Array:
-        """The text so far, int32 [len], -1 where a document ends: a view, valid until the next `extend`."""
-        return self._cells[_FRONT : _FRONT + self._length]
+        """The text so far, int32 [len], -1 at the end of a document: a view, valid until the next `extend`."""
+        return self._buffer[_FRONT : _FRONT + self._length]
 
     def extend(self, tokens: npt.ArrayLike) -> None:
-        """Adds tokens at the end. Amortised O(log n) a token; a tail that is full is sorted at once."""
-        if isinstance(tokens, list) and len(tokens) < _FEW and self._reach + len(tokens) <= len(self._cells):
+        """Add tokens at the end. Amortised O(log n) for each token; a full tail is sorted at once."""
+        if isinstance(tokens, list) and len(tokens) < _FEW and self._needed + len(tokens) <= len(self._buffer):
             for place, token in enumerate(tokens, _FRONT + self._length):
-                self._cell[place] = token if 0 <= token < self._vocab_size else _END
+                self._view[place] = token if 0 <= token < self._vocab_size else _END
             self._length += len(tokens)
             self._fold()
             return
         added = np.asarray(tokens, np.int32).reshape(-1)
         end = self._length + len(added)
-        if self._reach + len(added) > len(self._cells):
-            cells = np.full(_FRONT + 2 * end + MAX_DEPTH, _END, np.int32)
-            cells[: _FRONT + self._length] = self._cells[: _FRONT + self._length]
-            self._cells, self._cell = cells, cells.data
+        if self._needed + len(added) > len(self._buffer):
+            larger = np.full(_FRONT + 2 * end + MAX_DEPTH, _END, np.int32)
+            larger[: _FRONT + self._length] = self._buffer[: _FRONT + self._length]
+            self._buffer, self._view = larger, larger.data
         if len(added) and (added.min() < 0 or added.max() >= self._vocab_size):
             added = np.where((added >= 0) & (added < self._vocab_size), added, _END)
-        self._cells[_FRONT + self._length : _FRONT + end] = added
+        self._buffer[_FRONT + self._length : _FRONT + end] = added
         self._length = end
         self._fold()
 
     def truncate(self, length: int) -> None:
-        """Drops everything after the first `length` tokens (a rewind). Cost: sorting the segment that is cut again."""
+        """Drop everything after the first `length` tokens (a rewind). Costs the sorting of the segment that is cut."""
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a text of {self._length} tokens to {length}")
         while self._segments and self._segments[-1][0] > length:
             self._segments.pop()
-        self._cells[_FRONT + length : _FRONT + self._length] = _END
+        self._buffer[_FRONT + length : _FRONT + self._length] = _END
         self._length = length
-        self._places = Places()
+        self._index = TailIndex()
         self._fold()
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """As `Segment.rows`, over all text so far; the newer text first among equal matches.
+        """As `Segment.rows`, over all text so far. Among equal matches the newer text comes first.
 
         The end of the text has no continuation and gives no row, so the text can be searched with its own end.
         """
@@ -92,9 +104,9 @@ class GrowingText:
         if not newest or not self._length:
             return Rows.empty(depth)
         begin, end = _FRONT + self._folded, _FRONT + self._length - 1
-        found = self._places.best(self._cell, begin, end, newest, limit)
+        found = self._index.best(self._view, begin, end, newest, limit)
         if found is not None and not self._segments:
-            return CellRows(self._cell, _FRONT, found, depth, self._vocab_size)
+            return TailRows(self._view, found, depth, self._vocab_size)
         if found is None:
             positions, match = self._tail_rows(newest, limit)
         else:
@@ -105,8 +117,8 @@ class GrowingText:
         return Rows(self._following(positions, depth), match, positions, limit=self._vocab_size)
 
     @property
-    def _reach(self) -> int:
-        """Cells that have to be there."""
+    def _needed(self) -> int:
+        """Size of the buffer that the text needs."""
         return _FRONT + self._length + MAX_DEPTH
 
     @property
@@ -114,7 +126,7 @@ class GrowingText:
         return self._segments[-1][0] if self._segments else 0
 
     def _fold(self) -> None:
-        """Sorts the tail once it is full, together with segments before it that are not larger than twice its size."""
+        """Sort a full tail, together with the segments before it that are not larger than twice its size."""
         if self._length - self._folded < self._tail:
             return
         while self._segments:
@@ -123,36 +135,36 @@ class GrowingText:
                 break
             self._segments.pop()
         start = self._folded
-        overlap = min(start, MAX_MATCH)  # the context of the first tokens lies in the segment before
-        text = self._cells[_FRONT + start - overlap : _FRONT + self._length]
+        overlap = min(start, MAX_MATCH)  # the context of the first tokens is in the segment before
+        text = self._buffer[_FRONT + start - overlap : _FRONT + self._length]
         self._segments.append((self._length, Segment.of_text(text, self._vocab_size, overlap)))
 
     def _tail_rows(self, newest: list[int], limit: int) -> tuple[Int64Array, Int32Array]:
         """The best matches in the tail. newest: the context, newest first, 1..MAX_MATCH tokens."""
-        cells, begin = self._cells, _FRONT + self._folded
-        at = (cells[begin : _FRONT + self._length - 1] == newest[0]).nonzero()[0]  # from `begin` on
+        buffer, begin = self._buffer, _FRONT + self._folded
+        at = (buffer[begin : _FRONT + self._length - 1] == newest[0]).nonzero()[0]  # counted from `begin`
         for back in range(1, len(newest)):
             if len(at) <= _MANY * limit:
                 break
-            closer = at[cells[at + (begin - back)] == newest[back]]
-            if len(closer) < limit:  # the others are needed to fill up
+            closer = at[buffer[at + (begin - back)] == newest[back]]
+            if len(closer) < limit:  # the others are needed as well
                 break
             at = closer
         if not len(at):
             return np.empty(0, np.int64), np.empty(0, np.int32)
-        sought = np.array([*newest, _NOTHING], np.int32)
+        sought = np.array([*newest, _NO_TOKEN], np.int32)
         size = 4 * len(sought)
-        windows = np.ndarray(len(cells) - begin, f"V{size}", cells, 4 * (begin - len(newest)), (4,))[at]
+        windows = np.ndarray(len(buffer) - begin, f"V{size}", buffer, 4 * (begin - len(newest)), (4,))[at]
         before = np.ndarray((len(at), len(sought)), np.int32, windows, size - 4, (size, -4))
         match = (before != sought).argmax(axis=1)
-        best = match.argsort(kind="stable")[: -limit - 1 : -1]  # newer text first among equals
+        best = match.argsort(kind="stable")[: -limit - 1 : -1]  # newer text first among equal matches
         return at[best] + (begin - _FRONT + 1), match[best].astype(np.int32)
 
     def _with_segments(
         self, positions: Int64Array, match: Int32Array, key: bytes, limit: int
     ) -> tuple[Int64Array, Int32Array]:
-        """The best of these rows of the tail and of all segments. Newer text comes first, so that an older segment is
-        left after one search unless it holds a longer match than the last row so far."""
+        """The best of these rows of the tail and the rows of all segments. Newer segments are searched first; an older
+        one ends after one binary search unless it has a longer match than the last row so far."""
         for end, segment in reversed(self._segments):
             least = int(match[limit - 1]) if len(match) >= limit else 0
             last = end == self._length  # the end of the text may be among its rows, and is dropped
@@ -169,6 +181,103 @@ class GrowingText:
         return positions, match
 
     def _following(self, positions: Int64Array, depth: int) -> Int32Array:
-        window = np.ndarray(len(self._cells) - _FRONT - depth + 1, f"V{4 * depth}", self._cells, 4 * _FRONT, (4,))
+        window = np.ndarray(len(self._buffer) - _FRONT - depth + 1, f"V{4 * depth}", self._buffer, 4 * _FRONT, (4,))
         tokens: Int32Array = np.ndarray((len(positions), depth), np.int32, window[positions])
+        return tokens
+
+
+class TailIndex:
+    """For each token its places in the buffer, ascending. Updated by each search; only for a text that grows: after a
+    truncation a new one is needed.
+    """
+
+    def __init__(self) -> None:
+        self._by_token: dict[int, list[int]] = {}
+        self._begin = self._end = 0
+
+    def best(self, view: memoryview, begin: int, end: int, newest: list[int], limit: int) -> Found | None:
+        """The `limit` best matches of `newest` (newest first, at least one token) at the buffer indices begin..end-1,
+        the later first among equal matches; None if there are too many places.
+        """
+        self._update(view, begin, end)
+        places = self._by_token.get(newest[0], [])
+        if len(places) > MAX_PLACES:
+            return None
+        longest = len(newest)
+        before = newest[1] if longest > 1 else None
+        longer = [place for place in places if view[place - 1] == before]
+        if len(longer) > MAX_LONGER:
+            return None
+        found: Found = []
+        whole = array("i", newest[::-1])
+        for place in longer:
+            match = 2
+            while match < longest and view[place - match] == newest[match]:
+                match += 1
+                if match == _PROMISING and view[place - longest + 1 : place + 1] == whole:
+                    match = longest
+            found.append((match, place))
+        found.sort(reverse=True)
+        del found[limit:]
+        if len(found) < limit:
+            single = [place for place in reversed(places) if view[place - 1] != before]
+            found += [(1, place) for place in single[: limit - len(found)]]
+        return found
+
+    def _update(self, view: memoryview, begin: int, end: int) -> None:
+        by_token = self._by_token
+        if begin != self._begin:
+            by_token.clear()
+            self._begin = self._end = begin
+        for place in range(self._end, end):
+            token = view[place]
+            if token in by_token:
+                by_token[token].append(place)
+            else:
+                by_token[token] = [place]
+        self._end = max(end, begin)
+
+
+class TailRows(Rows):
+    """Rows that are read from the buffer on demand, so only until the text changes. The arrays of `Rows` are made when
+    they are first used.
+    """
+
+    __slots__ = ("_depth", "_found", "_view")
+
+    def __init__(self, view: memoryview, found: Found, depth: int, limit: int) -> None:
+        """`limit`: as for `Rows`."""
+        self._view, self._found, self._depth = view, found, depth
+        self.limit, self._shift, self._continuations = limit, 0, None
+
+    def __getattr__(self, name: str) -> Any:
+        """Make an array of `Rows`."""
+        if name == "match":
+            self.match = np.array([match for match, _ in self._found], np.int32)
+        elif name == "positions":
+            self.positions = np.array([place + 1 - _FRONT for _, place in self._found], np.int64)
+        elif name == "_tokens":
+            rows = [self.row(number) for number in range(len(self))]
+            self._tokens = np.array(rows, np.int32).reshape(len(rows), self._depth)
+        else:
+            raise AttributeError(name)
+        return getattr(self, name)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def depth(self) -> int:
+        return self._depth
+
+    def matches(self) -> list[int]:
+        return [match for match, _ in self._found]
+
+    def column(self, depth: int) -> list[int]:
+        view, beyond = self._view, depth + 1
+        return [view[place + beyond] for _, place in self._found]
+
+    def row(self, number: int) -> list[int]:
+        first = self._found[number][1] + 1
+        tokens: list[int] = self._view[first : first + self._depth].tolist()
         return tokens

@@ -1,6 +1,6 @@
-"""Every history there is: what each holds, and forgetting one for good.
+"""Lists all histories and deletes single ones.
 
-Reads manifests only, so that a list costs the same however much was said.
+A list reads manifests only, so its cost does not depend on the size of the histories.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from rest_local.errors import DatastoreError, DatastoreNotFound, HistoryNotFound
 from rest_local.retrieval.datastore import read_manifest
 from rest_local.retrieval.format import MANIFEST
-from rest_local.retrieval.history import ASIDE, WAIT_S, cause_of, history_home
+from rest_local.retrieval.history import DAMAGED, WAIT_S, cause_of, history_home
 from rest_local.retrieval.home import holds_files, remove
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A history as it is listed. tokens: without separators; bytes: on disk; last_use: UTC, ISO 8601.
+class HistoryEntry:
+    """A history in the list. tokens: without separators; bytes: on disk; last_use: UTC, ISO 8601.
 
-    error: why it cannot be read, or that it was set aside; the numbers of such a one are 0.
+    error: why it cannot be read, or that it was set aside after damage; its numbers may then be 0.
     """
 
     name: str
@@ -32,52 +32,52 @@ class Listed:
     error: str = ""
 
 
-def list_histories() -> list[Listed]:
-    """All histories and what was set aside, by name. Raises OSError where the home cannot be read."""
+def list_histories() -> list[HistoryEntry]:
+    """All histories, including those that were set aside, by name. Raises OSError if their directory is unreadable."""
     try:
         with os.scandir(history_home()) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
     except FileNotFoundError:
         return []
-    return [listed for listed in map(_listed, names) if listed]
+    return [entry for entry in map(_entry, names) if entry]
 
 
 def forget_history(name: str) -> None:
-    """Deletes a history by its listed name. Processes that have it open draft from it until they end, and keep what
-    they generate afterwards.
+    """Delete a history by its name in the list. A process that has it open drafts from it until it ends, and stores
+    the answers that it generates afterwards.
 
     Raises HistoryNotFound, DatastoreLocked, DatastoreUnwritable.
     """
-    if name not in {listed.name for listed in list_histories()}:  # looked up, never joined to a path unseen
+    if name not in {entry.name for entry in list_histories()}:  # so that no unchecked name becomes a path
         raise HistoryNotFound(name)
     try:
         remove(history_home() / name, WAIT_S)
-    except DatastoreNotFound as error:  # by somebody else, between the two looks
+    except DatastoreNotFound as error:  # another process deleted it meanwhile
         raise HistoryNotFound(name) from error
 
 
-def _listed(name: str) -> Listed | None:
+def _entry(name: str) -> HistoryEntry | None:
     path = history_home() / name
     try:
         manifest = read_manifest(path)
         last_use = datetime.datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, datetime.timezone.utc)
     except (DatastoreError, OSError) as error:
         if not holds_files(path):
-            return None  # forgotten meanwhile, or a first commit that was never made
-        return Listed(name, error=_fault(name, error))
+            return None  # it was deleted meanwhile, or has no commit yet
+        return HistoryEntry(name, error=_fault(name, error))
     answers = sum(segment.documents for segment in manifest.segments)
-    return Listed(
+    return HistoryEntry(
         name,
         manifest.recipe.get("model", ""),
         answers,
         sum(segment.tokens for segment in manifest.segments) - answers,
         sum(file.size for segment in manifest.segments for file in segment.files.values()),
         last_use.isoformat(timespec="seconds"),
-        "set aside" if ASIDE in name else "",
+        "set aside" if DAMAGED in name else "",
     )
 
 
 def _fault(name: str, error: Exception) -> str:
-    """What is wrong with it and the way out, which for a history is not the one of a datastore."""
-    state = "set aside" if ASIDE in name else "cannot be used"
+    """The error and its remedy, which differs from that of a datastore."""
+    state = "set aside" if DAMAGED in name else "cannot be used"
     return f"{state}: {cause_of(error)}; `rest-local history forget {name}` deletes it"

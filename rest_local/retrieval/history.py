@@ -1,17 +1,21 @@
 """Earlier answers of a model, kept across runs and searched like a datastore.
 
     history = History.open(history_home() / "qwen2-0f3a", vocabulary)
-    history.rows(context, 48, 16)     what was committed, by any process, and what this one has added since
-    history.add(answer)               kept in memory; committed once COMMIT_TOKENS have come together
+    history.rows(context, 48, 16)     searches the answers that any process committed, and new ones of this process
+    history.add(answer)               keeps the answer in memory; commits after COMMIT_TOKENS new tokens
     history.close()                   commits the rest
 
-On disk a history is a datastore (docs/FORMAT.md) whose documents are answers, named by a digest of their tokens so that
-the same answer is kept once. A commit adds a segment: read, add and write under the datastore's lock, so processes may
-write at once. Small segments are merged into the new one, and beyond `cap` tokens the oldest answers go.
+On disk a history is a datastore (docs/FORMAT.md). Its documents are answers, named by a digest of their tokens, so that
+each answer is stored once. A commit adds a segment. It reads and writes under the datastore's lock, so several
+processes can use one history. Small segments are merged into the new one, and beyond `cap` tokens the oldest answers
+are deleted.
 
-Nothing here is ever fatal: a history can only make an answer faster. What is damaged, of another version or not a
-history is renamed aside (`NAME.damaged-1`) with one warning; what cannot be locked or written stays for the next
-commit, with one warning. Knows nothing about models: an answer is token ids. Not thread safe.
+No failure here is fatal, because a history can only make an answer faster:
+
+- A directory that is damaged, of another version or no history is renamed (`NAME.damaged-1`), with one warning.
+- Answers that cannot be written, or whose lock cannot be taken, wait for the next commit, with one warning.
+
+Knows nothing about models: an answer is a list of token ids. Not thread safe.
 """
 
 from __future__ import annotations
@@ -48,41 +52,41 @@ log = logging.getLogger("rest_local.history")
 
 KIND = "history"
 CAP = 4_000_000
-"""Tokens that are kept: 24 to 28 MB. Beyond, the oldest answers go until KEPT of it is left."""
+"""Maximum number of tokens: 24 to 28 MB. If there are more, the oldest answers are deleted until KEPT of it is left."""
 
 KEPT = 0.75
 COMMIT_TOKENS = 4096
-"""New tokens after which a commit is made, in some 50 ms, nearly all of it fsync: what a kill can lose."""
+"""A commit follows after so many new tokens; a kill can lose as many. It takes 50 ms, nearly all of it for fsync."""
 
 UNWRITTEN = 1 << 16
-"""New tokens that are held at most where none can be written, so that a full disk does not fill the memory as well."""
+"""Maximum of new tokens in memory while nothing can be written, so that a full disk does not fill the memory too."""
 
 SMALL = 1 << 16
 """A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
 
 MERGE = 16
-"""A larger segment is merged until it is this many times the size of what is newer: two segments up to a million
-tokens, three below CAP, since each is a search of its own. A token is written about 20 times for it."""
+"""A larger segment is merged until it is so many times larger than all newer ones. So there are two segments up to a
+million tokens and three below CAP, because each costs a search. A token is written about 20 times for it."""
 
 WAIT_S = 2.0
-"""How long a commit waits for another process's, which takes milliseconds, a second where CAP is reached."""
+"""Seconds that a commit waits for another process's commit, which takes milliseconds, or a second at CAP."""
 
 DAMAGE = (DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary)
-ASIDE = ".damaged-"
+DAMAGED = ".damaged-"
 _ATTEMPTS = 3
 
 Answers = list[tuple[str, Int32Array]]
 
 
 def history_home() -> Path:
-    """The directory of all histories, below the user's data directory. Raises OSError where that cannot be made."""
+    """The directory of all histories, in the user's data directory. Raises OSError if that cannot be created."""
     return data_dir() / "history"
 
 
 class History:
-    """The answers of one model. Use `History.open`, and `close` it.
+    """The answers of one model. Make one with `History.open`, and `close` it.
 
-    path: its directory, made by the first commit; vocabulary: of the model, whose ids alone are ever returned.
+    path: its directory, which the first commit creates; vocabulary: of the model; only its ids are ever returned.
     """
 
     def __init__(
@@ -100,13 +104,13 @@ class History:
         self._mmap = mmap
         self._recipe = {**(recipe or {}), "kind": KIND}
         self._wait_s, self._files = wait_s, files or Files()
-        self._longest = int(KEPT * cap) - 1  # tokens of an answer that a cut history has room for
+        self._longest = int(KEPT * cap) - 1  # an answer of so many tokens still fits after old ones were deleted
         if self._longest < 1:
             raise ValueError(f"cap {cap} holds no answer")
         self._store: Datastore | None = None
-        self._pending: dict[str, Int32Array] = {}  # by digest, oldest first: what is not committed yet
-        self._pending_tokens = 0  # of them, one separator an answer included
-        self._searched: list[tuple[int, Segment]] | None = None  # None: to be made
+        self._pending: dict[str, Int32Array] = {}  # answers that are not committed yet, by digest, oldest first
+        self._pending_tokens = 0  # in them, including one separator for each answer
+        self._searched: list[tuple[int, Segment]] | None = None  # made on demand by `_segments`
         self._commit_at = COMMIT_TOKENS
         self._warned: set[str] = set()
 
@@ -122,10 +126,10 @@ class History:
         files: Files | None = None,
         mmap: bool = True,
     ) -> History:
-        """Opens what is committed at `path`, if anything. Reads up to 32 MB; never raises for what is or is not there.
+        """Open the history at `path`, which need not exist. Reads up to 32 MB. Raises nothing for any content there.
 
-        recipe: what the manifest tells people (`model`); cap: in tokens; wait_s: for the lock; files: as in `build`;
-        mmap: False never maps a file, also not a large one or during a commit.
+        recipe: information in the manifest (`model`); cap: in tokens; wait_s: for the lock; files: as in `build`;
+        mmap: False never maps a file, not even a large one or during a commit.
         """
         history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files, mmap=mmap)
         history._reopen()
@@ -133,7 +137,7 @@ class History:
 
     @property
     def tokens(self) -> int:
-        """How many can be searched, one separator an answer included."""
+        """The number of searchable tokens, including one separator for each answer."""
         return self._pending_tokens + self._stored_tokens
 
     @property
@@ -141,7 +145,7 @@ class History:
         return len(self._store) if self._store else 0
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """As `Datastore.rows`, over stored and new answers; the older first among equal matches."""
+        """As `Datastore.rows`, over stored and new answers. Among equal matches the older comes first."""
         try:
             return search_all(self._segments(), context, limit, depth)
         except IndexError:
@@ -153,10 +157,10 @@ class History:
             return self.rows(context, limit, depth)
 
     def _segments(self) -> list[tuple[int, Segment]]:
-        """What is searched: the largest segment first, behind which the others are soon left. Measured with three of
-        them at 1 M tokens: 56 us a lookup, 93 us with the newest first, 28 us in one segment.
+        """All segments to search, the largest first, because the search of the others then ends early. Measured with
+        three segments at 1 M tokens: 56 us for a lookup, 93 us with the newest first, 28 us with one segment.
 
-        The new answers are sorted again when one was added: a millisecond at most.
+        New answers are sorted again after each `add`, in a millisecond at most.
         """
         if self._searched is None:
             self._searched = list(self._store.placed) if self._store else []
@@ -166,9 +170,9 @@ class History:
         return self._searched
 
     def add(self, answer: npt.ArrayLike) -> None:
-        """Keeps an answer; an empty one and one that waits already are not. Commits now and then (up to a second).
-
-        Of an answer longer than the cap allows, the end. ValueError for an id outside the vocabulary.
+        """Keep an answer, unless it is empty or already waits for a commit. Sometimes commits, which takes up to a
+        second. Of an answer that is longer than the cap allows, the end is kept. Raises ValueError for an id outside
+        the vocabulary.
         """
         tokens = np.asarray(answer, np.int32).reshape(-1)[-self._longest :]
         if not len(tokens):
@@ -185,28 +189,28 @@ class History:
             self.commit()
 
     def commit(self) -> None:
-        """Writes what is new as a segment and opens the result, so that other processes' answers are seen as well.
+        """Write new answers as a segment and open the result, which also holds the answers of other processes.
 
-        What cannot be written waits for the next commit, until it is more than UNWRITTEN tokens.
+        Answers that cannot be written wait for the next commit; above UNWRITTEN tokens they are dropped.
         """
         if self._pending and self._commit():
-            self._let_go()
+            self._clear_pending()
             self._reopen()
         elif self._pending_tokens > UNWRITTEN:
-            self._let_go()
+            self._clear_pending()
         self._commit_at = self._pending_tokens + COMMIT_TOKENS
 
     def close(self) -> None:
-        """Commits what is new and closes the files; again does nothing."""
+        """Commit new answers and close the files. A second call does nothing."""
         if self._pending and self._commit():
-            self._let_go()
+            self._clear_pending()
         self._close_store()
 
-    def _let_go(self) -> None:
+    def _clear_pending(self) -> None:
         self._pending, self._pending_tokens, self._searched = {}, 0, None
 
     def _commit(self) -> bool:
-        """Whether what is new is on the disk now."""
+        """Write new answers to the disk. Returns False, after a warning, if that fails."""
         try:
             for _ in range(_ATTEMPTS):
                 with locked(self.path, self._wait_s, make=self._files):
@@ -214,7 +218,7 @@ class History:
                         self._append()
                         return True
                     except DAMAGE as error:
-                        self._rename_aside(error)
+                        self._rename(error)
         except DatastoreLocked as error:
             self._warn("locked", f"{cause_of(error)}; new answers are kept in memory until it is free")
         except DatastoreUnwritable as error:
@@ -224,14 +228,14 @@ class History:
         return False
 
     def _append(self) -> None:
-        """One commit, under the lock. Raises DAMAGE, DatastoreUnwritable."""
+        """Make one commit, under the lock. Raises DAMAGE, DatastoreUnwritable."""
         with contextlib.ExitStack() as stack:
             store = self._snapshot(whole=False)
             if store:
                 stack.enter_context(store)
             known = set(store.document_names()) if store else set()
             fresh = [(name, tokens) for name, tokens in self._pending.items() if name not in known]
-            if not fresh:  # said before, word for word: used, not grown
+            if not fresh:  # all answers are stored already: only the time of last use changes
                 with contextlib.suppress(OSError):
                     os.utime(self.path / MANIFEST)
                 return
@@ -241,14 +245,14 @@ class History:
         )
 
     def _plan(self, store: Datastore | None, fresh: Answers) -> tuple[tuple[SegmentEntry, ...], Answers]:
-        """Segments that stay as they are, and the answers of the new one, oldest first: merged ones, then `fresh`."""
+        """The segments that stay, and the answers of the new segment, oldest first: merged ones, then `fresh`."""
         entries = list(store.manifest.segments) if store else []
         size = sum(len(tokens) + 1 for _, tokens in fresh)
         full = size + sum(entry.tokens for entry in entries) > self.cap
         answers = list(fresh)
         while store and entries and (full or entries[-1].tokens <= max(MERGE * size, SMALL)):
             entry = entries.pop()
-            store.check([entry])  # damage must not be written again under a new checksum
+            store.check([entry])  # damaged tokens must not get a new, valid checksum
             answers[:0] = store.documents(len(entries))
             size += entry.tokens
         if full:
@@ -257,8 +261,8 @@ class History:
         return tuple(entries), answers
 
     def _snapshot(self, whole: bool) -> Datastore | None:
-        """What is committed, None if nothing is. `whole`: to be searched; else mapped, where that is allowed, since not
-        all of it is read. Raises DAMAGE, or DatastoreError where it cannot be read.
+        """The newest commit, or None without one. `whole`: it will be searched; otherwise it is mapped if allowed,
+        because only parts of it are read. Raises DAMAGE, or DatastoreError if it cannot be read.
         """
         try:
             store = Datastore.open(
@@ -284,7 +288,7 @@ class History:
             self._warn("refused", f"{cause_of(error)}; going on without it")
 
     def _set_aside(self, error: Exception, opened: Manifest | None = None) -> None:
-        """Renames the directory, unless it was put right since: a commit that opens and is not the one `opened`."""
+        """Rename the directory, unless it is good again: a commit that can be opened and is not the one `opened`."""
         try:
             with locked(self.path, self._wait_s):
                 try:
@@ -295,20 +299,22 @@ class History:
                 except DAMAGE:
                     bad = True
                 if bad:
-                    self._rename_aside(error)
+                    self._rename(error)
         except DatastoreError as also:
             self._warn("refused", f"{cause_of(error)}, and cannot be set aside: {cause_of(also)}; going on without it")
 
-    def _rename_aside(self, error: Exception) -> None:
-        """Under the lock, which goes along with the directory: who waits for it finds that it guards nothing."""
+    def _rename(self, error: Exception) -> None:
+        """Rename the directory, under the lock. The lock moves with the directory: a process that waits for it finds
+        that it protects nothing.
+        """
         for number in range(1, 1000):
-            aside = self.path.with_name(f"{self.path.name}{ASIDE}{number}")
-            if not aside.exists():
+            new = self.path.with_name(f"{self.path.name}{DAMAGED}{number}")
+            if not new.exists():
                 break
         with unwritable(self.path):
-            self._files.rename(self.path, aside)
+            self._files.rename(self.path, new)
             self._files.sync_directory(self.path.parent)
-        log.warning("history %s: %s; set aside as %s, starting anew", self.path, cause_of(error), aside.name)
+        log.warning("history %s: %s; set aside as %s, starting anew", self.path, cause_of(error), new.name)
 
     def _close_store(self) -> None:
         store, self._store, self._searched = self._store, None, None
@@ -316,14 +322,14 @@ class History:
             store.close()
 
     def _warn(self, kind: str, message: str) -> None:
-        """One warning of a kind: what fails at every commit is said once."""
+        """Log one warning of each kind, because an error may repeat at every commit."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("history %s: %s", self.path, message)
 
 
 def cause_of(error: Exception) -> str:
-    """The cause, without the way out that a datastore would have."""
+    """The cause of an error, without the remedy that the message gives for a datastore."""
     if isinstance(error, DatastoreCorrupt):
         return f"damaged: {error.what}"
     if isinstance(error, DatastoreVersion):

@@ -1,4 +1,4 @@
-"""Where datastores live, and how a name becomes a path."""
+"""The directory of datastores: names to paths, the list, and removal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def datastores_home() -> Path:
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:
-    """A name with a path separator is a path; any other lies in `datastores_home`. OptionError for '', '.', '..'."""
+    """The path of a datastore: a name with a path separator is a path itself, any other is in `datastores_home`.
+
+    Raises OptionError for a name that is empty or begins with a dot.
+    """
     text = os.fspath(name)
     if os.sep in text or (os.altsep and os.altsep in text):
         return Path(text).expanduser()
@@ -33,7 +36,7 @@ def datastore_path(name: str | os.PathLike[str]) -> Path:
 
 
 def list_datastores() -> list[str]:
-    """Names of the datastores in `datastores_home`, sorted. Whether they open is not checked."""
+    """Names of the datastores in `datastores_home`, sorted. Does not check whether they can be opened."""
     try:
         with os.scandir(datastores_home()) as entries:
             return sorted(
@@ -46,10 +49,10 @@ def list_datastores() -> list[str]:
 
 
 def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
-    """Removes a datastore: renamed away under its lock, then unlinked. Open readers keep what they mapped.
+    """Remove a datastore: rename it under its lock, then unlink its files. Open readers keep the files they mapped.
 
-    Only files that a build wrote are deleted; a directory that holds others is left with those. `wait_s`: how long to
-    wait for the lock; `files`: as in `build`. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
+    A directory that holds files of other origin is refused. `wait_s`: how long to wait for the lock; `files`: as in
+    `build`. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)
@@ -68,14 +71,14 @@ def remove_locked(path: Path, files: Files | None = None) -> None:
         files.rename(path, gone)
         files.sync_directory(path.parent)
         _delete(gone, files)
-    # What a killed remove left: no lock can be taken on it by name any more.
+    # Leftovers of a killed remove. Nothing can lock them by name any more.
     for leftover in path.parent.glob(f"{_REMOVED}*"):
         with contextlib.suppress(OSError):
             _delete(leftover, files)
 
 
 def holds_files(path: Path) -> bool:
-    """Whether a build wrote anything there: a commit, a damaged one, or what a killed build left behind."""
+    """Whether the directory holds files of a build: a commit, a damaged one, or leftovers of a killed build."""
     try:
         return any(name == MANIFEST or owns(name) for name in os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):

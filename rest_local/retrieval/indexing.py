@@ -1,16 +1,19 @@
-"""A datastore in one call: walk, tokenize in parallel, sort, commit, and note how it was made.
+"""Builds a datastore in one call: walk, tokenize in parallel, sort, commit, and record the recipe.
 
     with Model.open("model.gguf", vocab_only=True) as model:
         built = build_datastore("mycode", ["~/src/mycode"], vocabulary=model.vocabulary)
     print(built.tokens, "tokens,", built.skipped.summary())
 
-Knows no model: any tokenizer with a name, a size and a hash will do.
+Knows no model: it accepts any tokenizer with a name, a size and a hash.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +24,10 @@ from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, walk
 from rest_local.retrieval.format import Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.tokenizing import tokenize_documents
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+Tokenize = Callable[[str], Int32Array]
 
 Progress = Callable[[str, int], None]
 """Called with ("tokenized" | "sorted" | "written", tokens since the last call)."""
@@ -41,7 +47,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a build: where it lies, the commit, and what the walk left out."""
+    """The result of a build: the path, the commit, and the files that the walk skipped."""
 
     path: Path
     manifest: Manifest
@@ -49,7 +55,7 @@ class Built:
 
     @property
     def tokens(self) -> int:
-        """A separator for each document included."""
+        """Including one separator for each document."""
         return sum(segment.tokens for segment in self.manifest.segments)
 
     @property
@@ -86,13 +92,13 @@ def build_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Built:
-    """Build the datastore `name` (or a path) of the text files below `paths`, in place of what was there.
+    """Build the datastore `name` (or a path) from the text files below `paths`. It replaces an existing one.
 
-    What is taken and what is skipped: `rest_local.retrieval.corpus.walk`. `recipe`: what to note beside paths and
-    filters. Memory does not depend on the corpus, time is mostly the tokenizer's.
+    `rest_local.retrieval.corpus.walk` decides which files are taken. `recipe`: fields to record in addition to paths
+    and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
 
     Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable; in each case what was there before is intact.
+    DatastoreUnwritable. After an error the existing datastore is intact.
     """
     skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]
     files = walk(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size, skipped=skipped)
@@ -114,11 +120,11 @@ def build_from_texts(
     progress: Progress | None = None,
     skipped: Skipped | None = None,
 ) -> Built:
-    """As `build_datastore`, of (document name, text) that come from anywhere."""
-    path, told = datastore_path(name), progress or (lambda what, tokens: None)
-    documents = _counted(tokenize_documents(texts, vocabulary.tokenize), told)
+    """As `build_datastore`, from (document name, text) of any origin."""
+    path, report = datastore_path(name), progress or (lambda what, tokens: None)
+    documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=told)
+    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report)
     return Built(path, manifest, skipped or Skipped())
 
 
@@ -130,7 +136,7 @@ def recipe_of(
     allow_secrets: bool = False,
     max_file_size: int = MAX_FILE_SIZE,
 ) -> dict[str, Any]:
-    """What the manifest notes of a walk."""
+    """The recipe of a walk for the manifest."""
     return {
         "paths": list(paths),
         "include": list(include),
@@ -144,3 +150,38 @@ def _counted(documents: Iterator[tuple[str, Int32Array]], progress: Progress) ->
     for name, tokens in documents:
         progress("tokenized", len(tokens))
         yield name, tokens
+
+
+def tokenize_documents(
+    documents: Iterable[tuple[str, str]], tokenize: Tokenize, workers: int | None = None
+) -> Iterator[tuple[str, Int32Array]]:
+    """(name, token ids) of each (name, text), in order.
+
+    Works in threads, because a tokenizer that is called through ctypes does not hold the GIL. workers: by default one
+    for each core. At most four documents for each worker are in memory, whatever the size of the corpus.
+    """
+    workers = workers or os.cpu_count() or 1
+    waiting: deque[tuple[str, Future[Int32Array]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+    try:
+        for name, text in documents:
+            waiting.append((name, pool.submit(_tokens, tokenize, text)))
+            if len(waiting) >= 4 * workers:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        while waiting:
+            done, future = waiting.popleft()
+            yield done, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _tokens(tokenize: Tokenize, text: str) -> Int32Array:
+    """The tokens of a text. Lone surrogates, which JSON or file names may contain, become U+FFFD, because UTF-8 cannot
+    encode them.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = _SURROGATES.sub("\ufffd", text)
+    return tokenize(text)

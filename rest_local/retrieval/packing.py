@@ -1,11 +1,11 @@
-"""Tokens as bytes whose order is the order of the tokens, and the order of every position by the text before it.
+"""The stored form of tokens, whose byte order equals the token order, and the sort of all positions by context.
 
-A segment's text is stored reversed and big-endian, 2 bytes a token when the ids and the separator fit, else 3, between
-two runs of separators, so that a window around any position can be read without asking where the file ends:
+The text of a segment is stored reversed and big-endian, in 2 bytes a token if the ids and the separator fit, else in 3.
+It lies between two runs of separators, so that a window around any position can be read without a bounds check:
 
     MAX_DEPTH separators | the tokens, last first | MAX_MATCH separators
 
-The separator is the id `vocab_size`: greater than every token, in no context, so no match crosses it.
+The separator is the id `vocab_size`. It is greater than every token and occurs in no context, so no match crosses it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array
 
 PADDING = MAX_DEPTH + MAX_MATCH
 MAX_VOCABULARY = (1 << 24) - 1
-_CHUNK = 1 << 20  # entries filtered at a time: keeps the temporaries of `order_of` at a few MB
+_CHUNK = 1 << 20  # entries filtered at a time, which keeps the temporary arrays of `order_of` at a few MB
 
 ByteArray = npt.NDArray[np.uint8]
 
 
 def width_of(vocab_size: int) -> int:
-    """Bytes a token: 2 while the separator (`vocab_size`) fits, else 3. ValueError beyond 2^24 - 1 ids."""
+    """Bytes per token: 2 if the separator (`vocab_size`) fits, else 3. Raises ValueError for more than 2^24 - 1 ids."""
     if not 1 <= vocab_size <= MAX_VOCABULARY:
         raise ValueError(f"a vocabulary of {vocab_size} ids: 1 to {MAX_VOCABULARY} can be stored")
     return 2 if vocab_size <= 0xFFFF else 3
 
 
 def big_endian(tokens: npt.NDArray[np.integer], width: int) -> bytes:
-    """`tokens` in the given order, `width` bytes each."""
+    """`tokens` in the same order, `width` bytes each."""
     if width == 2:
         return tokens.astype(">u2").tobytes()
     return np.ascontiguousarray(tokens.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 1:]).tobytes()
@@ -47,7 +47,7 @@ def from_big_endian(data: npt.NDArray[np.uint8], width: int) -> Int32Array:
 
 
 def newest_of(context: Context, vocab_size: int) -> list[int]:
-    """The newest MAX_MATCH tokens of a context, newest first; cut at an id outside the vocabulary."""
+    """The newest MAX_MATCH tokens of a context, newest first, up to the first id outside the vocabulary."""
     newest = context[: -MAX_MATCH - 1 : -1]
     ids: list[int] = newest.tolist() if isinstance(newest, np.ndarray) else list(newest)
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
@@ -56,7 +56,7 @@ def newest_of(context: Context, vocab_size: int) -> list[int]:
 
 
 def packed(ids: list[int], width: int) -> bytes:
-    """A few ids as they stand in a text. By `struct`: with cold caches several times faster than numpy."""
+    """A few ids in stored form. Uses `struct`, which is several times faster than numpy when caches are cold."""
     if width == 2:
         return struct.pack(f">{len(ids)}H", *ids)
     wide = bytearray(struct.pack(f">{len(ids)}I", *ids))
@@ -65,10 +65,10 @@ def packed(ids: list[int], width: int) -> bytes:
 
 
 def backwards(windows: npt.NDArray[np.void], count: int, width: int) -> tuple[npt.NDArray[np.unsignedinteger], int]:
-    """The first `count` tokens of each window, last first, as they are stored: a view [windows, count], and by how many
-    bits its numbers have to be shifted right. A window holds at least one token more.
+    """The first `count` tokens of each window, last first, in stored form: a view [windows, count], and the number of
+    bits by which its values have to be shifted right. A window has at least one token more.
 
-    Three bytes are read as four; the last of them belongs to the next token.
+    Three bytes are read as four, of which the last belongs to the next token.
     """
     kind, shift = (">u2", 0) if width == 2 else (">u4", 8)
     if not len(windows):
@@ -77,7 +77,7 @@ def backwards(windows: npt.NDArray[np.void], count: int, width: int) -> tuple[np
 
 
 def pack(forward: Int32Array, vocab_size: int) -> bytes:
-    """The content of `tokens.bin` for a text; ids outside the vocabulary become separators."""
+    """The content of `tokens.bin` for a text. Ids outside the vocabulary become separators."""
     width = width_of(vocab_size)
     backward = forward[::-1]
     outside = (backward < 0) | (backward >= vocab_size)
@@ -88,12 +88,12 @@ def pack(forward: Int32Array, vocab_size: int) -> bytes:
 
 
 def order_of(packed: bytes, width: int, keep: int | None = None) -> npt.NDArray[np.uint32]:
-    """Positions of the reversed text in the order of what follows them there (what precedes them in the text).
+    """The positions of the reversed text, sorted by the tokens after them there (before them in the forward text).
 
     packed: the content of `tokens.bin`; keep: only the first `keep` positions (default: all tokens).
-    Returns uint32 [positions kept]. The bytes are sorted as they are (divsufsort, O(n log n), 4 bytes a *byte* while it
-    runs) and the aligned entries kept: since the ids are big-endian, that is the order of the tokens. One separator is
-    sorted with the text: a text's first token is then followed by a separator like every other document's.
+    Returns uint32 [positions kept]. The bytes are sorted (divsufsort, O(n log n), 4 bytes of memory for each *byte*
+    while it runs), and the entries at token boundaries are kept. Ids are big-endian, so this is the order of the
+    tokens. One separator is sorted with the text, so that a separator precedes the first document like every other.
     """
     from pydivsufsort import divsufsort
 

@@ -1,6 +1,6 @@
-"""What a search returns: continuations of earlier text, each with the length of the context that agrees.
+"""The result of a search: continuations of stored text, each with the length of the context that agrees.
 
-Knows nothing about where the text came from, nor about text at all: purely token ids.
+Knows nothing about the origin of the text, nor about text at all: it handles token ids only.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_MATCH = 32
-"""Context tokens that are compared; a longer agreement counts as this many."""
+"""Number of context tokens that are compared. A longer match counts as this many."""
 
 MAX_DEPTH = 64
-"""Longest continuation that can be asked for: no draft of more tokens pays on any cost curve measured so far."""
+"""Maximum length of a continuation: a longer draft pays on no cost curve measured so far."""
 
 Context = Sequence[int] | npt.NDArray[np.integer]
 """Token ids, newest last."""
@@ -23,18 +23,18 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
-_NO_LIMIT = 1 << 31  # all an int32 can hold
+_NO_LIMIT = 1 << 31  # above every int32
 
 
 class Rows:
     """Continuations, longest context match first.
 
-    match: int32 [rows], tokens of context that agree, 1..MAX_MATCH, not increasing
-    positions: int64 [rows], index in the forward text of the first continuation token
-    limit: ids are below it
+    match: int32 [rows], number of context tokens that agree, 1..MAX_MATCH, not increasing
+    positions: int64 [rows], index of the first continuation token in the forward text
+    limit: all ids are below it
 
-    Tokens are kept as they are stored and decoded when they are asked for: a draft looks at all rows at its first
-    depth, and at few of them further down.
+    Tokens are kept in their stored form and decoded on demand: a draft reads all rows at its first depth, and few of
+    them further down.
     """
 
     __slots__ = ("_continuations", "_shift", "_tokens", "limit", "match", "positions")
@@ -48,8 +48,8 @@ class Rows:
         shift: int = 0,
         limit: int = _NO_LIMIT,
     ) -> None:
-        """continuations: integers [rows, depth], each an id times 2^shift; an id below 0 or from `limit` on ends the
-        document.
+        """continuations: integers [rows, depth], each an id times 2^shift. A document ends at an id below 0 or at
+        `limit` or above.
         """
         self.match = match
         self.positions = positions
@@ -63,16 +63,16 @@ class Rows:
 
     @property
     def depth(self) -> int:
-        """Tokens of a continuation."""
+        """Number of tokens in a continuation."""
         return int(self._tokens.shape[1])
 
     @property
     def continuations(self) -> Int32Array:
-        """int32 [rows, depth], -1 from the document's end on."""
+        """int32 [rows, depth], -1 after the end of the document."""
         if self._continuations is None:
             stored = self._tokens >> self._shift if self._shift else self._tokens
             tokens = stored.astype(np.int32, order="C")
-            known = tokens.view(np.uint32)  # where an id below 0 is a large one
+            known = tokens.view(np.uint32)  # an id below 0 becomes a large number
             if tokens.size and known.max() >= self.limit:
                 tokens[np.logical_or.accumulate(known >= self.limit, axis=1)] = -1
             self._continuations = tokens
@@ -84,14 +84,14 @@ class Rows:
         return matches
 
     def column(self, depth: int) -> list[int]:
-        """The token of every row at `depth`, -1 where the document ends there. About 2 us.
+        """The token of every row at `depth`, -1 if the document ends there. Takes about 2 us.
 
-        Of a row that has ended further up it is any token; so in `row`.
+        If a row's document ends at a smaller depth, the value is any token. The same holds for `row`.
         """
         return self._decoded(self._tokens[:, depth])
 
     def row(self, number: int) -> list[int]:
-        """The tokens of one row, -1 where the document ends."""
+        """The tokens of one row, -1 at the end of the document."""
         return self._decoded(self._tokens[number])
 
     def _decoded(self, stored: npt.NDArray[np.integer]) -> list[int]:
@@ -107,7 +107,7 @@ class Rows:
 
     @staticmethod
     def merge(parts: Sequence[Rows], limit: int, depth: int) -> Rows:
-        """The `limit` longest matches of several results; the earlier part first among equals."""
+        """The `limit` longest matches of several results. Among equal matches the earlier result comes first."""
         parts = [part for part in parts if len(part)]
         if not parts:
             return Rows.empty(depth)
@@ -117,7 +117,7 @@ class Rows:
         best = np.argsort(-match, kind="stable")[:limit]
         positions = np.concatenate([part.positions for part in parts])[best]
         first = parts[0]
-        if all((part._shift, part.limit) == (first._shift, first.limit) for part in parts):  # of one store
+        if all((part._shift, part.limit) == (first._shift, first.limit) for part in parts):  # one store
             tokens = np.concatenate([part._tokens for part in parts])[best]
             return Rows(tokens, match[best], positions, shift=first._shift, limit=first.limit)
         tokens = np.concatenate([part.continuations for part in parts])[best]
@@ -125,6 +125,6 @@ class Rows:
 
 
 def check_shape(limit: int, depth: int) -> None:
-    """ValueError unless limit >= 1 and 1 <= depth <= MAX_DEPTH."""
+    """Raise ValueError unless limit >= 1 and 1 <= depth <= MAX_DEPTH."""
     if limit < 1 or not 1 <= depth <= MAX_DEPTH:
         raise ValueError(f"limit {limit} must be at least 1, depth {depth} from 1 to {MAX_DEPTH}")

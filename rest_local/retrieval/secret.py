@@ -1,6 +1,6 @@
-"""What looks like a secret: file names that hold keys and passwords, and strings shaped like access tokens.
+"""Detects secrets: names of files with keys or passwords, and strings in the form of access tokens.
 
-A datastore gives its text back, so what must not be read must not get in. Better one file too many than one key.
+A datastore returns its text, so no secret may enter it. To skip a harmless file is better than to index a key.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NAMES = (
     ".htpasswd",
     "credentials*",
 )
-"""Names of files that are never read, whatever the case of their letters."""
+"""Names of files that are never read. Upper and lower case do not matter."""
 
 _RUN = rb"[0-9A-Za-z_-]"
-_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, not words with dashes, as a style sheet or an address has them
+_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, unlike words with dashes in a style sheet or an address
 _SHAPES = re.compile(
     rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
     rb"|\b(?:"
@@ -48,18 +48,18 @@ _SHAPES = re.compile(
     rb"|hf_[0-9A-Za-z]{34}"
     rb"|npm_[0-9A-Za-z]{36}"
     rb"|pypi-%(mixed)b%(run)b{40}"
-    rb"|eyJ%(run)b{10,300}\.eyJ%(run)b{10,4000}\.%(run)b{20}"  # a JSON web token; bounded: any text is searched
+    rb"|eyJ%(run)b{10,300}\.eyJ%(run)b{10,4000}\.%(run)b{20}"  # a JSON web token; bounded, because input is arbitrary
     rb"|Account[Kk]ey=[0-9A-Za-z+/]{40}"
     rb")" % {b"run": _RUN, b"mixed": _MIXED}
 )
 
 
 def secret_name(name: str) -> bool:
-    """Whether a file of that name (without directory) is on the deny-list. `id_*` is denied without an extension."""
+    """Whether a file name (without directory) is on the deny-list. `id_*` is denied if it has no extension."""
     name = name.lower()
     return any(fnmatchcase(name, pattern) for pattern in NAMES) or (name.startswith("id_") and "." not in name)
 
 
 def secret_content(data: bytes) -> bool:
-    """Whether anything in a file's bytes is shaped like a key or an access token. O(n)."""
+    """Whether the bytes of a file contain a string in the form of a key or an access token. O(n)."""
     return _SHAPES.search(data) is not None

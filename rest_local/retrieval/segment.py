@@ -1,6 +1,6 @@
-"""An immutable text ordered by context: one binary search finds the longest matches of a context, wherever they are.
+"""An immutable text, sorted by context: one binary search finds the longest matches of a context.
 
-Knows nothing about files, manifests or vocabularies beyond their size: it reads two buffers, in memory or mapped.
+Knows nothing about files and manifests, and only the size of the vocabulary. It reads two buffers, in memory or mapped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _Entries = npt.NDArray[np.uint32]
 
 
 class Segment:
-    """Tokens of some documents and the order of their positions by the text before them (a reversed suffix array).
+    """The tokens of some documents, and their positions sorted by the text before them (a reversed suffix array).
 
     tokens: the content of `tokens.bin` (see `packing`), bytes or a map of the file
     order: the content of `order.bin`, any buffer of 32-bit little-endian positions in the reversed text
     vocab_size: ids at or above it are never returned
 
-    ValueError if `tokens` is not as long as `length` tokens are. A position out of range, in a damaged file, raises
-    IndexError from `rows` and `positions`; any other damage there can only give useless rows. What is returned lies in
-    the text as long as a separator ends it, as one ends every document.
+    Raises ValueError if `tokens` has another length than `length` tokens. In a damaged file a position may be out of
+    range: then `rows` and `positions` raise IndexError. Other damage there only gives useless rows. All results are
+    inside the text as long as a separator ends it, as a separator ends every document.
     """
 
     def __init__(self, tokens: bytes | mmap, order: object, *, length: int, vocab_size: int) -> None:
@@ -40,7 +40,7 @@ class Segment:
         self._order = memoryview(order).cast("B").cast("I")  # type: ignore[arg-type]
         self._entries: _Entries = np.frombuffer(self._order, np.uint32)
         self._windows: dict[tuple[int, int], npt.NDArray[np.void]] = {}
-        # Bytes that agree -> tokens that agree, for a whole window. Small integers: they sort in linear time.
+        # Bytes that agree -> tokens that agree, for a whole window. Such small integers sort in linear time.
         self._tokens_in = (np.arange(MAX_MATCH * self.width + 1) // self.width).astype(np.int8)
 
     @classmethod
@@ -50,7 +50,7 @@ class Segment:
 
     @classmethod
     def of_text(cls, text: Int32Array, vocab_size: int, overlap: int = 0) -> Segment:
-        """A segment in memory over text as it is; its first `overlap` tokens serve as context but give no rows."""
+        """A segment in memory over one text. Its first `overlap` tokens serve as context but give no rows."""
         packed = pack(text, vocab_size)
         order = order_of(packed, width_of(vocab_size), len(text) - overlap)
         return cls(packed, order, length=len(text), vocab_size=vocab_size)
@@ -61,14 +61,16 @@ class Segment:
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
         """Up to `limit` continuations of the longest matches of `context` (newest token last), longest first.
 
-        If more rows share the shortest match than there is room for, any of them are taken; the middle ones if all of
-        the context (or MAX_MATCH of it) agrees. One or two binary searches, 30 to 40 us.
+        If too many rows share the shortest match, any of them are taken; if the whole context (or MAX_MATCH tokens of
+        it) agrees in too many rows, the middle ones. Takes one or two binary searches, 30 to 40 us.
         """
         check_shape(limit, depth)
         return self.search(self.key(context), limit, depth)
 
     def search(self, key: bytes, limit: int, depth: int, above: int = 0, start: int = 0) -> Rows:
-        """`rows` for a context as `key` packs it: those that match more than `above`, in a text from `start` on."""
+        """`rows` for a context in the form of `key`: only matches longer than `above`. `start`: the offset of this
+        segment in the whole text.
+        """
         found, match = self.around(key, limit, above)
         windows = self._window(MAX_DEPTH - depth, depth + 1)[found]
         tokens, shift = backwards(windows, depth, self.width)
@@ -76,7 +78,7 @@ class Segment:
         return Rows(tokens, match, positions, shift=shift, limit=self.vocab_size)
 
     def find(self, context: Context) -> tuple[int, int, int]:
-        """(match, low, high): the longest match, 0..MAX_MATCH, and the half-open interval of `order` that shares it."""
+        """(match, low, high): the longest match, 0..MAX_MATCH, and the half-open interval of `order` that has it."""
         key = self.key(context)
         _, match = self.around(key, 1)
         longest = int(match[0]) if len(match) else 0
@@ -86,9 +88,9 @@ class Segment:
         return longest, low, bisect_right(self._order, key, lo=low, key=text)
 
     def positions(self, low: int, high: int) -> npt.NDArray[np.int64]:
-        """Where the text goes on for entries low..high of the order: int64 indices in the forward text.
+        """The positions of the continuations for entries low..high of the order: int64 indices in the forward text.
 
-        IndexError where one lies outside it: between the entries that `find` compared, damage may have put anything.
+        Raises IndexError if one is outside the text: `find` does not compare all entries, and a file may be damaged.
         """
         entries = self._entries[low:high].astype(np.int64)
         if len(entries) and (entries.min() == 0 or entries.max() >= self.length):
@@ -96,14 +98,15 @@ class Segment:
         return self.length - entries
 
     def key(self, context: Context) -> bytes:
-        """The newest MAX_MATCH tokens of the context, newest first, as stored; cut at an id not in the vocabulary."""
+        """The newest MAX_MATCH tokens of the context, newest first, in stored form. Ends before an unknown id."""
         return packed(newest_of(context, self.vocab_size), self.width)
 
     def around(self, key: bytes, limit: int, above: int = 0) -> tuple[_Entries, Int32Array]:
-        """The best `limit` entries of the order for a key: positions in the reversed text, and their match > `above`.
+        """The best `limit` entries of the order for a key with a match longer than `above`: their positions in the
+        reversed text, and their matches.
 
-        Matches shrink walking away from the insertion point on either side, so `limit` entries on each side hold the
-        best `limit` of all.
+        Matches get shorter with the distance from the insertion point, so the best `limit` of all entries are among
+        the `limit` entries on each side.
         """
         text = self._text(len(key))
         at = bisect_left(self._order, key, key=text)
@@ -126,26 +129,26 @@ class Segment:
         return entries[best[: len(longest)]], longest
 
     def slice(self, start: int, stop: int) -> Int32Array:
-        """Tokens start..stop of the forward text, 0 <= start <= stop <= length; a separator is `vocab_size`."""
+        """Tokens start..stop of the forward text, 0 <= start <= stop <= length. A separator is `vocab_size`."""
         first = (MAX_DEPTH + self.length - stop) * self.width
         data = self._tokens[first : first + (stop - start) * self.width]
         return from_big_endian(np.frombuffer(data, np.uint8), self.width)[::-1]
 
     def release(self) -> None:
-        """Lets go of the buffers, so that a map beneath them can be closed."""
+        """Release the buffers, so that a mapped file can be closed."""
         self._windows.clear()
         self._entries = np.empty(0, np.uint32)
         self._order.release()
         self._tokens = b""
 
     def _reaches(self, at: int, least: bytes) -> bool:
-        """Whether an entry next to `at`, where the longest matches of a key stand, begins with `least` of it."""
+        """Whether an entry next to `at`, where the longest matches of a key are, begins with the bytes `least`."""
         text = self._text(len(least))
         order = self._order[max(at - 1, 0) : at + 1]
         return any(text(position) == least for position in order)
 
     def _match(self, entries: _Entries, key: bytes) -> npt.NDArray[np.int8]:
-        """Tokens that agree with the key, per entry: up to the first byte that differs."""
+        """For each entry the number of tokens that agree with the key, up to the first byte that differs."""
         windows = np.ndarray(
             (len(entries), len(key)), np.uint8, self._window(MAX_DEPTH, len(key) // self.width)[entries]
         )
@@ -155,7 +158,9 @@ class Segment:
         return tokens
 
     def _window(self, first: int, count: int) -> npt.NDArray[np.void]:
-        """`count` tokens from `first` tokens into the file on, seen from every position: one copy a row, no loop."""
+        """A view with one item for each position: `count` tokens, which begin `first` tokens after the position. So
+        indexing copies a row at once, without a loop.
+        """
         window = self._windows.get((first, count))
         if window is None:
             window = self._windows[first, count] = np.ndarray(
@@ -164,7 +169,7 @@ class Segment:
         return window
 
     def _text(self, size: int) -> Callable[[int], bytes]:
-        """The `size` bytes of reversed text at a position, for bisect."""
+        """A function from a position to `size` bytes of the reversed text there, for bisect."""
         tokens, width, first = self._tokens, self.width, MAX_DEPTH * self.width
 
         def text(position: int) -> bytes:
@@ -175,9 +180,10 @@ class Segment:
 
 
 def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit: int, depth: int) -> Rows:
-    """As `Segment.rows`, over (start in the text, segment) of one vocabulary; the earlier first among equal matches.
+    """As `Segment.rows`, over several (start in the text, segment) of one vocabulary. Among equal matches the earlier
+    segment comes first.
 
-    A segment is left after one search unless it can do better than those before it.
+    A segment costs one binary search unless it has better matches than the segments before it.
     """
     check_shape(limit, depth)
     best: Rows | None = None

@@ -1,5 +1,5 @@
 """Every kind of memory through the engine: half-right drafts at every step change nothing, near a sliding window's
-edge, over recurrent state that is rolled back, and behind a prefix that is kept or partly taken back.
+edge, over recurrent state that is rolled back, and after a prefix that is kept or partly taken back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXT = "for number in range(10): print(number)\n"
 
 
 class HalfRight(Stateless):
-    """Drafts what is known to come, right for some tokens and then wrong, and wrong branches beside it."""
+    """Drafts the known answer, right for some tokens and then wrong, and wrong branches in addition."""
 
     name = "half right"
 
@@ -75,7 +75,7 @@ def half_right(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> 
 
 
 def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Result, drafted: Result) -> None:
-    """Where drafted output first differs, the two tokens' logits behind the same text are nearly equal: as near as the
+    """Where drafted output first differs, the two tokens' logits after the same text are nearly equal: as near as the
     engine's own self-test reports, by its largest gap at a flip or, where it saw none, the largest change of a logit.
     """
     pairs = enumerate(zip(plain.tokens, drafted.tokens, strict=True))

@@ -499,7 +499,7 @@ def test_no_mmap_reaches_datastores_and_history(
         for store in engine.datastores:
             assert bool(store._maps) == mmap
         finish(engine, PROMPT, 5)
-        earlier = engine._earlier
+        earlier = engine._persisted
         assert earlier is not None
         earlier.history.commit()
         assert earlier.history._store is not None

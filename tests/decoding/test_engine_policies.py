@@ -50,7 +50,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
 
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
     monkeypatch.setattr(Auto, "plan", keen)
-    monkeypatch.setattr(Auto, "book", lambda self, done: None)
+    monkeypatch.setattr(Auto, "account", lambda self, done: None)
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:

@@ -235,7 +235,7 @@ def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
     assert max(widths) == 4
 
 
-def test_cells_that_nobody_committed_are_dropped_by_the_next_request() -> None:
+def test_uncommitted_cells_are_dropped_by_the_next_request() -> None:
     """As an interrupt between a decode and its bookkeeping leaves them."""
     backend = FakeBackend()
     task = generation(backend, fortune("tree"), Greedy())
@@ -272,7 +272,7 @@ class Clerk(Keen):
 @pytest.mark.parametrize(
     ("drafted", "lookup_us", "lookup_ms", "driver_ms"),
     [([1, 2], 1000.0, 1.0, 9.0), ([], 1000.0, 10.0, 0.0), ([], None, None, 10.0)],
-    ids=["a draft pays its own growth", "a lookup in vain is one whole", "nobody was asked"],
+    ids=["a draft pays its own growth", "a lookup without a draft pays all of it", "no lookup"],
 )
 def test_what_drafting_took_is_the_lookups_or_the_drafts(
     drafted: list[int],

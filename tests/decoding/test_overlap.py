@@ -27,9 +27,10 @@ from support.fake_sequences import (
 )
 from support.fake_sources import SHAPES, Keen, fortune
 
+from rest_local.decoding.engine import Engine
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.forward import Forward
-from rest_local.decoding.lanes import Lanes
+from rest_local.decoding.lane import Lanes
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence, Taken
@@ -143,7 +144,7 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
 
 
 @pytest.mark.parametrize("whom", ["itself", "another"])
-def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str) -> None:
+def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None:
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
     ended: list[Any] = []
@@ -175,7 +176,7 @@ def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str)
     assert again.result.tokens == said([3], 10)
 
 
-def test_who_is_cancelled_by_its_last_text_ends_once() -> None:
+def test_a_request_cancelled_by_its_last_text_ends_once() -> None:
     device = FakeDevice()
     scheduler = ahead(device)
     ended: list[Any] = []
@@ -209,7 +210,7 @@ def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) 
 
 
 @pytest.mark.parametrize("call", range(2, 8))
-def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int) -> None:
+def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> None:
     """Nobody expects it, so it ends the step; the pass before was delivered, the cells are what is committed."""
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
@@ -225,7 +226,7 @@ def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int
         reader.check()
 
 
-def test_who_is_sent_back_for_want_of_cells_has_got_its_text() -> None:
+def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None:
     device = FakeDevice(n_ctx=64, n_slots=2)
     scheduler = ahead(device)
     asked = [[1] * 20, [2] * 20]
@@ -382,7 +383,7 @@ def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.2, 5.0])
-def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whether reading the logits takes longer than submitting; here submitting takes a second."""
     now = 0.0
 
@@ -404,13 +405,13 @@ def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypat
     scheduler = scheduler_of(backend)
     job = sequence_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
     scheduler.submit(job)
-    behind = []
+    missing = []
     while not job.done:
         scheduler.step()
         if not job.done:
             assert job.has_begun
-            behind.append(len(job.tokens) - len(job.request.prompt) - len(job.result.tokens))
-    assert set(behind[1:]) == {1 if wait > 1.0 else 0}
+            missing.append(len(job.tokens) - len(job.request.prompt) - len(job.result.tokens))
+    assert set(missing[1:]) == {1 if wait > 1.0 else 0}
     assert job.result.tokens == said([1, 2], 10, Draws(5))
 
 
@@ -443,15 +444,17 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     shared.warnings = []
     lanes = Lanes(shared)  # type: ignore[arg-type]
     lanes._exact = exact  # type: ignore[assignment]
+    engine = object.__new__(Engine)
+    engine._lanes = lanes
     jobs = [sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)]
     for scheduler, job in zip(schedulers, jobs, strict=True):
         scheduler.submit(job)
     for step in range(1, 10):
-        lanes.step(step)
+        engine.step(step)
         assert [len(job.result.tokens) for job in jobs] == [step, step]
-    lanes.cancel(jobs[1])
+    engine.cancel(jobs[1])
     for step in range(10, 15):
-        lanes.step(step)
+        engine.step(step)
         assert len(jobs[0].result.tokens) == step - 1, "alone again, with the next pass"
-    lanes.deliver()
+    schedulers[0].deliver()
     assert len(jobs[0].result.tokens) == 14, "before stores that were drafted from are closed, say"

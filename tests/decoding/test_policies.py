@@ -75,7 +75,7 @@ class Told(Sources):
 
     @property
     def text(self) -> list[int]:
-        return list(self._tokens)
+        return self._from(0)
 
 
 class Scripted:

@@ -174,7 +174,7 @@ def test_cpu_time_against_the_clock_tells_a_busy_machine(monkeypatch: pytest.Mon
     meter = LoadMeter(lambda: 4)
     assert not meter.busy(usage.step(40.0, 3.9, 0))
     assert meter.busy(usage.step(80.0, 2.0, 30))
-    assert not meter.busy(usage.step(40.0, 2.0, 0))  # threads that wait without spinning: nobody took their cores
+    assert not meter.busy(usage.step(40.0, 2.0, 0))  # threads wait without spinning: no other process took their cores
     assert not meter.busy(usage.step(40.0, 3.9, 30))  # preempted, and hardly slower
     assert not meter.busy(usage.step(40.0, 1.0, 30, pause_ms=500.0))  # a pause of the user's, not a step
     assert not meter.busy(usage.step(-5.0, 1.0, 30))  # the clock was set back

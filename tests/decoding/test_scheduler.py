@@ -1,4 +1,4 @@
-"""Many requests over the fake backend, whose arithmetic is exact: who else is served never changes an answer."""
+"""Many requests over the fake backend, whose arithmetic is exact: other requests never change an answer."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_a_hundred_prompts_say_the_same_with_drafts(shape: str, temperature: flo
 
 
 def test_the_budget_is_shared_by_all() -> None:
-    """Of eight whose sources are as good, each has drafts submitted and accepted while all of them run: nodes go to
-    who is likeliest, not to who came first."""
+    """Eight sequences with sources of one quality all have drafts submitted and accepted while all of them run: nodes
+    go to the likeliest candidates, not to the first sequence."""
     backend = FakeBackend(n_ctx=2048, n_slots=8)
     scheduler = scheduler_of(backend)
     jobs = [
@@ -92,7 +92,7 @@ def test_the_budget_is_shared_by_all() -> None:
 
 
 def test_the_least_recently_used_idle_slot_goes_first() -> None:
-    """Three conversations and a fourth that does not fit beside them: who spoke last longest ago makes room."""
+    """Three conversations and a fourth that does not fit with them: the least recently used one makes room."""
     backend = FakeBackend(n_ctx=256, n_slots=4)
     scheduler = scheduler_of(backend)
     rng = np.random.default_rng(5)
@@ -106,7 +106,7 @@ def test_the_least_recently_used_idle_slot_goes_first() -> None:
 
 @pytest.mark.parametrize("drafts", [True, False])
 def test_log_probabilities_are_those_of_each_tokens_own_row(drafts: bool) -> None:
-    """Whether it was drafted or not: the row behind the text before it."""
+    """Whether it was drafted or not: the row after the text before it."""
     backend = FakeBackend(n_ctx=512, n_slots=2)
     prompts = prompts_of(2, 9)
     jobs = [
@@ -189,7 +189,7 @@ def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_
     for _ in range(90):
         scheduler.step()
     assert idle.n_past == 200
-    again = sequence_of(backend, [1] * 200, 1)  # somebody needs it: it begins anew
+    again = sequence_of(backend, [1] * 200, 1)  # another text needs it: it begins anew
     scheduler.submit(again)
     while not again.done:
         scheduler.step()
@@ -203,7 +203,7 @@ def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_
 
 
 def test_holes_below_what_is_kept_cost_no_conversation_its_prefix() -> None:
-    """Who goes on with kept text keeps it; who comes with another text starts again from the lowest cell."""
+    """A request that continues kept text keeps it; one with another text starts again from the lowest cell."""
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=3)
     scheduler = scheduler_of(backend, curve)
@@ -257,7 +257,7 @@ def test_another_conversation_does_not_push_out_a_longer_one() -> None:
     assert again.statistics.cached_tokens >= len(long) - 1
 
 
-def test_a_long_prompt_is_evaluated_in_parts_beside_those_who_generate() -> None:
+def test_a_long_prompt_is_evaluated_in_parts_while_others_generate() -> None:
     """Every pass gives each running request a token, and no part is larger than its time allows."""
     slow = CostCurve.from_points([0], [1, 64], [[10.0, 200.0]])  # 3 ms a token: 100 ms are 33
     backend = FakeBackend(n_ctx=2048, n_batch=512, n_slots=4)
@@ -359,7 +359,7 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
 @pytest.mark.parametrize("code", [1, 2, -1, -2])
 @pytest.mark.parametrize("at", range(1, 15))
 def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
-    """At the N-th call; whoever is not served gets an error, and everybody else the right answer."""
+    """At the N-th call: a sequence that is not served gets an error, and all others the right answer."""
     backend = FakeBackend(n_ctx=512, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = prompts_of(5, 80)
@@ -475,7 +475,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def cells_at_work_are_counted(self) -> None:
-        """Each once, whoever shares it and whoever made it; and those to come."""
+        """Each counts once, shared or not; and those to come."""
         at_work = [job for job in self.scheduler.admitted if job.is_admitted]
         ids = {job.slot.first_id + n for job in at_work for n in range(job.slot.n_branches)}
         held = sum(not ids.isdisjoint(cell.ids) for cell in self.backend.cells)

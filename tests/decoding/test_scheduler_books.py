@@ -1,4 +1,4 @@
-"""What the scheduler keeps count of, over the fake backend: time, cells, who has to wait, what is expected next."""
+"""The counts of the scheduler, over the fake backend: time, cells, waiting sequences, predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.fake_backend import N_VOCAB, Draws, FakeBackend
 from support.fake_sequences import FLAT, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
 
-from rest_local.decoding.statistics import Totals
+from rest_local.decoding.counts import Totals
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.slots import Match
 
@@ -81,7 +81,7 @@ def test_a_kept_beginning_takes_cells_as_well() -> None:
     assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
 
 
-def test_who_waits_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend(n_ctx=160, n_slots=3)
     scheduler = scheduler_of(backend)
     compared = []

@@ -170,7 +170,7 @@ BREAKS: dict[str, Callable[[Sequence], tuple[object, str]]] = {
 
 @pytest.mark.parametrize("call", [1, 3])
 @pytest.mark.parametrize("place", BREAKS)
-def test_a_fault_that_nobody_expected_ends_the_request_that_it_is_in(
+def test_an_unexpected_fault_ends_only_its_own_request(
     place: str, call: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the n-th call. It is told and logged, the others get their answers, the cells stay in order."""
@@ -227,8 +227,8 @@ class Interrupted(Greedy):
         return super().sample(logits)
 
 
-def test_an_interrupt_between_two_who_are_served_makes_no_answer_wrong() -> None:
-    """The first has chosen its token and nobody got it: it cannot go on, for its sampler cannot go back."""
+def test_an_interrupt_between_two_sequences_makes_no_answer_wrong() -> None:
+    """The first has chosen a token that was not delivered: it cannot go on, because its sampler cannot go back."""
     backend = FakeBackend(n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[1, 2], [3, 4], [5, 6]]
@@ -278,7 +278,7 @@ def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
     assert backend.evaluated <= 2 * (299 + 20)
 
 
-def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> None:
+def test_cells_that_cannot_be_cut_back_do_not_change_other_answers() -> None:
     backend = Stubborn(n_ctx=1024, n_slots=3)
     asked = [[1, 2], [3, 4], [5, 6]]
     jobs = [sequence_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]

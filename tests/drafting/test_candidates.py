@@ -1,4 +1,4 @@
-"""Candidates carry the evidence that a naive count over the rows gives."""
+"""Candidates have the same evidence as a naive count over the rows gives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import MOST_CANDIDATES, Candidate, SourceRows, cell_of
+from rest_local.drafting.candidates import MAX_CANDIDATES, Candidate, SourceRows, cell_of
 from rest_local.drafting.drafter import propose
 from rest_local.retrieval.rows import Rows
 
@@ -23,18 +23,18 @@ def rows_of(texts: list[tuple[int, list[int]]]) -> Rows:
 
 
 def expected(rows: Rows, path: list[int]) -> list[Candidate]:
-    """Every row that goes on through `path`, one by one."""
+    """Counts all rows that continue through `path`, one by one."""
     depth = len(path)
     continuations, match = rows.continuations.tolist(), rows.match.tolist()
-    going = [row for row, text in enumerate(continuations) if text[:depth] == path and text[depth] >= 0]
+    continuing = [row for row, text in enumerate(continuations) if text[:depth] == path and text[depth] >= 0]
     found = []
-    for token in dict.fromkeys(continuations[row][depth] for row in going):
-        through = [row for row in going if continuations[row][depth] == token]
+    for token in dict.fromkeys(continuations[row][depth] for row in continuing):
+        through = [row for row in continuing if continuations[row][depth] == token]
         length = max(match[row] for row in through)
-        reaching = sum(match[row] >= length for row in going)
+        reaching = sum(match[row] >= length for row in continuing)
         agreeing = sum(match[row] >= length for row in through)
         found.append((token, cell_of(1, length + depth, reaching, agreeing), through))
-    return found[:MOST_CANDIDATES]
+    return found[:MAX_CANDIDATES]
 
 
 @given(TEXTS)

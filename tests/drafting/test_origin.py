@@ -1,4 +1,4 @@
-"""Where a drafted token comes from is told where it can be, and never costs an answer."""
+"""The origin of a drafted token is reported if it is known; an error there never ends an answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rest_local.retrieval.format import VocabularyId
 TEXT = list(range(100, 140))
 
 
-def told(path: Path) -> list[Origin | None]:
-    """Of two tokens that a datastore of TEXT drafted behind its first ten, and one that nobody did."""
+def origins_in(path: Path) -> list[Origin | None]:
+    """The origins of two tokens that a datastore of TEXT drafts, and of one that it does not."""
     with Datastore.open(path) as store:
         sources = Sources([store], 1000)
         sources.restart(TEXT[:10])
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_drafted_token_has_a_file_and_a_line(path: Path) -> None:
-    first, second, last = told(path)
+    first, second, last = origins_in(path)
     assert first is not None
     assert second is not None
     assert last is None
@@ -47,12 +47,12 @@ def test_a_drafted_token_has_a_file_and_a_line(path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [DatastoreCorrupt("store", "names"), IndexError("position"), OSError("gone")])
-def test_a_damaged_table_costs_the_place_only(path: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_table_only_hides_the_place(path: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(self: Datastore, position: int) -> tuple[str, int]:
         raise fault
 
     monkeypatch.setattr(Datastore, "locate", damaged)
-    first, second, _ = told(path)
+    first, second, _ = origins_in(path)
     assert first is not None
     assert second is not None
     assert {(origin.source, origin.file, origin.line) for origin in (first, second)} == {("datastore", None, None)}

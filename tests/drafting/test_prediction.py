@@ -1,4 +1,4 @@
-"""An answer that follows the prediction is drafted from it; one that leaves it is found again."""
+"""An answer that follows the prediction is drafted from it; after a divergence its place is found again."""
 
 import numpy as np
 import pytest
@@ -12,26 +12,26 @@ from rest_local.drafting.sources import Sources
 OLD = list(range(100, 200)) + list(range(300, 400))
 
 
-def drafted(prediction: Prediction, said: list[int], depth: int = 16) -> list[list[int]]:
-    rows = prediction.rows(np.array([1, 2, 3, *said], np.int32)[-32:], depth)
+def drafted(prediction: Prediction, answer: list[int], depth: int = 16) -> list[list[int]]:
+    rows = prediction.rows(np.array([1, 2, 3, *answer], np.int32)[-32:], depth)
     return [[t for t in row if t >= 0] for row in rows.continuations.tolist()]
 
 
-def tell(prediction: Prediction, said: list[int], more: list[int]) -> list[int]:
+def tell(prediction: Prediction, answer: list[int], more: list[int]) -> list[int]:
     prediction.extend(more)
-    return said + more
+    return answer + more
 
 
-def test_the_beginning_is_drafted_before_anything_was_said() -> None:
+def test_the_beginning_is_drafted_before_the_first_token() -> None:
     prediction = Prediction(OLD)
     assert prediction.follows
     assert drafted(prediction, []) == [OLD[:16]]
 
 
-def test_it_goes_along_with_more_evidence_with_every_token() -> None:
+def test_each_token_that_agrees_adds_evidence() -> None:
     prediction = Prediction(OLD)
-    said = tell(prediction, [], OLD[:20])
-    rows = prediction.rows(np.array(said, np.int32), 8)
+    answer = tell(prediction, [], OLD[:20])
+    rows = prediction.rows(np.array(answer, np.int32), 8)
     assert rows.continuations.tolist() == [OLD[20:28]]
     assert rows.match.tolist() == [START + 20]
     assert prediction.follows
@@ -41,40 +41,40 @@ def test_it_goes_along_with_more_evidence_with_every_token() -> None:
     ("new", "resume"),
     [
         ([*OLD[:20], 999], 21),  # replaced
-        ([*OLD[:20], 999, 998, 997, OLD[20]], 21),  # put in
-        ([*OLD[:20], OLD[30]], 31),  # left out
-        ([*OLD[:20], OLD[150], OLD[151], OLD[152]], 153),  # far ahead
-        ([*OLD[:60], OLD[20], OLD[21], OLD[22]], 23),  # back again
+        ([*OLD[:20], 999, 998, 997, OLD[20]], 21),  # inserted
+        ([*OLD[:20], OLD[30]], 31),  # deleted
+        ([*OLD[:20], OLD[150], OLD[151], OLD[152]], 153),  # moved far ahead
+        ([*OLD[:60], OLD[20], OLD[21], OLD[22]], 23),  # moved back
     ],
 )
-def test_after_a_parting_the_place_is_found_again(new: list[int], resume: int) -> None:
+def test_after_a_divergence_the_place_is_found_again(new: list[int], resume: int) -> None:
     prediction = Prediction(OLD)
-    said: list[int] = []
+    answer: list[int] = []
     for token in new:
-        said = tell(prediction, said, [token])
-        drafted(prediction, said)
-    assert OLD[resume : resume + 16] in drafted(prediction, said)
-    tell(prediction, said, OLD[resume : resume + 12])
-    assert drafted(prediction, said + OLD[resume : resume + 12])[0] == OLD[resume + 12 : resume + 28]
+        answer = tell(prediction, answer, [token])
+        drafted(prediction, answer)
+    assert OLD[resume : resume + 16] in drafted(prediction, answer)
+    tell(prediction, answer, OLD[resume : resume + 12])
+    assert drafted(prediction, answer + OLD[resume : resume + 12])[0] == OLD[resume + 12 : resume + 28]
 
 
-def test_several_tokens_in_one_step_may_part_in_the_middle() -> None:
+def test_several_tokens_of_one_step_may_diverge_in_the_middle() -> None:
     prediction = Prediction(OLD)
-    said = tell(prediction, [], [*OLD[:10], 999, *OLD[11:14]])
-    assert drafted(prediction, said)[0] == OLD[14:30]
+    answer = tell(prediction, [], [*OLD[:10], 999, *OLD[11:14]])
+    assert drafted(prediction, answer)[0] == OLD[14:30]
 
 
-def test_a_single_token_far_ahead_does_not_move_the_place_where_it_was_left() -> None:
+def test_a_single_token_far_ahead_does_not_move_the_place() -> None:
     prediction = Prediction(OLD)
-    said: list[int] = []
+    answer: list[int] = []
     for token in [*OLD[:20], 999, OLD[170], 998, OLD[25]]:
-        said = tell(prediction, said, [token])
-        drafts = drafted(prediction, said)
+        answer = tell(prediction, answer, [token])
+        drafts = drafted(prediction, answer)
     assert drafts[0] == OLD[26:42]
 
 
-def forward(old: list[int], at: int, said: list[int]) -> dict[int, float]:
-    """By place the probability that the next token is copied from there: the model of `Alignment`, without arrays."""
+def forward(old: list[int], at: int, answer: list[int]) -> dict[int, float]:
+    """The model of `Alignment` without arrays: for each place the probability that the next token is copied from it."""
     first, end = max(at - module.BEFORE, 0), min(at + module.AFTER, len(old))
     copied, new = dict.fromkeys(range(first, end + 1), 0.0), 1.0
 
@@ -85,7 +85,7 @@ def forward(old: list[int], at: int, said: list[int]) -> dict[int, float]:
             skips[at + n] *= module.SAME_LENGTH
         return {place: resume * new * skips[place] + module.KEEP * copied[place] for place in copied}
 
-    for n, token in enumerate(said):
+    for n, token in enumerate(answer):
         coming = following(n)
         resume = module.RESUME if n <= module.SOON else module.RESUME_LATER
         known = any(old[place] == token for place in range(first, end))
@@ -95,24 +95,24 @@ def forward(old: list[int], at: int, said: list[int]) -> dict[int, float]:
             copied[place] = coming[place - 1] if place > first and old[place - 1] == token else 0.0
         total = new + sum(copied.values())
         new, copied = new / total, {place: p / total for place, p in copied.items()}
-    return following(len(said))
+    return following(len(answer))
 
 
 @given(
     st.lists(st.integers(0, 7), min_size=1, max_size=600), st.integers(0, 600), st.lists(st.integers(0, 8), max_size=9)
 )
-def test_the_places_have_the_probabilities_of_the_model(old: list[int], at: int, said: list[int]) -> None:
+def test_the_places_have_the_probabilities_of_the_model(old: list[int], at: int, answer: list[int]) -> None:
     at = min(at, len(old))
     alignment = Alignment(np.array(old, np.int32), at)
-    for token in said:
+    for token in answer:
         alignment.extend(token)
-    expected = forward(old, at, said)
+    expected = forward(old, at, answer)
     found = alignment.places()
     assert [p for _, p in found] == sorted((p for _, p in found), reverse=True)
     for place, probability in found:
         assert probability == pytest.approx(expected[place], rel=1e-3)
-    likely = [p for p in expected.values() if p >= 1.001 * module.LEAST]
-    assert len(found) >= min(len(likely), module.WIDEST)
+    likely = [p for p in expected.values() if p >= 1.001 * module.MIN_PROBABILITY]
+    assert len(found) >= min(len(likely), module.MAX_PLACES)
 
 
 def test_a_likelier_place_has_a_higher_level() -> None:
@@ -122,24 +122,24 @@ def test_a_likelier_place_has_a_higher_level() -> None:
     assert levels[-1] == START
 
 
-def test_at_the_end_nothing_more_is_drafted() -> None:
+def test_at_the_end_nothing_is_drafted() -> None:
     prediction = Prediction(OLD)
-    said = tell(prediction, [], OLD)
-    assert drafted(prediction, said) == []
+    answer = tell(prediction, [], OLD)
+    assert drafted(prediction, answer) == []
     assert not prediction.follows
 
 
-def test_an_empty_one_and_one_of_one_token() -> None:
+def test_a_prediction_of_no_token_and_of_one_token() -> None:
     assert drafted(Prediction([]), [5]) == []
     assert drafted(Prediction([7]), []) == [[7]]
 
 
-def test_in_another_language_it_only_guesses() -> None:
+def test_an_unrelated_answer_gets_drafts_of_low_evidence_only() -> None:
     prediction = Prediction(OLD)
-    said: list[int] = []
+    answer: list[int] = []
     for token in range(5000, 5100):
-        said = tell(prediction, said, [token])
-        rows = prediction.rows(np.array(said, np.int32)[-32:], 16)
+        answer = tell(prediction, answer, [token])
+        rows = prediction.rows(np.array(answer, np.int32)[-32:], 16)
         assert rows.match.max(initial=0) <= 2
     assert len(rows) == 0
     assert not prediction.follows
@@ -148,17 +148,17 @@ def test_in_another_language_it_only_guesses() -> None:
 def test_ten_megabytes_are_followed_and_searched() -> None:
     big = np.random.default_rng(1).integers(0, 30_000, 3_000_000).tolist()
     prediction = Prediction(big)
-    said = tell(prediction, [], [*big[:5], *big[2_000_000:2_000_010]])
-    assert drafted(prediction, said)[0] == big[2_000_010:2_000_026]
+    answer = tell(prediction, [], [*big[:5], *big[2_000_000:2_000_010]])
+    assert drafted(prediction, answer)[0] == big[2_000_010:2_000_026]
 
 
 @given(st.lists(st.integers(0, 5), max_size=60), st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=12))
 def test_rows_are_pieces_of_the_prediction(old: list[int], steps: list[list[int]]) -> None:
     prediction = Prediction(old)
-    said: list[int] = [9]
+    answer: list[int] = [9]
     for step in steps:
-        said = tell(prediction, said, step)
-        rows = prediction.rows(np.array(said, np.int32)[-32:], 4)
+        answer = tell(prediction, answer, step)
+        rows = prediction.rows(np.array(answer, np.int32)[-32:], 4)
         assert all(rows.match >= 1)
         assert sorted(rows.match.tolist(), reverse=True) == rows.match.tolist()
         for place, row in zip(rows.positions.tolist(), rows.continuations.tolist(), strict=True):
@@ -166,7 +166,7 @@ def test_rows_are_pieces_of_the_prediction(old: list[int], steps: list[list[int]
             assert row == wanted + [-1] * (4 - len(wanted))
 
 
-def test_the_sources_ask_it_until_another_is_given() -> None:
+def test_the_sources_use_a_prediction_until_it_is_replaced() -> None:
     sources = Sources([], 1000)
     sources.restart([1, 2, 3])
     sources.predict([50, 51, 52])
@@ -174,7 +174,7 @@ def test_the_sources_ask_it_until_another_is_given() -> None:
     assert [row.continuations[0][:3] for row in sources.rows()] == [[50, 51, 52]]
     sources.extend([50])
     assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
-    sources.restart([3, 50])  # less of the text before
+    sources.restart([3, 50])  # less text before the same end
     assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
     sources.extend([51])
     assert [row.continuations[0][0] for row in sources.rows()] == [52]

@@ -1,4 +1,4 @@
-"""The sources of one sequence follow it through growth, rewinds and interrupts."""
+"""The sources of one sequence stay correct through growth, rewinds and interrupts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_long_repeat_is_recognised() -> None:
 
 @given(st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=24), st.integers(1, 4))
 def test_short_repeats_are_those_of_whole_tokens(tokens: list[int], n: int) -> None:
-    """Ids whose bytes also agree between two tokens: those count as long as no more than a few are met."""
+    """Ids whose bytes also match across two tokens. A search skips a few of such matches."""
     sources = Sources([], 100_000)
     sources.restart(tokens)
     newest = tokens[-n:]
@@ -48,7 +48,7 @@ def test_short_repeats_are_those_of_whole_tokens(tokens: list[int], n: int) -> N
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=30), min_size=1, max_size=6))
-def test_restarting_is_starting_anew(sequences: list[list[int]]) -> None:
+def test_a_restart_equals_a_new_object(sequences: list[list[int]]) -> None:
     kept = Sources([], 1000)
     for tokens in sequences:
         kept.restart(tokens)
@@ -58,7 +58,7 @@ def test_restarting_is_starting_anew(sequences: list[list[int]]) -> None:
         assert kept.repeats() == fresh.repeats()
 
 
-def test_an_interrupt_during_an_update_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_during_an_update_leads_to_a_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Sources([], 1000)
     sources.restart(TEXT)
     extend = GrowingText.extend

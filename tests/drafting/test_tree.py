@@ -1,4 +1,4 @@
-"""Every tree that can be drafted lays out so that a node's ids are those of the leaves below it."""
+"""In the layout of every possible tree a node has the sequence ids of the leaves below it."""
 
 from __future__ import annotations
 

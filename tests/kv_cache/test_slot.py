@@ -60,7 +60,7 @@ def prompt(slot: Slot, n: int) -> None:
 
 
 def check(slot: Slot) -> None:
-    """The first id holds all tokens, the others a beginning of them, and nobody anything else."""
+    """The first id holds all tokens, the others a beginning of them, and no id anything else."""
     assert isinstance(slot.backend, FakeBackend)
     for branch in range(slot.n_branches):
         seq = slot.first_id + branch
@@ -108,7 +108,7 @@ def test_a_step_passes_over_the_cells_as_often_as_it_must() -> None:
     slot = Slot(backend, 8)
     prompt(slot, 20)
     step(slot, DraftTree(), [])
-    assert (backend.removed, backend.copied) == (0, 0), "a plain step leaves nothing behind"
+    assert (backend.removed, backend.copied) == (0, 0), "a plain step leaves nothing to free"
     step(slot, chain(5), [0, 1, 2, 3, 4])
     assert (backend.removed, backend.copied) == (0, 0), "nor does a chain that was right"
     step(slot, chain(5), [0])

@@ -12,7 +12,7 @@ from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, model_cell, model_rates
-from rest_local.drafting.draft_model import Follower, Likely
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.auto import Auto, DraftModelQueries, DraftModelStats
 from rest_local.planning.plan import Plan
@@ -23,7 +23,7 @@ CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 3
 LOOKUP_MS = 0.05
 
 
-class Scripted(Follower):
+class Scripted(DraftModelSequence):
     """Returns the next token of the story with probability `right`, and states that probability."""
 
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
@@ -54,7 +54,7 @@ class Scripted(Follower):
 class OnlyDraftModel(Silent):
     """Sources without text, but with a draft model."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: DraftModelSequence) -> None:
         self.follower = follower
 
 

@@ -1,4 +1,4 @@
-"""Makes `oracle` importable: test rooms are no packages."""
+"""Makes `oracle` importable, because test directories are not packages."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on exFAT, and on many network and FUSE file systems."""
+    """Hard links fail, as on exFAT and on many network and FUSE file systems."""
 
     def refused(*arguments: object, **options: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -25,7 +25,7 @@ def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unprivileged() -> Iterator[None]:
-    """Permissions hold for this thread, as they do for a user: root gives up its capabilities for the test."""
+    """Permissions apply to this thread as to a normal user: root drops its capabilities for the test."""
     if os.geteuid() != 0:
         yield
         return
@@ -37,10 +37,10 @@ def unprivileged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_capabilities() -> Iterator[None]:
-    """Clears the effective capabilities of this thread (capabilities(7)); the permitted ones bring them back."""
+    """Clear the effective capabilities of this thread (capabilities(7)), and restore them from the permitted ones."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
-    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice, 32 bits each
+    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: twice 32 bits each
     if libc.capget(header, held):
         raise OSError(ctypes.get_errno(), "capget")
     none = (ctypes.c_uint32 * 6)(*held)

@@ -1,4 +1,4 @@
-"""The naive search that the retrieval room is compared with: every position of every document, one by one."""
+"""The naive search that the tests compare with: every position of every document, one by one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def every_row(
 
 
 def assert_right(rows: Rows, expected: dict[int, tuple[int, list[int]]], limit: int) -> None:
-    """Each row is true, none comes twice, and no longer match was left out."""
+    """Each row is correct, no row is repeated, and no longer match is missing."""
     found = {
         int(position): (int(match), continuation.tolist())
         for position, match, continuation in zip(rows.positions, rows.match, rows.continuations, strict=True)

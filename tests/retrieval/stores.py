@@ -1,4 +1,4 @@
-"""Small datastores for tests, and what a reader must see in them."""
+"""Small datastores for tests, and the content that a reader must see in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEW = {"new.py": [1, 2, 3, 7], "both.py": [9, 9, 2, 6], "more.py": [8] * 5}
 
 
 class Durable(Files):
-    """`names`: by directory, what a power cut would leave of its entries: those at its last sync."""
+    """`names`: for each directory the entries that survive a power cut, namely those at its last sync."""
 
     def __init__(self) -> None:
         self.names: dict[Path, set[str]] = {}
@@ -37,7 +37,7 @@ def make(path: Path, content: dict[str, list[int]], **options: Any) -> Path:
 
 
 def content_of(path: Path) -> dict[str, list[int]]:
-    """All documents of the newest commit, which must be clean."""
+    """All documents of the newest commit. Fails if it is damaged."""
     with Datastore.open(path) as store:
         store.check()
         text = np.concatenate([segment.slice(0, len(segment)) for segment in store.segments])
@@ -73,8 +73,8 @@ for killed_at in range(1, int(sys.argv[2]) + 1):
 
 
 def kill_at_every_step(directory: Path, steps: int, write: str) -> None:
-    """Run `write`, a line of Python over `path` and `files`, in a process of its own for each file operation 1..steps
-    of it, over `directory`/1, /2 ...; SIGKILL comes at that operation.
+    """Run `write`, a line of Python that uses `path` and `files`, once for each of its file operations 1..steps. Each
+    run has its own process and directory (`directory`/1, /2 ...) and is killed by SIGKILL at that operation.
     """
     here = Path(__file__).parent
     subprocess.run(

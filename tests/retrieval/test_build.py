@@ -1,4 +1,4 @@
-"""A build is all or nothing: killed at every step, on a disk that fails at every step, and against other builders."""
+"""A build is atomic: killed at every step, on a disk that fails at every step, and with concurrent builders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def names(path: Path) -> set[str]:
 
 
 def orphans(path: Path) -> set[str]:
-    """Files of builds that no manifest names."""
+    """The files of builds that no manifest names."""
     manifest = (path / MANIFEST).read_text() if (path / MANIFEST).exists() else ""
     return {name for name in names(path) if (owns(name) and name.split(".")[0] not in manifest) or ".new-" in name}
 
@@ -83,7 +83,7 @@ def test_killed_at_every_step(tmp_path, old):
             seen.append(found)
         else:
             assert old is None
-        make(path, NEW)  # the lock of the dead does not block
+        make(path, NEW)  # the lock of a killed process does not block
         assert content_of(path) == NEW
         assert orphans(path) == set()
     assert NEW in seen
@@ -105,7 +105,7 @@ class Volatile(Files):
         self.contents[status.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
 
     def now(self) -> dict[str, bytes]:
-        """The directory if every change of a name got to the disk, and of the contents only what was synced."""
+        """The directory if all changes of names are on the disk, but of the contents only the synced part."""
         return {
             file.name: self.contents.get(file.stat().st_ino, b"\0" * (file.stat().st_size // 2))
             for file in self.directory.iterdir()
@@ -118,9 +118,10 @@ class Volatile(Files):
 
 
 class PowerCut(Volatile):
-    """Looks, before every operation, at the extremes of what the disk may hold.
+    """Checks, before every operation, the extremes of what the disk may hold.
 
-    Nothing that was not synced; all of it; the deletions but no new name; the newest manifest but no other new name.
+    They are: only what was synced; everything; the deletions without new names; the newest manifest without other new
+    names.
     """
 
     def __init__(self, directory: Path, durable: dict[str, bytes], look: Callable[[dict[str, bytes]], None]) -> None:
@@ -146,7 +147,7 @@ for _name in OPERATIONS:
 
 
 def looking(directory: Path, seen: list[dict[str, list[int]]]) -> Callable[[dict[str, bytes]], None]:
-    """A function that opens what a disk may hold, notes its content in `seen`, and fails if it is a mix or damaged."""
+    """A function that opens a possible disk content, adds it to `seen`, and fails if it is a mix or damaged."""
 
     def look(disk: dict[str, bytes]) -> None:
         copy = directory / "after"
@@ -188,7 +189,7 @@ def test_a_power_cut_after_the_last_fsync_failed_leaves_either_commit(tmp_path):
         make(path, NEW, segment_tokens=12, files=files)
     assert len(synced) == 2
     assert NEW in seen
-    look(files.now())  # the kernel writes the names in the end, fsync or not: the copy that came back must be whole
+    look(files.now())  # the kernel writes the names at last, with or without fsync: the restored copy must be complete
     assert seen[-1] == OLD
     assert content_of(path) == OLD
     make(path, NEW)
@@ -222,7 +223,7 @@ def test_a_disk_that_fails_at_every_step(tmp_path, code):
             error = caught
         else:
             error = None
-        if failing in deletions:  # no reason to refuse what is already committed
+        if failing in deletions:  # the commit is done, so this is no error
             assert error is None
             assert content_of(path) == NEW
             make(path, OLD)
@@ -285,7 +286,7 @@ def test_a_lock_that_was_removed_meanwhile_guards_nothing(tmp_path, monkeypatch)
 
 
 def test_a_lock_that_was_replaced_meanwhile_guards_nothing(tmp_path, monkeypatch):
-    """Removed and made anew by another builder, between our open and our flock: it may hold the new one."""
+    """Another builder removed it and created a new one between our open and our flock, and may hold the new one."""
     path = make(tmp_path / "store", OLD)
 
     def replaced(*arguments: object) -> None:
@@ -323,7 +324,7 @@ def _read_until(path: Path, everyone: Any, stop: Any, problems: Any) -> None:
                 problems.put("a mix")
                 return
         except Exception as error:
-            # The writer may delete a snapshot's files while `check` reads them by name; nothing else may go wrong.
+            # The writer may delete the files of a snapshot while `check` reads them by name; no other error is allowed.
             if "cannot be read" not in str(error):
                 problems.put(repr(error))
                 return
@@ -334,7 +335,7 @@ def test_eight_readers_see_the_old_or_the_new_commit(tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
     everyone, stop, problems = context.Barrier(9), context.Event(), context.SimpleQueue()
-    # Daemons: a reader that is still there when the writer fails must not keep the test run from ending.
+    # Daemons, because a reader that still runs when the writer fails must not block the end of the test run.
     readers = [
         context.Process(target=_read_until, args=(path, everyone, stop, problems), daemon=True) for _ in range(8)
     ]
@@ -420,7 +421,7 @@ def test_remove_deletes_the_datastore_and_nothing_else(tmp_path):
         remove(path)
     assert content_of(path) == OLD
     (path / "notes.txt").unlink()
-    leftover = tmp_path / ".removed-0000"  # of a remove that was killed
+    leftover = tmp_path / ".removed-0000"  # left by a killed remove
     shutil.copytree(path, leftover)
     remove(path)
     assert names(tmp_path) == set()

@@ -1,4 +1,4 @@
-"""Walking takes the text files a user means, and nothing on the disk makes it crash, hang or read what it must not."""
+"""A walk takes the text files that a user means. Nothing on the disk makes it crash, hang or read forbidden files."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_any_bytes_become_valid_text(tmp_path):
     skipped = Skipped()
     texts = found(tmp_path, skipped=skipped)
     assert set(texts) == {"a.py", "b.py"}
-    assert skipped.counts == {"UTF-16 or UTF-32": 3}  # not one NUL byte in it, and it would be noise
+    assert skipped.counts == {"UTF-16 or UTF-32": 3}  # it has no NUL byte, but would be noise
     assert texts["b.py"] == "x\r\ny"
     assert "ok" in texts["a.py"]
     for text in texts.values():
@@ -167,7 +167,7 @@ def test_no_program_of_the_repository_is_run(repository):
 
 
 def test_secrets_are_left_out_and_named(tmp_path):
-    # Put together here, so that no scanner takes this file for a leak.
+    # Joined here, so that no secret scanner reports this file.
     key = "-----BEGIN " + "RSA PRIVATE KEY-----\n"
     files(
         tmp_path,
@@ -198,7 +198,7 @@ def test_shapes_of_secrets(token):
     assert not secret_content(f"key = '{token[:6]}'".encode())
 
 
-MIXED = "aB3-_" * 20  # put together here: as one string, a scanner would take this file for a leak
+MIXED = "aB3-_" * 20  # joined here, so that no secret scanner reports this file
 LETTERS = MIXED.replace("-", "x").replace("_", "y")
 
 
@@ -235,12 +235,12 @@ def test_shapes_of_newer_secrets(parts):
         "AccountKey=<your key>;AccountName=x",
     ],
 )
-def test_shapes_of_no_secrets(text):
+def test_shapes_that_are_no_secrets(text):
     assert not secret_content(text.encode())
 
 
 @pytest.mark.parametrize("name", ["environment.py", "id_map.py", "pem.py", "keys.py"])
-def test_names_of_no_secrets(name):
+def test_names_that_are_no_secrets(name):
     assert not secret_name(name)
 
 
@@ -270,10 +270,10 @@ def test_what_may_not_be_read_is_counted(tmp_path):
 
 
 def test_a_deep_tree_is_walked_to_its_end(tmp_path):
-    """Deeper than Python allows calls inside each other; beyond the longest path it is counted as unreadable."""
+    """Deeper than Python's call stack. A path above the maximum length is counted as unreadable."""
     deep = 1300
     folder = str(tmp_path)
-    for _ in range(deep):  # makedirs calls itself
+    for _ in range(deep):  # makedirs is recursive
         folder += "/d"
         os.mkdir(folder)
     Path(folder, "a.py").write_text("deep")
@@ -294,7 +294,7 @@ def test_a_deep_tree_in_git_is_walked_to_its_end(repository):
 
 
 class Entry:
-    """What scandir gives of a made-up directory."""
+    """An entry that scandir returns for an invented directory."""
 
     def __init__(self, name: str, folder: bool) -> None:
         self.name, self.folder = name, folder
@@ -308,7 +308,7 @@ FOLDERS = 100  # of 1 000 files each. With 1 000 of them the peak is the same, a
 
 
 def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_number(tmp_path, monkeypatch):
-    """A generated tree, in which most files are unwanted and the others are gone when they are opened."""
+    """A generated tree: most files are unwanted, and the others have vanished when they are opened."""
     top = str(tmp_path.resolve())
     folders = [Entry(f"folder{number}", True) for number in range(FOLDERS)]
     names = [Entry(f"{number:03}.{'py' if number % 100 == 0 else f'x{number}'}", False) for number in range(1000)]
@@ -330,7 +330,7 @@ def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_numbe
 
 
 def test_names_that_git_lists_are_not_held_in_memory(tmp_path, monkeypatch):
-    """Both lists of git come as files: names that are tracked, some of them twice, and others that are not."""
+    """Both lists of git come as files: tracked names, some of them twice, and untracked names."""
 
     def run(command: list[str], stdout: Any, **options: Any) -> Any:
         if "ls-files" in command:
@@ -351,7 +351,7 @@ def test_names_that_git_lists_are_not_held_in_memory(tmp_path, monkeypatch):
     assert peak < 2_000_000
 
 
-def test_only_files_that_can_be_met_again_are_remembered(tmp_path):
+def test_only_files_that_can_occur_again_are_remembered(tmp_path):
     files(tmp_path, {"a.py": "a", "b.py": "b", "sub/d.py": "d"})
     os.link(tmp_path / "b.py", tmp_path / "c.py")
     once, twice = (tmp_path / "a.py").stat(), (tmp_path / "b.py").stat()
@@ -416,7 +416,7 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
 
 
 def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
-    """Whole: a tokenizer bounds its own pieces, since it knows where a cut changes no token."""
+    """In one piece: a tokenizer splits it itself, because it knows where a cut changes no token."""
     pieces: list[str] = []
 
     def tokenize(text: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""An opened datastore: rows over all segments as one text, and a clear refusal of whatever is not a datastore."""
+"""An open datastore gives rows over all segments as one text. Anything else is refused with a clear error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def rewrite(path: Path, change) -> None:
-    """Changes the manifest's fields and seals it again, as no bit flip could."""
+    """Change fields of the manifest and seal it again, which no bit flip can do."""
     manifest = path / MANIFEST
     fields = json.loads(manifest.read_bytes())
     del fields["sha256"]
@@ -67,7 +67,7 @@ def check_find(store: Datastore) -> None:
 
 
 def check_places(store: Datastore, positions: np.ndarray) -> None:
-    """Each lies in the text; whether its name and line can be told is another matter."""
+    """Each position is inside the text; its name and line may be damaged."""
     assert all(0 < position < len(store) for position in positions.tolist())
     for position in positions.tolist():
         with contextlib.suppress(DatastoreCorrupt):
@@ -94,11 +94,11 @@ USES: dict[str, Callable[[Datastore], object]] = {
     "names": check_names,
     "check": Datastore.check,
 }
-"""Everything a reader does. On damaged files each gives a result that keeps its contract, or DatastoreCorrupt."""
+"""All operations of a reader. On damaged files each fulfils its contract or raises DatastoreCorrupt."""
 
 
 def use(path: Path) -> None:
-    """Every use by itself, each on files that may be damaged. Raises DatastoreCorrupt, of the last one that did."""
+    """Run every operation on files that may be damaged. Raises the last DatastoreCorrupt, if there was one."""
     caught = None
     with Datastore.open(path) as store:
         for checked in USES.values():
@@ -110,7 +110,7 @@ def use(path: Path) -> None:
         raise caught
 
 
-def test_the_room_names_all_it_offers():
+def test_all_of_the_package_is_complete():
     offered = rest_local.retrieval.__all__
     assert offered == sorted(offered, key=lambda name: (name.islower(), not name.isupper(), name))
     public = {name for name in vars(rest_local.retrieval) if not name.startswith("_")}
@@ -144,7 +144,7 @@ def test_rows_are_those_of_one_text_however_it_is_cut(tmp_path_factory, document
         assert len(set(found[2].tolist())) == count
 
 
-def test_info_tells_what_is_there(store):
+def test_info_describes_the_content(store):
     with Datastore.open(store) as opened:
         info = opened.info()
     assert info["tokens"] == len(opened) == sum(map(len, NEW.values())) + len(NEW)
@@ -191,7 +191,7 @@ def flips(data: bytes):
 
 def test_every_flipped_bit_of_a_segment_is_noticed_and_crashes_nothing(tmp_path, monkeypatch):
     store = make(tmp_path / "store", {"a": [9, 9, 2], "b": [9]})
-    manifest = read_manifest(store)  # intact here, and half of the time if it were parsed 2 400 times
+    manifest = read_manifest(store)  # it is intact, and parsing it 2 400 times would double the time of the test
     monkeypatch.setattr("rest_local.retrieval.datastore.read_manifest", lambda directory: manifest)
     for file in sorted(store.glob("*.bin")):
         data = file.read_bytes()
@@ -263,7 +263,7 @@ def test_a_position_outside_the_text_is_corrupt_before_any_check(store):
 
 
 def test_entries_that_no_search_compared_are_checked_as_well(tmp_path):
-    """A binary search looks at few entries of a long run; what lies between them is only met when it is listed."""
+    """A binary search reads few entries of a long run; the others are only read when they are listed."""
     store = make(tmp_path / "store", {"a": [7, 5] * 40})
     (order,) = store.glob("*.order.bin")
     entries = np.fromfile(order, "<u4")
@@ -283,7 +283,7 @@ def test_entries_that_no_search_compared_are_checked_as_well(tmp_path):
 
 
 def test_a_text_that_no_separator_ends_is_corrupt(store):
-    """The last position then has a match, and the place after it does not exist."""
+    """The last position then has a match, and the position after it does not exist."""
     for file in store.glob("*.tokens.bin"):
         data = bytearray(file.read_bytes())
         data[2 * 64 : 2 * 65] = data[2 * 65 : 2 * 66]
@@ -314,7 +314,7 @@ def test_a_recipe_of_wrong_types_is_neither_read_nor_written(store, tmp_path, ke
     assert not (tmp_path / "new" / MANIFEST).exists()
 
 
-def test_what_else_a_recipe_holds_is_its_makers_own(store):
+def test_other_fields_of_a_recipe_may_be_anything(store):
     rewrite(store, lambda fields: fields["recipe"].update(commits=[{"a": None}], python=3, paths=[]))
     with Datastore.open(store) as opened:
         assert opened.info()["recipe"] == {"paths": [], "commits": [{"a": None}], "python": 3}
@@ -322,7 +322,7 @@ def test_what_else_a_recipe_holds_is_its_makers_own(store):
 
 
 def test_a_manifest_nested_too_deeply_is_corrupt(store):
-    """JSON is read to a depth at which it cannot be written again, and the checksum is over what is written."""
+    """`json` reads deeper nesting than it can write, and the checksum needs writing."""
     for depth in range(800, 1100):
         content = b'{"a": ' + b"[" * depth + b"]" * depth + b', "sha256": "00"}'
         with pytest.raises(DatastoreCorrupt):
@@ -395,7 +395,7 @@ def test_a_manifest_that_is_none_is_corrupt(store, content):
         Datastore.open(store)
 
 
-def test_places_that_are_no_datastore(tmp_path):
+def test_paths_that_are_no_datastore(tmp_path):
     with pytest.raises(DatastoreNotFound):
         Datastore.open(tmp_path / "nothing")
     with pytest.raises(DatastoreNotFound):
@@ -418,7 +418,7 @@ def test_an_unreadable_datastore_is_a_clear_error(store):
 
 @pytest.mark.usefixtures("unprivileged")
 def test_a_read_only_directory_is_read_and_not_written(store):
-    """Reading needs no lock; writing is refused by name, and what was there stays."""
+    """Reading needs no lock. Writing is refused with the path, and the content stays."""
     store.chmod(0o500)
     try:
         assert content_of(store) == NEW
@@ -455,8 +455,8 @@ def test_rows_outlive_the_datastore_and_close_may_be_repeated(store):
     assert len(opened.rows(CONTEXT)) == 0
 
 
-def test_pages_that_cannot_be_trimmed_are_no_fault(store):
-    """Locked ones, by an owner that holds all its memory (`mlockall`)."""
+def test_pages_that_cannot_be_trimmed_are_no_error(store):
+    """Such as pages that the process has locked (`mlockall`)."""
 
     class Locked:
         def madvise(self, advice):
@@ -469,7 +469,7 @@ def test_pages_that_cannot_be_trimmed_are_no_fault(store):
         assert len(opened)
 
 
-def test_trimmed_pages_come_back(store):
+def test_trimmed_pages_are_mapped_again(store):
     with Datastore.open(store, mmap=True) as opened, Datastore.open(store, mmap=False) as read:
         before = opened.rows(CONTEXT).continuations
         opened.trim()

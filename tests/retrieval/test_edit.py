@@ -1,4 +1,4 @@
-"""Adding and forgetting documents: what is there afterwards, what is not, and that neither ever half happens."""
+"""Adding and removing documents: the content afterwards, and that each edit is atomic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokens(text: str) -> np.ndarray:
 
 
 def contents(path: Path) -> dict[str, str]:
-    """Every document, from the files."""
+    """Every document, read from the files."""
     with Datastore.open(path) as store:
         store.check()
         found = [document for index in range(len(store.segments)) for document in store.documents(index)]
@@ -89,7 +89,7 @@ def test_the_last_document_stays(tmp_path: Path) -> None:
         st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.text("xyz", min_size=1, max_size=30))), max_size=8
     )
 )
-def test_any_sequence_of_edits_is_that_of_a_dict(
+def test_any_sequence_of_edits_equals_that_of_a_dict(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, str | None]]
 ) -> None:
     path = tmp_path_factory.mktemp("edits") / "store"
@@ -105,7 +105,7 @@ def test_any_sequence_of_edits_is_that_of_a_dict(
     assert contents(path) == expected
 
 
-def test_large_segments_that_hold_nothing_of_it_stay(tmp_path: Path) -> None:
+def test_large_segments_that_do_not_change_stay(tmp_path: Path) -> None:
     path = tmp_path / "store"
     large = [(f"f{n}", tokens("word " * 20_000)) for n in range(6)]
     build(path, large, vocabulary=VOCABULARY, segment_tokens=250_000)
@@ -120,7 +120,7 @@ def test_large_segments_that_hold_nothing_of_it_stay(tmp_path: Path) -> None:
     assert set(contents(path)) == {f"f{n}" for n in range(1, 6)} | {"new"}
 
 
-def test_small_additions_do_not_pile_up_segments(tmp_path: Path) -> None:
+def test_small_additions_do_not_leave_many_segments(tmp_path: Path) -> None:
     path = tmp_path / "store"
     for number in range(20):
         put(path, **{f"f{number}": f"text {number}"})
@@ -145,7 +145,7 @@ def test_damage_is_not_written_again_under_a_new_checksum(tmp_path: Path, edit: 
     assert contents(path) == {"a": "first text", "b": "second"}
 
 
-def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
+def test_a_reader_keeps_its_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "store"
     put(path, a="hello world", b="more")
     with Datastore.open(path, mmap=True) as reader:
@@ -154,7 +154,7 @@ def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
         assert (match, places) == (6, 1)
 
 
-def test_refusals_leave_what_was_there(tmp_path: Path) -> None:
+def test_refusals_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store"
     put(path, a="text")
     other = VocabularyId("cd" * 32, 300, "other")

@@ -1,4 +1,4 @@
-"""git is asked about a hostile checkout: nothing that its configuration names is run, though each time it could be."""
+"""git in a hostile checkout runs no program that the configuration names, although plain git would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the program
 
 @pytest.fixture
 def trap(tmp_path: Path) -> Path:
-    """A program that leaves a file when it is run."""
+    """A program that creates a file when it runs."""
     program = tmp_path / "trap"
     program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/sprung'\nexit 1\n")
     program.chmod(0o755)
@@ -25,7 +25,7 @@ def trap(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """One commit with one file."""
+    """A repository of one commit with one file."""
     path = tmp_path / "repository"
     path.mkdir()
     (path / "a.py").write_text("first = 1\n")
@@ -36,7 +36,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def run(repository: Path, *arguments: str, text: str | None = None) -> str:
-    """git as anybody runs it; what it printed, however it ended."""
+    """Run plain git. Returns its output, whatever the exit code."""
     own = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
     command = ["git", "-C", str(repository), *own, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, input=text, timeout=30, check=False)
@@ -44,7 +44,7 @@ def run(repository: Path, *arguments: str, text: str | None = None) -> str:
 
 
 def sprung(repository: Path, *arguments: str) -> tuple[bool, bool]:
-    """Whether the trap springs where git is run plainly, and where it is run as here."""
+    """Whether the trap springs for plain git, and for git with our settings."""
     mark = repository.parent / "sprung"
     found = []
     for command, environment in (

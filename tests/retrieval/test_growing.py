@@ -1,4 +1,4 @@
-"""A growing text gives the rows of a naive scan of everything added so far, whatever was folded or cut."""
+"""A growing text gives the same rows as a naive scan of the whole text, after any folds and truncations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
 
-from rest_local.retrieval import GrowingText, places
+from rest_local.retrieval import GrowingText
+from rest_local.retrieval import growing as module
 
 TOKENS = st.sampled_from([0, 1, 2, 700])
 
 
 def documents_of(text: list[int]) -> list[list[int]]:
-    """The text cut at its -1, each part without its end."""
+    """The text split at every -1."""
     parts: list[list[int]] = [[]]
     for token in text:
         if token < 0:
@@ -65,8 +66,8 @@ def test_rows_are_those_of_the_whole_text(steps, context, limit, depth, tail, ow
     st.sampled_from([30, 1000]),
     st.booleans(),
 )
-def test_few_places_give_the_rows_that_many_give(steps, limit, tail, every_time):
-    """With numpy and without, however the text grew and was cut between two questions."""
+def test_the_index_and_numpy_give_the_same_rows(steps, limit, tail, every_time):
+    """However the text grew and was cut between two lookups."""
     growing, text = GrowingText(1000, tail), []
     for tokens, drop in steps:
         text = [*text[: max(len(text) - drop, 0)], *tokens]
@@ -75,7 +76,7 @@ def test_few_places_give_the_rows_that_many_give(steps, limit, tail, every_time)
         if every_time:
             growing.rows(text, limit)
     found = growing.rows(text, limit, 5)
-    with patch.object(places, "MOST_PLACES", -1):
+    with patch.object(module, "MAX_PLACES", -1):
         other = growing.rows(text, limit, 5)
     assert found.matches() == other.matches() == found.match.tolist()
     assert found.positions.tolist() == other.positions.tolist()
@@ -85,13 +86,13 @@ def test_few_places_give_the_rows_that_many_give(steps, limit, tail, every_time)
 
 
 @pytest.mark.parametrize("text", [[7] * 200, [1, 2] * 100, list(range(50)) * 8, [*range(50), 0, *range(20, 50)] * 5])
-def test_repeated_text_gives_the_same_rows_without_numpy(text):
+def test_repeated_text_gives_the_same_rows_by_index_and_by_numpy(text):
     growing = GrowingText()
     growing.extend(text)
     for context in (text, text[:-9], text[-3:], [9, *text[-20:]]):
-        with patch.multiple(places, MOST_PLACES=1000, MOST_LONGER=1000):
+        with patch.multiple(module, MAX_PLACES=1000, MAX_LONGER=1000):
             found = growing.rows(context, 24)
-        with patch.object(places, "MOST_PLACES", -1):
+        with patch.object(module, "MAX_PLACES", -1):
             other = growing.rows(context, 24)
         assert found.matches() == other.matches()
         assert found.positions.tolist() == other.positions.tolist()
@@ -126,7 +127,7 @@ def test_the_end_of_the_text_gives_no_row():
     assert rows.continuations.tolist() == [[3, 1, 2]]
 
 
-def test_newer_text_comes_first_among_equals():
+def test_newer_text_comes_first_among_equal_matches():
     growing = GrowingText()
     growing.extend([5, 1, 5, 2, 5, 3, 5])
     assert growing.rows(np.array([5]), 2, 1).continuations.tolist() == [[3], [2]]
@@ -140,7 +141,7 @@ def test_ids_outside_the_vocabulary_end_a_document():
     assert sorted(rows.continuations.tolist()) == [[-1, -1, -1, -1], [7, -1, -1, -1]]
 
 
-def test_truncate_refuses_what_is_not_there():
+def test_truncate_refuses_a_length_outside_the_text():
     growing = GrowingText()
     for length in (-1, 1):
         with pytest.raises(ValueError, match="truncate"):

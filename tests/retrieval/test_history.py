@@ -1,4 +1,4 @@
-"""A history gives the rows of everything that was ever answered, by whichever process, up to its cap."""
+"""A history gives the rows of all answers of all processes, up to its cap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random_answers(n: int, length: int = 50, seed: int = 0) -> list[list[int]]:
 
 
 def answers_in(path: Path) -> list[list[int]]:
-    """Everything that is committed, oldest first; every checksum is compared."""
+    """All committed answers, oldest first. Compares every checksum."""
     with Datastore.open(path) as store:
         store.check()
         return [tokens.tolist() for i in range(len(store.segments)) for _, tokens in store.documents(i)]
@@ -62,18 +62,18 @@ def test_rows_are_those_of_all_answers_stored_and_new(
     depth: int,
 ) -> None:
     path = tmp_path_factory.mktemp("histories") / "toy"
-    kept, said = History.open(path, VOCABULARY), []
+    kept, added = History.open(path, VOCABULARY), []
     for step in steps:
         if step == "commit":
             kept.commit()
         elif step == "reopen":
             kept.close()
             kept = History.open(path, VOCABULARY)
-        elif step not in said and step:  # the same answer is kept once: tested below
-            said.append(step)
+        elif step not in added and step:  # the same answer is stored once, which is tested below
+            added.append(step)
             kept.add(step)
-    assert kept.tokens == sum(len(answer) + 1 for answer in said)
-    expected = every_row(said, context, depth).values()
+    assert kept.tokens == sum(len(answer) + 1 for answer in added)
+    expected = every_row(added, context, depth).values()
     found = plain(kept.rows(np.array(context, np.int32), limit, depth))
     assert all(row in expected for row in found)
     assert [match for match, _ in found] == sorted((match for match, _ in expected), reverse=True)[:limit]
@@ -92,7 +92,7 @@ def test_answers_survive() -> None:
     assert again.rows(np.array([1, 2]), 4, 2).positions.tolist() == [2, 7]
 
 
-def test_the_same_answer_is_kept_once() -> None:
+def test_the_same_answer_is_stored_once() -> None:
     kept = opened()
     for _ in range(2):
         kept.add([1, 2, 3])
@@ -108,7 +108,7 @@ def test_the_same_answer_is_kept_once() -> None:
     assert (kept.path / "manifest.json").read_bytes() == before
 
 
-def test_a_commit_is_made_by_itself_and_shows_what_others_wrote() -> None:
+def test_automatic_commits_show_the_answers_of_other_processes() -> None:
     one, other = opened(), opened()
     mine, theirs = random_answers(2, history.COMMIT_TOKENS // 2)
     one.add(mine)
@@ -135,7 +135,7 @@ def test_segments_stay_few_and_no_answer_is_lost(monkeypatch: pytest.MonkeyPatch
     assert answers_in(kept.path) == answers
 
 
-def test_the_oldest_answers_go_at_the_cap() -> None:
+def test_the_oldest_answers_are_deleted_at_the_cap() -> None:
     answers = random_answers(60, 50)
     kept = opened(cap=1000)
     for answer in answers:
@@ -144,9 +144,9 @@ def test_the_oldest_answers_go_at_the_cap() -> None:
         found = answers_in(kept.path)
         assert kept.tokens <= 1000
         assert answer in found
-        assert found == [said for said in answers if said in found]
+        assert found == [answer for answer in answers if answer in found]
     assert answers_in(kept.path) == answers[-len(found) :]
-    assert len(found) >= 14  # three quarters are left, and what came since
+    assert len(found) >= 14  # three quarters are left, and the answers since
     kept.add(list(range(1000)))
     kept.close()
     assert answers_in(kept.path) == [list(range(1000))[-749:]]
@@ -185,7 +185,7 @@ def test_histories_are_listed_and_forgotten(home: Path) -> None:
     (home / "b-2.damaged-1" / "manifest.json").write_text("{}")
     (home / "c-3").mkdir()
     (home / "c-3" / "lock").write_text("")
-    (home / "d-4").mkdir()  # a first commit that was killed
+    (home / "d-4").mkdir()  # left by a killed first commit
     (home / "d-4" / f"{'0' * 16}.tokens.bin").write_bytes(b"text")
     first, second, aside, orphan = list_histories()
     assert (first.name, first.model, first.answers, first.tokens) == ("a-1", "Toy 1M", 2, 5)
@@ -206,16 +206,16 @@ def test_histories_are_listed_and_forgotten(home: Path) -> None:
             forget_history(name)
 
 
-def test_forgotten_while_another_has_it_open() -> None:
+def test_a_history_is_forgotten_while_another_process_has_it_open() -> None:
     kept = opened()
     kept.add([1, 2, 3, 4])
     kept.commit()
     forget_history("toy")
     assert list_histories() == []
-    assert plain(kept.rows(np.array([1, 2]), 4, 2)) == [(2, [3, 4])]  # the snapshot it opened
+    assert plain(kept.rows(np.array([1, 2]), 4, 2)) == [(2, [3, 4])]  # its snapshot
     kept.add([7, 8])
     kept.close()
-    assert answers_in(kept.path) == [[7, 8]]  # what was forgotten stays so
+    assert answers_in(kept.path) == [[7, 8]]  # the forgotten answer does not return
 
 
 def _write(path: Path, answers: list[list[int]], everyone: Any) -> None:
@@ -229,7 +229,7 @@ def _write(path: Path, answers: list[list[int]], everyone: Any) -> None:
     assert warnings == []
 
 
-def test_processes_that_write_at_once_lose_nothing(home: Path) -> None:
+def test_concurrent_writers_lose_nothing(home: Path) -> None:
     answers = random_answers(90, 40)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
@@ -248,8 +248,8 @@ def test_processes_that_write_at_once_lose_nothing(home: Path) -> None:
         assert [answer for answer in found if answer in answers[n::3]] == answers[n::3]
 
 
-def test_a_writer_and_a_forgetter_never_fail(home: Path) -> None:
-    """Both keep going at full speed; whatever is left in the end is whole."""
+def test_concurrent_writing_and_forgetting_never_fail(home: Path) -> None:
+    """Both run at full speed. The content at the end is intact."""
     context = multiprocessing.get_context("forkserver")
     everyone = context.Barrier(2)
     answers = random_answers(60, 20)
@@ -259,7 +259,7 @@ def test_a_writer_and_a_forgetter_never_fail(home: Path) -> None:
     forgotten = 0
     while writer.is_alive():
         for listed in list_histories():
-            with contextlib.suppress(HistoryNotFound):  # a remove deletes no directory it did not find
+            with contextlib.suppress(HistoryNotFound):  # the history may not exist at the moment
                 forget_history(listed.name)
                 forgotten += 1
     writer.join(120)

@@ -1,4 +1,4 @@
-"""Whatever happens to a history on its disk: the old or the new commit, one warning, and the next answer is kept."""
+"""After any fault on disk a history has the old or the new commit, gives one warning, and keeps the next answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTEXT = np.array([1, 2, 3])
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A history of BEFORE."""
+    """A history with the answers BEFORE."""
     return written(tmp_path / "toy")
 
 
@@ -51,7 +51,7 @@ def say(path: Path, answer: list[int] = SAID, **options: object) -> None:
     kept.close()
 
 
-def asides(path: Path) -> list[str]:
+def set_aside(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if ".damaged-" in entry.name)
 
 
@@ -82,7 +82,7 @@ def test_killed_at_every_step_of_a_commit(tmp_path: Path) -> None:
         path = tmp_path / str(step)
         seen.append(answers_in(path))
         assert seen[-1] in (BEFORE, BOTH)
-        say(path, [5, 5])  # the lock of the dead does not block
+        say(path, [5, 5])  # the lock of a killed process does not block
         assert answers_in(path) == [*seen[-1], [5, 5]]
         assert orphans(path) == set()
     assert BEFORE in seen
@@ -105,7 +105,7 @@ def test_a_disk_that_fails_at_every_step(
 
         caplog.clear()
         say(path, files=Counting(fail))
-        if failed_in == ["unlink"]:  # no reason to complain of what is committed
+        if failed_in == ["unlink"]:  # the commit is done, so there is no warning
             assert caplog.records == []
             assert answers_in(path) == BOTH
             shutil.rmtree(path)
@@ -114,7 +114,7 @@ def test_a_disk_that_fails_at_every_step(
             (record,) = caplog.records
             assert os.strerror(code) in record.message
             assert answers_in(path) == BEFORE
-    assert asides(path) == []
+    assert set_aside(path) == []
 
 
 def test_a_file_system_without_hard_links(path: Path, no_hard_links: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +123,7 @@ def test_a_file_system_without_hard_links(path: Path, no_hard_links: None, caplo
     assert answers_in(path) == BOTH
 
 
-def test_a_full_disk_is_said_once_and_the_answers_are_committed_once_it_is_not(
+def test_a_full_disk_gives_one_warning_and_answers_are_committed_later(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = History.open(path, VOCABULARY)
@@ -146,7 +146,7 @@ def test_a_full_disk_is_said_once_and_the_answers_are_committed_once_it_is_not(
     assert orphans(path) == set()
 
 
-def test_what_can_never_be_written_does_not_fill_the_memory(
+def test_answers_that_cannot_be_written_do_not_fill_the_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "UNWRITTEN", 100)
@@ -159,7 +159,7 @@ def test_what_can_never_be_written_does_not_fill_the_memory(
     assert len(caplog.records) == 1
 
 
-def test_who_waits_too_long_for_the_lock_keeps_the_answer(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_timeout_of_the_lock_the_answer_is_kept(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = History.open(path, VOCABULARY, wait_s=0.02)
     with locked(path):
         for answer in (SAID, [5, 5]):
@@ -223,7 +223,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
+def test_a_damaged_or_foreign_directory_is_set_aside_with_one_warning(
     path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (1, 2):
@@ -234,7 +234,7 @@ def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
         (record,) = caplog.records
         assert f"set aside as toy.damaged-{number}, starting anew" in record.message
         assert str(path) in record.message
-        assert len(asides(path)) == number
+        assert len(set_aside(path)) == number
         assert answers_in(path) == [[*SAID, number]]
     caplog.clear()
     say(path, [5, 5])
@@ -242,7 +242,7 @@ def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
     assert answers_in(path) == [[*SAID, 2], [5, 5]]
 
 
-def test_what_was_set_aside_stays_so_after_a_power_cut(path: Path) -> None:
+def test_a_directory_that_was_set_aside_stays_so_after_a_power_cut(path: Path) -> None:
     (path / MANIFEST).write_bytes(b"")
     files = Durable()
     History.open(path, VOCABULARY, files=files)
@@ -262,7 +262,7 @@ def test_every_flipped_bit_of_the_manifest_is_survived(tmp_path: Path) -> None:
 
 
 def broken(self: Segment, *arguments: object, **named: object) -> None:
-    """A search in what was read from the disk, told by its size."""
+    """Fail in the segment that was read from the disk, which is known by its size."""
     if len(self) > len(SAID) + 1:
         raise IndexError("index 2139062143 is out of bounds")
     return search(self, *arguments, **named)  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ def test_damage_that_a_lookup_finds_is_set_aside(
     assert answers_in(path) == [SAID]
 
 
-def test_damage_that_another_process_put_right_is_left_alone(
+def test_damage_that_another_process_repaired_is_ignored(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = History.open(path, VOCABULARY)
@@ -294,7 +294,7 @@ def test_damage_that_another_process_put_right_is_left_alone(
     monkeypatch.setattr(Segment, "search", broken)
     assert len(kept.rows(CONTEXT, 8, 1)) == 0
     assert caplog.records == []
-    assert asides(path) == []
+    assert set_aside(path) == []
     assert answers_in(path) == BOTH
 
 
@@ -339,7 +339,7 @@ def test_a_read_only_directory_is_still_searched(path: Path, caplog: pytest.LogC
 def test_a_datastore_of_the_user_is_no_history(tmp_path: Path) -> None:
     store = make(tmp_path / "store", NEW)
     assert History.open(store, VOCABULARY).tokens == 0
-    assert asides(store) == ["store.damaged-1"]
+    assert set_aside(store) == ["store.damaged-1"]
     with Datastore.open(tmp_path / "store.damaged-1") as aside:
         aside.check()
 

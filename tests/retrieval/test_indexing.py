@@ -1,4 +1,4 @@
-"""One call from paths to a datastore: what it holds, what it notes, what it reports, and what it refuses."""
+"""One call from paths to a datastore: its content, its recipe, its report and its errors."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: Path) -> None:
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
 
     def progress(what: str, tokens: int) -> None:
-        told[what] += tokens
+        reported[what] += tokens
 
     built = build_datastore(
         "mine", [source], vocabulary=Bytes(), include=["*.py"], recipe={"why": "a test"}, progress=progress
     )
     assert built.path == tmp_path / "home" / "mine"
-    assert (built.documents, built.tokens) == (2, 5 + 2 + 2)  # a separator behind each
+    assert (built.documents, built.tokens) == (2, 5 + 2 + 2)  # a separator after each document
     assert dict(built.skipped.counts) == {"not a wanted kind of file": 1, "binary": 1}
-    assert told == {"tokenized": 7, "sorted": 9, "written": 9}
+    assert reported == {"tokenized": 7, "sorted": 9, "written": 9}
     with Datastore.open(built.path, vocabulary_hash=Bytes.hash) as store:
         assert [Path(name).name for name in store.document_names()] == ["a.py", "b.py"]
         info = store.info()
@@ -63,20 +63,20 @@ def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: 
     assert json.loads(json.dumps(built.to_dict()))["skipped"] == dict(built.skipped.counts)
 
 
-def test_a_relative_path_is_noted_as_an_absolute_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_recorded_as_an_absolute_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     built = build_datastore("mine", ["source"], vocabulary=Bytes())
     assert built.manifest.recipe["paths"] == [str(source)]
 
 
-def test_texts_that_lie_in_no_file(tmp_path: Path) -> None:
+def test_texts_without_files(tmp_path: Path) -> None:
     built = build_from_texts(tmp_path / "s", iter([("one", "abc"), ("none", "")]), vocabulary=Bytes(), recipe={"x": 1})
     assert (built.documents, built.tokens, dict(built.manifest.recipe)) == (1, 4, {"x": 1})
     with Datastore.open(tmp_path / "s") as store:
         assert store.document_names() == ["one"]
 
 
-def test_nothing_to_index_says_what_was_skipped_and_leaves_what_was_there(source: Path) -> None:
+def test_an_empty_corpus_names_the_skipped_files_and_keeps_the_old_datastore(source: Path) -> None:
     before = build_datastore("mine", [source], vocabulary=Bytes())
     with pytest.raises(CorpusEmpty, match=r"d\.py: no text to index \(1 binary\)"):
         build_datastore("mine", [source / "d.py"], vocabulary=Bytes())

@@ -1,4 +1,4 @@
-"""A segment finds what a naive scan of every position finds."""
+"""A segment finds the same as a naive scan of every position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oracle import assert_right, every_row
 from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment
 from rest_local.retrieval.packing import order_of, pack, width_of
 
-# Few different ids, so that matches are long and many; those of the wide one differ in each of their three bytes.
+# Few different ids, so that matches are long and many. The wide ids differ in each of their three bytes.
 NARROW = [0, 1, 255, 256]
 WIDE = [0, 1, 256, 65536, 65535, 151_000]
 
@@ -64,7 +64,7 @@ def test_order_is_that_of_a_naive_sort(tokens, vocab_size):
     assert order_of(pack(array(tokens), vocab_size), width_of(vocab_size)).tolist() == expected
 
 
-def test_the_separator_fits_beside_the_largest_id():
+def test_the_separator_fits_next_to_the_largest_id():
     for vocab_size, width in ((1, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3)):
         last = vocab_size - 1
         segment = Segment.of([array([last, last]), array([last])], vocab_size)
@@ -138,12 +138,12 @@ def test_only_matches_above_a_length(documents, context, above, vocab_size):
 def test_columns_and_rows_are_the_continuations(documents, context, vocab_size):
     rows = Segment.of(map(array, documents), vocab_size).rows(context, 7, 5)
     for number, continuation in enumerate(rows.continuations.tolist()):
-        length = continuation.index(-1) + 1 if -1 in continuation else 5  # behind an end it is any token
+        length = continuation.index(-1) + 1 if -1 in continuation else 5  # after an end it is any token
         assert rows.row(number)[:length] == continuation[:length]
         assert [rows.column(depth)[number] for depth in range(length)] == continuation[:length]
 
 
-def test_merge_joins_what_is_stored_in_different_widths():
+def test_merge_joins_rows_of_different_widths():
     narrow, wide = (Segment.of([array([1, 2, 3])], size).rows([1], 4, 3) for size in (10, 100_000))
     both = Rows.merge([narrow, wide], 8, 3)
     assert both.continuations.tolist() == [[2, 3, -1]] * 2

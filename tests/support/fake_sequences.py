@@ -11,14 +11,14 @@ from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.constrain import TokenConstraint
+from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.statistics import Statistics, Step
 from rest_local.decoding.stream import Answer, Result
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.draft_model import Follower
+from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.drafting.sources import Lookup
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
@@ -32,7 +32,7 @@ FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 class Silent:
     """Sources that know nothing."""
 
-    follower: Follower | None = None
+    follower: DraftModelSequence | None = None
 
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int]) -> None: ...

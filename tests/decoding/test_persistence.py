@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine, Sampling
-from rest_local.decoding.earlier import acceptance_path, key_of
+from rest_local.decoding.persistence import acceptance_path, key_of
 from rest_local.decoding.stream import Result
 from rest_local.drafting.candidates import N_CELLS
 from rest_local.llama.model import Model
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model(tiny_model: TinyModel) -> Iterator[Path]:
-    """A model whose acceptance nobody has counted yet; its tuning stays cached."""
+    """A model without stored acceptance counts; its tuning stays cached."""
     yield tiny_model("llama", quant="Q8_0")
     for file in acceptance_path("x").parent.glob("*.json"):
         file.unlink()
@@ -68,7 +68,7 @@ def kept() -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("keen")
-def test_the_next_engine_drafts_from_what_the_last_one_said(model: Path) -> None:
+def test_the_next_engine_drafts_from_earlier_answers(model: Path) -> None:
     with load(model, history=True) as engine:
         first = finish(engine)
         assert "history" not in first.draft.by_source
@@ -95,9 +95,7 @@ def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:
     assert not home.exists()
 
 
-def test_what_was_said_before_a_cancel_is_kept_and_a_commit_needs_no_close(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_answer_is_kept_and_a_commit_needs_no_close(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "COMMIT_TOKENS", 1)
     with load(model, history=True) as engine:
         stream = engine.generate(PROMPT, max_tokens=60)
