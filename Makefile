@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 RUN    := $(VENV)/.installed
 TOOLS  := $(VENV)/.installed-for-tests
 BUILD  := $(BIN)/python scripts/compiler_check.py
+SITE   := $(BIN)/mkdocs build --quiet --strict
 
 # llama.cpp is compiled when llama-cpp-python is installed; CMAKE_ARGS goes through, for example -DGGML_CUDA=on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
@@ -33,13 +34,14 @@ install: $(RUN)  ## make .venv and install rest-local into it
 demo: $(RUN)  ## complete real Python plain and drafted, side by side
 	$(BIN)/rest-local demo
 
-check: $(TOOLS)  ## lint, format and types
+check: $(TOOLS)  ## lint, format, types and the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
+	$(SITE)
 
-test: $(TOOLS)  ## all tests
-	$(BIN)/pytest
+test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process
+	$(BIN)/pytest -n 2 --dist loadfile
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about ten minutes
 	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_server.py
@@ -49,8 +51,9 @@ soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requ
 bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
 	$(BIN)/python -m benchmarks
 
-docs: $(RUN)  ## write docs/CLI.md
+docs: $(TOOLS)  ## write docs/CLI.md, and the documentation as a site into build/site
 	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md
+	$(SITE)
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

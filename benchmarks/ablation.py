@@ -25,6 +25,9 @@ from rest_local.bench.workload import open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.request import STRICT, Strict
+from rest_local.decoding.results import DraftStatistics
+from rest_local.decoding.verify import Relaxed
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.planning.policies import make_policy
@@ -43,6 +46,7 @@ PARTS: dict[str, Callable[[], Policy]] = {
     "respec": ReSpec,
     "respec by match": partial(ReSpec, by="match"),
 }
+Run = tuple[str, Callable[[], Policy], Relaxed | Strict]
 RELAXED: dict[str, Callable[[], Policy]] = {"+ relaxed": Bare, "respec + relaxed": ReSpec}
 OTHERS = ("rest", "sam", "auto")
 
@@ -72,10 +76,10 @@ def with_model(path: str | None, datastores: list[str], tokens: int, limit: int 
     with Engine.load(path or demo_model(), datastores=datastores, n_ctx=2048) as engine:
         asked = list(prompts())
         texts = {kind: [p.text for p in asked if p.kind == kind][:limit] for kind in KINDS}
-        plain = {kind: [_answer(engine, t, tokens, "off", "strict")[0] for t in some] for kind, some in texts.items()}
+        plain = {kind: [_answer(engine, t, tokens, "off", STRICT)[0] for t in some] for kind, some in texts.items()}
         rows = []
-        runs = [(name, make, "strict") for name, make in _policies(lambda: engine.cost_curve).items()]
-        runs += [(name, make, "relaxed") for name, make in RELAXED.items()]
+        runs: list[Run] = [(name, make, STRICT) for name, make in _policies(lambda: engine.cost_curve).items()]
+        runs += [(name, make, Relaxed()) for name, make in RELAXED.items()]
         for name, make, verify in runs:
             policy = make()
             for kind, some in texts.items():
@@ -92,21 +96,21 @@ def _policies(curve: Callable[[], CostCurve]) -> dict[str, Callable[[], Policy]]
 
 
 def _answer(
-    engine: Engine, text: str, tokens: int, policy: str | Policy, verify: str
-) -> tuple[list[int], dict[str, Any]]:
+    engine: Engine, text: str, tokens: int, policy: str | Policy, verify: Relaxed | Strict
+) -> tuple[list[int], DraftStatistics]:
     stream = engine.generate(text, max_tokens=tokens, policy=policy, verify=verify)
     for _ in stream:
         pass
     return stream.result.tokens, stream.result.draft
 
 
-def _sums(answers: list[tuple[list[int], dict[str, Any]]], plain: list[list[int]]) -> Row:
-    steps = sum(draft["steps"] for _, draft in answers)
+def _sums(answers: list[tuple[list[int], DraftStatistics]], plain: list[list[int]]) -> Row:
+    steps = sum(draft.steps for _, draft in answers)
     changed = sum(said != alone for (said, _), alone in zip(answers, plain, strict=True))
     return {
-        "mat": round(sum(draft["mat"] * draft["steps"] for _, draft in answers) / steps, 4),
-        "nodes_per_step": round(sum(draft["drafted"] for _, draft in answers) / steps, 3),
-        "relaxed": sum(draft["relaxed"] for _, draft in answers),
+        "mat": round(sum(draft.generated for _, draft in answers) / steps, 4),
+        "nodes_per_step": round(sum(draft.drafted for _, draft in answers) / steps, 3),
+        "relaxed": sum(draft.relaxed for _, draft in answers),
         "answers_changed": round(changed / len(answers), 3),
     }
 

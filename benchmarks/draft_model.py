@@ -44,12 +44,12 @@ def measure(layers: int, max_tokens: int, n_prompts: int, repeats: int) -> dict[
 def _summary(rows: list[Comparison], engine: Engine) -> dict[str, Any]:
     speedups = [row.speedup for row in rows]
     drafts = [row.drafted.result.draft for row in rows]
-    said = [draft["by_source"].get("model", {"drafted": 0, "accepted": 0}) for draft in drafts]
+    said = [draft.of_source("model") for draft in drafts]
     return {
         "speedup": {"median": round(median(speedups), 3), "least": round(min(speedups), 3), "all": speedups},
-        "mat": round(median(draft["mat"] for draft in drafts), 3),
-        "by_the_draft_model": {key: sum(counts[key] for counts in said) for key in ("drafted", "accepted")},
-        "draft_model_ms_per_step": round(median(draft.get("draft_model_ms_per_step", 0.0) for draft in drafts), 3),
+        "mat": round(median(draft.tokens_per_step for draft in drafts), 3),
+        "by_the_draft_model": {key: sum(getattr(counts, key) for counts in said) for key in ("drafted", "accepted")},
+        "draft_model_ms_per_step": round(median(draft.draft_model_ms_per_step for draft in drafts), 3),
         "plain_step_ms": round(float(engine.cost_curve.at(512)[0]), 3),
         "identical": sum(row.identical for row in rows),
         "sampled": sum(row.sampled for row in rows),

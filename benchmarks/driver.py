@@ -35,9 +35,9 @@ from benchmarks.device import Device
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.prompts import held_out_modules, standard_library
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.forward import Forward, Running, evaluate_prompt
-from rest_local.decoding.generation import Generation, Statistics, Taken
-from rest_local.decoding.job import Job
+from rest_local.decoding import sequence as decoding
+from rest_local.decoding.counts import Statistics
+from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
@@ -51,10 +51,10 @@ from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy, StepContext, StepCost
+from rest_local.planning.plan import Plan
+from rest_local.planning.policy import Off, Policy, StepContext, StepCost
 from rest_local.retrieval.segment import Segment
 
 SUBMISSION = Shape(layers=1, width=32, heads=1, kv_heads=1, feed=32, vocab=4096, tied=True)
@@ -112,9 +112,9 @@ class Patient(Auto):
     def __init__(self) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
 
-    def book(self, done: StepCost) -> None:
+    def account(self, done: StepCost) -> None:
         n_tokens = 1 + done.n_other + done.n_nodes + done.n_other_nodes
-        super().book(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
+        super().account(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
 
 
 class Looking(Auto):
@@ -202,15 +202,13 @@ def _serve(
     capability = Capability("none" if policy.name == "off" else "tree", "bench")
     with Device(context, DEVICE_MS, SHAPE.vocab, texts) as device, ExitStack() as stack:
         scheduler = Scheduler(device, capability, CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
-        jobs = []
+        sequences = []
         for text in texts:
             sampler = stack.enter_context(Sampler(model.vocabulary, Sampling()))
             sources = Sources([], SHAPE.vocab, stored)
-            jobs.append(
-                _job(model, device, policy, capability, sampler, sources, text[:length], len(text) - length - 64)
-            )
-            scheduler.submit(jobs[-1])
-        while any(not job.answer.begun for job in jobs):
+            sequences.append(_sequence(model, policy, sampler, sources, text[:length], len(text) - length - 64))
+            scheduler.submit(sequences[-1])
+        while any(not sequence.answer.begun for sequence in sequences):
             scheduler.step()
         device.critical_ms.clear()
         times = []
@@ -218,12 +216,12 @@ def _serve(
             begun = time.perf_counter()
             scheduler.step()
             times.append(1e3 * (time.perf_counter() - begun))
-            for job in jobs:
-                job.take()
-            if any(job.done for job in jobs):
+            for sequence in sequences:
+                sequence.read()
+            if any(sequence.done for sequence in sequences):
                 break
         scheduler.cancel_all()
-    statistics = [job.answer.statistics for job in jobs]
+    statistics = [sequence.statistics for sequence in sequences]
     return {
         "critical_ms": round(median(device.critical_ms), 4),
         "critical_p90_ms": round(float(np.percentile(device.critical_ms, 90)), 4),
@@ -234,26 +232,16 @@ def _serve(
     }
 
 
-def _job(
-    model: Model,
-    device: Device,
-    policy: Policy,
-    capability: Capability,
-    sampler: Sampler,
-    sources: Sources,
-    prompt: Sequence[int],
-    n: int,
-) -> Job:
-    statistics = Statistics()
+def _sequence(
+    model: Model, policy: Policy, sampler: Sampler, sources: Sources, prompt: Sequence[int], n: int
+) -> decoding.Sequence:
+    answer = Answer(Statistics(), Detokenizer(model.vocabulary.piece), n, (), _never)
+    request = Request(prompt, max_tokens=n)
+    return decoding.Sequence(request, policy.fork(), sampler, answer, lambda slot: sources, _never)
 
-    def make(slot: Slot) -> Generation:
-        return Generation(
-            device, slot, policy.fork(), sources, sampler, capability, lambda token: False, statistics=statistics
-        )
 
-    answer = Answer(statistics, Detokenizer(model.vocabulary.piece), n, (), lambda token: False)
-    request = Request(list(prompt), max_tokens=n)
-    return Job(request, sampler, answer, make, lambda result: None)
+def _never(token: int) -> bool:
+    return False
 
 
 def run(
@@ -278,29 +266,30 @@ def run(
 
 def _measure(model: Model, context: Context, policy: Policy, steps: int, length: int) -> dict[str, float]:
     rng = np.random.default_rng(5)
-    decoding = _TimedDecode(context)
+    timed = _TimedDecode(context)
     capability = Capability("none" if policy.name == "off" else "tree", "bench")
     slots = [Slot(context, n * context.n_branches) for n in range(context.n_slots)]
     with ExitStack() as stack:
-        generations = []
+        forward = Forward(context, capability)
+        sequences = []
         for slot in slots:
             sampler = stack.enter_context(Sampler(model.vocabulary, Sampling()))
-            sources = Sources([], model.n_vocab)
-            generation = Generation(context, slot, policy.fork(), sources, sampler, capability, lambda t: False)
-            evaluate_prompt(generation, rng.choice(40, length, p=_zipf(40)).tolist())
-            generations.append(generation)
-        forward = Forward(context)
+            prompt = rng.choice(40, length, p=_zipf(40)).tolist()
+            sequence = _sequence(model, policy, sampler, Sources([], model.n_vocab), prompt, 64)
+            sequence.admit(slot)
+            forward.evaluate_prompt(sequence)
+            sequences.append(sequence)
         times = []
         for _ in range(steps):
-            before, begun = decoding.seconds, time.perf_counter()
-            for outcome in forward.step([Running(generation, 64) for generation in generations]):
-                assert isinstance(outcome, Taken)
-                outcome.finish()
-            times.append(1e3 * (time.perf_counter() - begun - (decoding.seconds - before)))
+            before, begun = timed.seconds, time.perf_counter()
+            for sequence, outcome in zip(sequences, forward.step(sequences), strict=True):
+                assert isinstance(outcome, decoding.Taken)
+                sequence.finish_step(outcome)
+            times.append(1e3 * (time.perf_counter() - begun - (timed.seconds - before)))
             # the text goes on as it began, whatever the model said: a draft has to be there at every step
-            for generation in generations:
-                generation.root = int(rng.choice(40, p=_zipf(40)))
-    statistics = [generation.statistics for generation in generations]
+            for sequence in sequences:
+                sequence.tokens[-1] = int(rng.choice(40, p=_zipf(40)))
+    statistics = [sequence.statistics for sequence in sequences]
     return {
         "median_ms": round(median(times), 4),
         "mean_ms": round(float(np.mean(times)), 4),

@@ -45,9 +45,9 @@ def _run_mode(model: str | None, exact: bool, count: int, tokens: int) -> dict[s
             plain = _generate(engine, prompt, tokens, "off")
             other = _generate(engine, prompt, tokens, "auto")
             compared += len(plain.tokens)
-            drafted += other.draft["drafted"]
-            accepted += other.draft["accepted"]
-            steps += other.draft["steps"]
+            drafted += other.draft.drafted
+            accepted += other.draft.accepted
+            steps += other.draft.steps
             if plain.tokens != other.tokens:
                 pairs = zip(plain.tokens, other.tokens, strict=False)
                 same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain.tokens), len(other.tokens)))

@@ -95,10 +95,10 @@ def second_turn(model: str | None) -> dict[str, Any]:
         second = service.submit(Request([*first, *answer.tokens, *new], max_tokens=1)).wait()
     return {
         "first_prompt": len(first),
-        "first_evaluated": int(answer.timings["prompt_n"]),
+        "first_evaluated": answer.timings.prompt_tokens,
         "new_tokens": len(new),
-        "second_evaluated": int(second.timings["prompt_n"]),
-        "second_cached": int(second.timings["cache_n"]),
+        "second_evaluated": second.timings.prompt_tokens,
+        "second_cached": second.timings.cached_tokens,
     }
 
 

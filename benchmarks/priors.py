@@ -29,8 +29,8 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.planning.acceptance import PRIORS
 from rest_local.planning.policy import StepCost
-from rest_local.planning.priors import PRIORS
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path

@@ -1,6 +1,6 @@
 """What HTTP costs: a real server process over loopback, against the engine's own time.
 
-    python -m benchmarks.server [--model GGUF] [--part first|overhead|keys|clients]... [--seconds 60] [--json]
+    python -m benchmarks.server [--model GGUF] [--part first|overhead|keys|clients|stalled|schema]... [--seconds 60]
 
 `first`: time to the first token on a prompt whose cells are warm, less the forward passes. `overhead`: a stream of 300
 tokens by HTTP against the same request in an engine without a server and against one answer at once, the three
@@ -8,9 +8,11 @@ interleaved; ratios within a round, medians over the rounds, and the ratio of th
 where others use the machine; milliseconds of processor time of the server's event loop. `keys`: an /infill request for
 each keystroke, each cut off by the next; what the user waits where he pauses, and slots that were lost. `clients`:
 eight clients at once for `--seconds`: errors, the least served against the most served, throughput against one client
-alone.
+alone. `stalled`: peak memory of a server with 24 streams that no client reads, with 100 log-probabilities a token.
+`schema`: the longest gap between two events of a stream while another request's schema, an enum of 50 000 integers, is
+compiled and followed, by the policy of that other request.
 
-Drafting is off, so that every round does the same work.
+Except in `schema`, drafting is off, so that every round does the same work.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -43,7 +46,15 @@ N_CTX = 2048
 STREAMED = 300
 WAIT_SECONDS = 600
 PAUSE_EVERY = 10  # keystrokes
+STALLED = 24  # streams
+CHOICES = 50_000  # integers of the enum
 SAME: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "rest_local": {"policy": "off"}}
+_ENDLESS: dict[str, Any] = {
+    **SAME,
+    "n_predict": 1_000_000,
+    "stream": True,
+    "rest_local": {"policy": "off", "context_shift": True},
+}
 
 
 @dataclass
@@ -58,6 +69,12 @@ class Process:
         times = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
         return int(times.read_text("ascii").split()[0]) / 1e6 if times.exists() else 0.0
 
+    def memory_mb(self, name: str) -> float:
+        """`VmRSS`, resident now, or `VmHWM`, the most so far; 0 where the kernel does not tell."""
+        status = Path(f"/proc/{self.pid}/status")
+        found = re.search(rf"^{name}:\s+(\d+) kB", status.read_text("ascii"), re.MULTILINE) if status.exists() else None
+        return round(int(found[1]) / 1024, 1) if found else 0.0
+
     def connect(self) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
 
@@ -68,9 +85,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def serving(model: str | None) -> Iterator[Process]:
+def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
     """A process of its own, as a user starts it; stopped at the end."""
-    command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(SLOTS), "--ctx", str(N_CTX)]
+    command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(slots), "--ctx", str(N_CTX)]
     command += ["--model", model] if model else []
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stderr=log, env=os.environ)
@@ -112,7 +129,7 @@ def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[d
 
 
 def first_token(server: Process, rounds: int) -> dict[str, Any]:
-    """One token behind a long prompt that is asked for again and again."""
+    """One token after a long prompt, the same in each round."""
     body = {"prompt": _texts(1, 4000)[0], "n_predict": 1, "stream": True, **SAME}
     over, waited = [], []
     with contextlib.closing(server.connect()) as connection:
@@ -215,9 +232,13 @@ def keys(server: Process, strokes: int) -> dict[str, Any]:
 def _busy_after(server: Process, seconds: float) -> int:
     """Slots that are still busy although nobody asks for anything."""
     deadline = time.monotonic() + seconds
-    while (busy := sum(slot["is_processing"] for slot in server.get("/slots"))) and time.monotonic() < deadline:
+    while (busy := _busy(server)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return int(busy)
+    return busy
+
+
+def _busy(server: Process) -> int:
+    return sum(slot["is_processing"] for slot in server.get("/slots"))
 
 
 def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, Any]:
@@ -262,6 +283,71 @@ def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int
     return [round(value) for value in tokens], sum(errors)
 
 
+def stalled(model: str | None) -> dict[str, Any]:
+    """Streams without an end whose clients read nothing, in a server of their own, until the server has ended them."""
+    body = {"n_probs": 100, **_ENDLESS}
+    with serving(model, STALLED) as server, contextlib.ExitStack() as open_connections:
+        before = server.memory_mb("VmRSS")
+        for text in _texts(STALLED, 200):
+            connection = open_connections.enter_context(contextlib.closing(server.connect()))
+            data = json.dumps(body | {"prompt": text})
+            connection.request("POST", "/completion", data, {"content-type": "application/json"})
+        begun = time.monotonic()
+        while not _busy(server) and time.monotonic() - begun < 5.0:
+            time.sleep(0.01)
+        busy = _busy_after(server, WAIT_SECONDS)
+        return {
+            "streams": STALLED,
+            "before_mb": before,
+            "peak_mb": server.memory_mb("VmHWM"),
+            "seconds": round(time.monotonic() - begun, 1),
+            "slots_lost": busy,
+        }
+
+
+def schema(server: Process) -> dict[str, Any]:
+    """Gaps of one stream, alone and while a request with a large schema is served, for each policy of that request."""
+    found: dict[str, Any] = {}
+    for number, policy in enumerate(("off", "auto", "rest")):
+        arrived: list[float] = []
+        ended = threading.Event()
+        reader = threading.Thread(target=_read_until, args=(server, arrived, ended))
+        reader.start()
+        time.sleep(3.0)
+        # Other integers each time: a schema that was compiled before costs nothing.
+        enum = list(range(number * CHOICES, (number + 1) * CHOICES))
+        body = {"prompt": "A number: ", "json_schema": {"enum": enum}, "n_predict": 16, "temperature": 0}
+        begun = time.perf_counter()
+        with contextlib.closing(server.connect()) as connection:
+            value, _, took = post(connection, "/completion", body | {"rest_local": {"policy": policy}})
+        time.sleep(0.2)
+        ended.set()
+        reader.join()
+        found[policy] = {
+            "request_ms": round(1e3 * took),
+            "answer": value["content"],
+            "gap_alone_ms": _longest_gap([time for time in arrived if time < begun]),
+            "gap_ms": _longest_gap([time for time in arrived if begun - 0.1 < time < begun + took + 0.1]),
+        }
+    return found
+
+
+def _read_until(server: Process, arrived: list[float], ended: threading.Event) -> None:
+    """Streams text without end; notes when each event arrived."""
+    body = json.dumps({"prompt": _texts(1, 400)[0], **_ENDLESS})
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("POST", "/completion", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        while not ended.is_set() and (line := answer.readline()):
+            if line.startswith(b"data: {"):
+                arrived.append(time.perf_counter())
+
+
+def _longest_gap(arrived: list[float]) -> float:
+    """Milliseconds."""
+    return round(1e3 * max((b - a for a, b in pairwise(arrived)), default=0.0), 1)
+
+
 def _texts(n: int, characters: int) -> list[str]:
     """Beginnings of modules that no model here was trained on."""
     library = standard_library()
@@ -269,7 +355,7 @@ def _texts(n: int, characters: int) -> list[str]:
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
 
 
-PARTS = ("first", "overhead", "keys", "clients")
+PARTS = ("first", "overhead", "keys", "clients", "stalled", "schema")
 
 
 def main() -> None:
@@ -288,6 +374,8 @@ def main() -> None:
             "overhead": lambda: overhead(server, args.model, args.rounds),
             "keys": lambda: keys(server, args.strokes),
             "clients": lambda: clients(server, args.seconds),
+            "stalled": lambda: stalled(args.model),
+            "schema": lambda: schema(server),
         }
         for name in args.part or PARTS:
             result[name] = measure[name]()

@@ -109,7 +109,7 @@ def _summary(rows: list[Comparison]) -> dict[str, Any]:
         "speedup": {"median": _round(speedups), "least": round(min(speedups), 3), "greatest": round(max(speedups), 3)},
         "overall": round(_seconds(rows, "plain") / _seconds(rows, "drafted"), 3),
         "without_loops": {"prompts": len(steady), "median": _round(steady)},
-        "mat": _round([row.drafted.result.draft["mat"] for row in rows]),
+        "mat": _round([row.drafted.result.draft.tokens_per_step for row in rows]),
         "worst": {
             "module": worst.prompt.title,
             "runs": [worst.plain.to_json()["runs"], worst.drafted.to_json()["runs"]],

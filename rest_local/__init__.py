@@ -8,7 +8,7 @@
         stream = engine.generate("def main():", max_tokens=100)
         for piece in stream:
             print(piece.text, end="", flush=True)
-        print(stream.result.draft["mat"])
+        print(stream.result.draft.tokens_per_step)
 
 Names are loaded on first use (PEP 562), so that `import rest_local` costs nothing.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ for _name in ("CACHE", "DATA", "DATASTORES"):
 # Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make
 # every decode several times slower. Changes no result, and tests time nothing.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+# A shell that starts the tests in the background ignores SIGINT for them, and a program under test would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No time limit of an example: how long one takes depends on whatever else the machine does.
 hypothesis.settings.register_profile("rest-local", deadline=None)

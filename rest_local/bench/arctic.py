@@ -16,7 +16,7 @@ from rest_local.drafting.tree import DraftTree
 
 MODULE = "arctic_inference.suffix_decoding"
 REQUEST = -1  # the name of the request under test
-# Its default, and its tree at three lengths: the points that the design compares with.
+# Its default, and its tree at three lengths: the points that DESIGN.md section 5 compares with.
 VARIANTS: tuple[dict[str, Any], ...] = ({}, *({"factor": factor, "tree": True} for factor in (1.0, 2.0, 4.0)))
 
 

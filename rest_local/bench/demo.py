@@ -49,13 +49,11 @@ class Side:
         return repeated_share(self.result.tokens)
 
     def to_json(self) -> dict[str, Any]:
+        draft = self.result.draft.to_dict()
         return {
             "tokens_per_second": round(self.tokens_per_second, 2),
             "runs": [round(speed, 2) for speed in self.speeds],  # how noisy the machine was
-            "mat": self.result.draft["mat"],
-            "accepted": self.result.draft["accepted"],
-            "drafted": self.result.draft["drafted"],
-            "by_source": self.result.draft["by_source"],
+            **{name: draft[name] for name in ("mat", "accepted", "drafted", "by_source")},
             "n_tokens": len(self.result.tokens),
             "repeated_8grams": round(self.repeated, 4),
         }
@@ -142,7 +140,7 @@ def run(
 
 def speed(result: Result) -> float:
     """Return tokens per second of the generation proper, the prompt not counted."""
-    return float(result.timings["predicted_per_second"])
+    return result.timings.predicted_per_second
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:

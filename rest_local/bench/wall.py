@@ -22,15 +22,19 @@ from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
-from rest_local.calibration.tuning import capability_of, load_meter, tune
-from rest_local.decoding.forward import evaluate_prompt, step_alone
-from rest_local.decoding.generation import Generation, Statistics
+from rest_local.calibration.settings import capability_of
+from rest_local.calibration.tuning import load_meter, tune
+from rest_local.decoding.counts import Statistics
+from rest_local.decoding.forward import Forward
+from rest_local.decoding.request import Request
+from rest_local.decoding.sequence import Sequence as DecodingSequence
+from rest_local.decoding.stream import Answer
 from rest_local.errors import OptionError
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.context import ContextSettings
+from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy
+from rest_local.planning.policy import Off, Policy
 
 TOKENS = 160  # of an answer
 ROUNDS = 3
@@ -54,32 +58,39 @@ class _Recording:
     def accept(self, token: int) -> None:
         """Nothing is kept."""
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def _never(token: int) -> bool:
+    return False
+
 
 @dataclass
 class _Bench:
     """A context with its sources; runs one answer at a time."""
 
     model: Model
-    context: Context
+    forward: Forward
     slot: Slot
 
     def run(self, answer: Recorded, sources: Predictable, policy: Policy) -> tuple[float, Statistics]:
         """Milliseconds from the first token of the answer to its last, and what the steps did."""
         rest = answer.answer[1:]
-        generation = Generation(
-            self.context, self.slot, policy, sources, _Recording(rest),
-            capability_of(self.model, self.context, exact=False), lambda token: False,
-        )  # fmt: skip
-        evaluate_prompt(generation, [*answer.prompt, answer.answer[0]])
+        request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
+        said = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), _never)
+        sequence = DecodingSequence(request, policy, _Recording(rest), said, lambda slot: sources, _never)
+        sequence.admit(self.slot)
+        self.forward.evaluate_prompt(sequence)
         begin(sources, answer)
         given: list[int] = []
         begun = time.perf_counter()
         while len(given) < len(rest):
-            given.extend(token for token, _ in step_alone(generation, len(rest) - len(given)))
+            given.extend(self.forward.step_alone(sequence).tokens)
         ms = 1e3 * (time.perf_counter() - begun)
         if given != rest:
             raise AssertionError(f"answer {answer.name}: the step loop changed a recorded token")
-        return ms, generation.statistics
+        return ms, sequence.statistics
 
 
 @dataclass
@@ -111,7 +122,7 @@ def wall_clock(
         with context:
             curve = tuning.curve
             curve.busy_now = load_meter(model, context).busy
-            bench = _Bench(model, context, Slot(context))
+            bench = _Bench(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
             measured = [
                 _round(bench, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)
             ][1:]  # the first one only refines the curve

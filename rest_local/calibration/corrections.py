@@ -1,9 +1,11 @@
-"""What real steps say about a cost table: a Kalman filter over a few logarithmic corrections.
+"""Corrections of a cost table, learned from real steps by a Kalman filter.
 
-Contract: times of batches go in, one factor for the machine's speed, one for each batch size and one for the cost of
-attention come out, with their uncertainties. The state is (speed, one for each of KNOTS, attention at ATTENTION_KNOTS);
-neighbouring sizes share what is learned about one of them. Nothing here knows the table itself: the caller says what it
-expects of a batch and how much of that is attention. All values are natural logarithms, so 0.1 means about 10%.
+- Times of batches go in. Factors for the machine's speed, for each batch size and for the cost of attention come out,
+  with their standard deviations.
+- The state is (speed, one value for each of KNOTS, one for each of ATTENTION_KNOTS). Neighbouring sizes share what is
+  learned about one of them.
+- All values are natural logarithms, so 0.1 means about 10%.
+- The module does not know the table: the caller states the expected time of a batch and the share of attention in it.
 """
 
 from __future__ import annotations
@@ -17,91 +19,91 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 LARGEST = 64
-KNOTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # batch sizes with a correction of their own; t(1) has the speed only
+KNOTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # batch sizes with their own correction; t(1) has only the speed
 ATTENTION_KNOTS = (1, 8, 64)
 N_STATES = 1 + len(KNOTS) + len(ATTENTION_KNOTS)
 _SIZES = slice(1, 1 + len(KNOTS))
 _ATTENTION = slice(1 + len(KNOTS), N_STATES)
 
-STEP_ERROR = 0.05  # steps of one size differ by so much for other reasons than noise: trees, caches, rebuilt graphs
-BUSY_ERROR = 1.0  # of a time that was taken while other processes ran: factors of 2 to 3 were seen with one per core
-SPEED_DRIFT = 0.016  # per plain step; with STEP_ERROR a plain step then weighs about 0.2, as 0.15 did before
-FORGETTING = 1 / 20_000  # per observation: a size that is never seen is uncertain again after some thousand steps
-OUTLIER = 2.0  # standard deviations upwards beyond which a single time counts for little: noise only makes slower
+STEP_ERROR = 0.05  # difference between steps of one size for other reasons than noise: trees, caches, rebuilt graphs
+BUSY_ERROR = 1.0  # error of a time taken while other processes ran: factors of 2 to 3 were seen with one per core
+SPEED_DRIFT = 0.016  # per plain step; with STEP_ERROR a plain step then has a weight of about 0.2
+FORGETTING = 1 / 20_000  # per observation: a size that never occurs is uncertain again after some thousand steps
+OUTLIER = 2.0  # standard deviations above which a single time has little weight: noise only makes steps slower
 OUTLIER_WEIGHT = 0.3
-MOST_DOUBT, MOST = 2.0, 12.0  # of a correction, whatever a clock says: a factor of 7, and of 160 000
-OUTLIER_DOUBT = 1.1  # factor of the variances: after some twenty in a row they are believed
+MAX_DEVIATION, MAX_CORRECTION = 2.0, 12.0  # limits for any clock: factors of 7 and of 160 000
+OUTLIER_GROWTH = 1.1  # factor of the variances per outlier: about twenty outliers in a row are accepted
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """Standard deviations of the corrections before anything was observed."""
+class Deviations:
+    """Standard deviations of the corrections, natural logarithms from 0 to 10. Raises ValueError for other values."""
 
     speed: float
     sizes: tuple[float, ...]  # by KNOTS
     attention: tuple[float, ...]  # by ATTENTION_KNOTS
 
     @classmethod
-    def of(cls, speed: float, sizes: float, attention: float) -> Doubt:
-        """The same for every size."""
+    def of(cls, speed: float, sizes: float, attention: float) -> Deviations:
+        """The same deviation for every size."""
         return cls(speed, (sizes,) * len(KNOTS), (attention,) * len(ATTENTION_KNOTS))
 
     def __post_init__(self) -> None:
         values = np.array([self.speed, *self.sizes, *self.attention])
         if values.shape != (N_STATES,) or not np.isfinite(values).all() or (values < 0).any() or (values > 10).any():
-            raise ValueError("uncertainties are numbers from 0 to 10, one for each size")
+            raise ValueError("standard deviations are numbers from 0 to 10, one for each size")
 
 
-GIVEN = Doubt.of(0.1, 0.25, 0.7)  # a table from elsewhere; also what FORGETTING goes back to
-ESTIMATED = Doubt.of(0.2, 0.5, 1.0)  # the table of another machine
+GIVEN = Deviations.of(0.1, 0.25, 0.7)  # of a table from a file; FORGETTING returns to these
+ESTIMATED = Deviations.of(0.2, 0.5, 1.0)  # of the table of another machine
 
 
 class Corrections:
-    """The filter. `mean` [N_STATES], `noise`: relative spread of plain steps, as seen."""
+    """The filter. `mean`: float64 [N_STATES]. `noise`: measured relative spread of plain steps."""
 
-    def __init__(self, doubt: Doubt) -> None:
+    def __init__(self, deviations: Deviations) -> None:
         self.mean: Array = np.zeros(N_STATES)
-        self._covariance = _covariance(doubt)
+        self._covariance = _covariance(deviations)
         self.noise = STEP_ERROR
 
     @property
-    def doubt(self) -> Doubt:
-        """Standard deviations now."""
+    def deviations(self) -> Deviations:
+        """The present standard deviations."""
         sd = [float(value) for value in np.sqrt(np.maximum(np.diag(self._covariance), 0.0))]
-        return Doubt(sd[0], tuple(sd[_SIZES]), tuple(sd[_ATTENTION]))
+        return Deviations(sd[0], tuple(sd[_SIZES]), tuple(sd[_ATTENTION]))
 
     def factors(self) -> tuple[Array, Array]:
-        """By size less one, [64] each: the factor of what a batch costs without attention, and of its attention."""
+        """The factors of the cost without attention and of attention, [64] each, indexed by the size less one."""
         return np.exp(_FEATURES @ self.mean), np.exp(self.mean[0] + _ATTENTION_FEATURES @ self.mean)
 
     def factor(self, n: int) -> tuple[float, float]:
-        """Those of n tokens."""
+        """The two factors of a batch of n tokens."""
         speed = float(self.mean[0])
         own = float(_FEATURES[n - 1] @ self.mean)
         return math.exp(own), math.exp(speed + float(_ATTENTION_FEATURES[n - 1] @ self.mean))
 
     @property
-    def doubts_sizes(self) -> bool:
-        """Whether a size is less certain than those of a table from elsewhere."""
+    def has_uncertain_sizes(self) -> bool:
+        """Whether a size is less certain than in a table from a file (GIVEN)."""
         return bool(self._covariance.diagonal()[_SIZES].max() > GIVEN.sizes[0] ** 2)
 
     def ratio_sd(self, share: Array) -> Array:
-        """Standard deviation of log t(n)/t(1) by size less one, [64]; `share` [64]: of attention in each time."""
+        """Standard deviation of log t(n)/t(1), [64], by the size less one. `share` [64]: share of attention in t(n)."""
         rows = _rows(share)
         rows -= rows[0]
         return np.asarray(np.sqrt(np.maximum(((rows @ self._covariance) * rows).sum(axis=1), 0.0)))
 
     def learn(self, n: int, share: float, difference: float, count: int, busy: bool) -> None:
-        """`difference`: log of a time over what is expected now, the median of `count` steps of n tokens, of which
-        attention is expected to take `share`. A time from a busy machine moves the means, with caution, and makes
-        nothing more certain.
+        """Update the state with the median time of `count` steps of n tokens. `difference`: log of that time over the
+        expected time. `share`: expected share of attention. A time from a busy machine moves the means with a small
+        weight and reduces no deviation.
         """
         row = _FEATURES[n - 1] * (1.0 - share) + (_SPEED + _ATTENTION_FEATURES[n - 1]) * share
         covariance, cautious = self._covariance, busy and n > 1
-        covariance += (
-            covariance.T.copy()
-        )  # observations shrink the symmetric part alone: rounding errors would grow with
-        covariance *= 0.5  # every doubt until a variance is negative
+        # Keep it symmetric: observations shrink only the symmetric part, so rounding errors would grow with every
+        # widening until a variance is negative.
+        covariance += covariance.T.copy()
+        covariance *= 0.5
         covariance += min(1.0, FORGETTING * count) * (_GIVEN - covariance)
         covariance[0, 0] += SPEED_DRIFT**2 * count
         error = self.noise**2 / count + STEP_ERROR**2 + (BUSY_ERROR**2 if cautious else 0.0)
@@ -111,37 +113,39 @@ class Corrections:
         outlier = n > 1 and count < 3 and difference > 0 and surprise > 1
         limit = OUTLIER_WEIGHT * OUTLIER * variance**0.5
         if surprise > 1 and not cautious:
-            self._doubt_more(n, share, difference, OUTLIER_DOUBT if outlier else min(surprise, 4.0) ** 2)
+            self._widen(n, share, difference, OUTLIER_GROWTH if outlier else min(surprise, 4.0) ** 2)
             along = covariance @ row
             variance = float(row @ along) + error
         gain = along / variance
         if n > 1:
-            gain[0] = 0.0  # plain steps alone tell the speed: a dear draft does not make the machine slow
+            gain[0] = 0.0  # only plain steps change the speed: an expensive draft does not mean a slow machine
         if not outlier:
             limit = 4 * OUTLIER * variance**0.5
-        self.mean = np.clip(self.mean + gain * min(max(difference, -limit), limit), -MOST, MOST)
-        if not outlier and not cautious:  # as for any gain, not the best one only
+        self.mean = np.clip(self.mean + gain * min(max(difference, -limit), limit), -MAX_CORRECTION, MAX_CORRECTION)
+        if not outlier and not cautious:  # the form that is right for any gain, not only for the optimal one
             mixed = np.outer(gain, along)
             covariance -= mixed + mixed.T - variance * np.outer(gain, gain)
 
-    def _doubt_more(self, n: int, share: float, difference: float, factor: float) -> None:
-        """A time that the uncertainty does not explain: the uncertainty was too small, of the speed for plain steps."""
+    def _widen(self, n: int, share: float, difference: float, factor: float) -> None:
+        """Widen the deviations after a time that they do not explain: of the speed after a plain step, else of the
+        sizes and attention.
+        """
         if n == 1:
             self._covariance[0, 0] += (difference * (1.0 - share)) ** 2
             self._covariance[_ATTENTION, _ATTENTION] *= 1.0 + (factor - 1.0) * share
         else:
             self._covariance[1:, :] *= factor**0.5
             self._covariance[:, 1:] *= factor**0.5
-        scale = np.minimum(1.0, MOST_DOUBT / np.sqrt(np.maximum(np.diag(self._covariance), 1e-12)))
+        scale = np.minimum(1.0, MAX_DEVIATION / np.sqrt(np.maximum(np.diag(self._covariance), 1e-12)))
         self._covariance *= scale[:, None] * scale[None, :]
 
     def learn_noise(self, spread: float) -> None:
-        """`spread`: relative standard deviation among plain steps that followed one another."""
+        """Smooth `noise` towards `spread`, the relative standard deviation among consecutive plain steps."""
         self.noise += 0.1 * (min(max(spread, 0.0), 1.0) - self.noise)
 
 
 def _hats(knots: tuple[int, ...]) -> Array:
-    """[64, knots]: by size less one, how far each knot's correction applies; linear in the logarithm of the size."""
+    """The weight of each knot's correction by size less one, [64, knots]; linear in the logarithm of the size."""
     at = np.log2(np.arange(1, LARGEST + 1))
     return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
 
@@ -151,8 +155,8 @@ def _correlation(knots: tuple[int, ...], common: float, reach: float) -> Array:
     return np.asarray(common + (1.0 - common) * np.exp(-distance / reach))
 
 
-def _covariance(doubt: Doubt) -> Array:
-    sd = np.array([doubt.speed, *doubt.sizes, *doubt.attention])
+def _covariance(deviations: Deviations) -> Array:
+    sd = np.array([deviations.speed, *deviations.sizes, *deviations.attention])
     return np.asarray(sd[:, None] * _CORRELATION * sd[None, :])
 
 
@@ -163,13 +167,13 @@ def _rows(share: Array) -> Array:
 
 
 _SPEED = np.eye(N_STATES)[0]
-_FEATURES = np.zeros((LARGEST, N_STATES))  # of what a batch costs without attention
+_FEATURES = np.zeros((LARGEST, N_STATES))  # of the cost without attention
 _FEATURES[:, 0] = 1.0
 _FEATURES[1:, _SIZES] = _hats(KNOTS)[1:]
 _ATTENTION_FEATURES = np.zeros((LARGEST, N_STATES))
 _ATTENTION_FEATURES[:, _ATTENTION] = _hats(ATTENTION_KNOTS)
 _CORRELATION = np.eye(N_STATES)
-# Of 0.4 to 0.7 in common and a reach of 1 and 2 doublings, 300 tokens heal a wrong table best with these.
+# Among common shares of 0.4 to 0.7 and reaches of 1 and 2 doublings, these correct a wrong table best in 300 tokens.
 _CORRELATION[_SIZES, _SIZES] = _correlation(KNOTS, 0.6, 2.0)
 _CORRELATION[_ATTENTION, _ATTENTION] = _correlation(ATTENTION_KNOTS, 0.5, 3.0)
 _GIVEN = _covariance(GIVEN)

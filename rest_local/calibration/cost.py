@@ -1,9 +1,12 @@
-"""The cost curve: what one `llama_decode` of n tokens costs at a context length, in milliseconds.
+"""The cost curve: the time of one `llama_decode` of n tokens at a context length, in milliseconds.
 
-Contract: a table of context lengths x batch sizes, corrected by every real step (`rest_local.calibration.corrections`),
-stored as JSON with how certain it is. It differs by machine, model and settings (DESIGN.md section 4), which is why it
-is measured. What holds on every machine holds here: more tokens never cost less, n tokens never more than n single
-steps, attention grows linearly with the context beyond the last length of the table. Knows nothing about llama.cpp.
+- It is a table of context lengths x batch sizes. Every real step corrects it (`rest_local.calibration.corrections`).
+- It is stored as JSON with its standard deviations.
+- It differs by machine, model and settings, so it is measured.
+- It is always physical: more tokens never cost less, n tokens never cost more than n single steps, and attention grows
+  linearly with the context beyond the last length of the table.
+
+The module knows nothing about llama.cpp.
 """
 
 from __future__ import annotations
@@ -18,49 +21,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.corrections import GIVEN, Corrections, Doubt
+from rest_local.calibration.corrections import GIVEN, Corrections, Deviations
 from rest_local.calibration.corrections import LARGEST as LARGEST
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
-LEAST_SD = 0.01  # t(1) itself has none, and should not outweigh all others
-TOGETHER = 32  # observations that are folded in at once; the filter is linear, so a large error takes several goes
-_BUCKET = 8  # bits: steps whose contexts differ by less than 256 tokens are learned from together
+LEAST_SD = 0.01  # t(1) has a deviation of 0, and must not outweigh all others
+MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
+_BUCKET = 8  # bits: steps within 256 tokens of context are learned from together
 
-BusyNow = Callable[[float], bool]  # after a step of so many milliseconds: whether other processes took part of it
+BusyNow = Callable[[float], bool]  # milliseconds of the last step -> whether other processes took CPU time
 
 
 class CostCurve:
     """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
 
-    Times that fall with n or with the context are taken as the lower of the two, and t(n) as at most n t(1). `doubt`:
-    how certain the table is. `busy_now` is asked after every observed step.
+    If times fall with n or with the context, the lower of the two is taken, and t(n) is at most n t(1). `deviations`:
+    how certain the table is. `busy_now` is called after every observed step.
     """
 
     def __init__(
         self,
         contexts: Sequence[int],
         ms: NDArray[np.float64],
-        doubt: Doubt = GIVEN,
+        deviations: Deviations = GIVEN,
         busy_now: BusyNow | None = None,
     ) -> None:
         self.contexts = list(contexts)
         self.busy_now = busy_now
         self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
-        self._corrections = Corrections(doubt)
+        self._corrections = Corrections(deviations)
         self._queue: list[tuple[int, int, float, bool]] = []
         self._refresh()
 
     @classmethod
     def from_points(
-        cls, contexts: Sequence[int], sizes: Sequence[int], ms: Sequence[Sequence[float]], doubt: Doubt = GIVEN
+        cls,
+        contexts: Sequence[int],
+        sizes: Sequence[int],
+        ms: Sequence[Sequence[float]],
+        deviations: Deviations = GIVEN,
     ) -> CostCurve:
-        """Linear between the measured sizes; beyond the largest, in proportion to it."""
-        return cls(contexts, cls.table_of(sizes, ms), doubt)
+        """A curve that is linear between the measured sizes and proportional to n beyond the largest."""
+        return cls(contexts, cls.table_of(sizes, ms), deviations)
 
     @staticmethod
     def table_of(sizes: Sequence[int], ms: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-        """The rows of `from_points` for n = 1..64, as given."""
+        """The rows of `from_points` for n = 1..64, before they are made physical; float64 [contexts, 64]."""
         table = []
         for row in ms:
             line = np.interp(_COUNTS, sizes, row)
@@ -70,24 +77,24 @@ class CostCurve:
         return np.array(table, np.float64)
 
     def copy(self) -> CostCurve:
-        """One that learns by itself from here on."""
-        return CostCurve(self.contexts, self.ms.copy(), self.doubt, self.busy_now)
+        """An independent curve with the present times and deviations."""
+        return CostCurve(self.contexts, self.ms.copy(), self.deviations, self.busy_now)
 
     @property
     def ms(self) -> NDArray[np.float64]:
-        """The most likely times, corrections included; not to be written to."""
-        self._fold_in()
+        """The most likely times with corrections, float64 [contexts, 64]. Callers must not write to it."""
+        self._update()
         return self._rows
 
     @property
-    def doubt(self) -> Doubt:
+    def deviations(self) -> Deviations:
         """How certain the table is now."""
-        self._fold_in()
-        return self._corrections.doubt
+        self._update()
+        return self._corrections.deviations
 
     @property
     def noise(self) -> float:
-        """Relative spread of plain steps that followed one another, as seen lately."""
+        """Recent relative spread of consecutive plain steps."""
         return self._corrections.noise
 
     @noise.setter
@@ -95,55 +102,56 @@ class CostCurve:
         self._corrections.noise = value
 
     def at(self, n_ctx: int) -> NDArray[np.float64]:
-        """Milliseconds of n = 1..64 tokens to plan by, float64 [64]. A size that was hardly ever observed on this
-        machine counts as what it may cost at best, a standard deviation less, so that it is tried.
+        """Optimistic milliseconds of n = 1..64 tokens for planning, float64 [64]. A size with few observations on this
+        machine counts a standard deviation less, so that it is tried.
         """
-        self._fold_in()
-        return self._line(self._hopeful, self._hopeful_slope, n_ctx)
+        self._update()
+        return self._line(self._optimistic, self._optimistic_slope, n_ctx)
 
     def expected(self, n_ctx: int) -> NDArray[np.float64]:
         """The most likely milliseconds of n = 1..64 tokens, float64 [64]."""
-        self._fold_in()
+        self._update()
         return self._line(self._rows, self._slope, n_ctx)
 
     def uncertainty(self, n_ctx: int) -> NDArray[np.float64]:
         """Standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
-        self._fold_in()
+        self._update()
         return self._corrections.ratio_sd(self._attention_share(n_ctx))
 
     def per_cell(self, n: int) -> float:
-        """Milliseconds that one more token in the cells costs a decode of n tokens; 0 where one length was measured."""
+        """Milliseconds that one more token in the KV cache adds to a decode of n tokens; 0 with one measured length."""
         if len(self.contexts) < 2:
             return 0.0
         rows = self.ms
         return float(rows[-1, n - 1] - rows[0, n - 1]) / (self.contexts[-1] - self.contexts[0])
 
     def per_token(self, n_ctx: int) -> float:
-        """Milliseconds that one more token costs a large batch."""
+        """Milliseconds that one more token adds to a large batch."""
         cost = self.expected(n_ctx)
         return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
 
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
-        """Learn from a real step of n tokens that took `ms`: about a microsecond, the rest when the curve is next read.
+        """Learn from a real step of n tokens that took `ms`. Takes about a microsecond; the update happens when the
+        curve is next read.
 
-        `busy`: whether other processes took part of the machine; None: as `busy_now` says. A time that no clock can
-        have measured (not finite, or not positive) is dropped.
+        `busy`: whether other processes used the machine; None calls `busy_now`. A time that is not finite or not
+        positive is dropped.
         """
         if not 1 <= n <= LARGEST or not ms > 0 or not math.isfinite(ms):
             return
         if busy is None:
             busy = self.busy_now is not None and self.busy_now(ms)
         self._queue.append((n, n_ctx, ms, busy))
-        if len(self._queue) >= TOGETHER:
-            self._fold_in()
+        if len(self._queue) >= MAX_QUEUED:
+            self._update()
 
     def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
-        """Whether the prices of these sizes at this length need no further measurement."""
+        """Whether the times of these sizes at this length need no further measurement."""
         sd = self.uncertainty(n_ctx)
         return bool(max(sd[n - 1] for n in sizes) <= CERTAIN)
 
     def table(self) -> list[dict[str, float]]:
-        """Rows {n_ctx, n, ms, ratio} at the measured sizes, for people and for JSON."""
+        """Rows {n_ctx, n, ms, ratio} at the measured sizes, for tables and JSON."""
         return [
             {"n_ctx": c, "n": n, "ms": round(float(row[n - 1]), 4), "ratio": round(float(row[n - 1] / row[0]), 3)}
             for c, row in zip(self.contexts, self.ms, strict=True)
@@ -151,25 +159,27 @@ class CostCurve:
         ]
 
     def to_json(self) -> str:
-        doubt = self.doubt
-        sd = {"speed": doubt.speed, "sizes": doubt.sizes, "attention": doubt.attention}
+        deviations = self.deviations
+        sd = {"speed": deviations.speed, "sizes": deviations.sizes, "attention": deviations.attention}
         return json.dumps({"contexts": self.contexts, "ms": self.ms.tolist(), "sd": sd, "noise": self.noise})
 
     @classmethod
     def from_json(cls, text: str) -> CostCurve:
-        """Raises ValueError where the text is not a curve, or one that no machine can have."""
+        """Read `to_json`. Raises ValueError if the text is not a curve or not physical."""
         data: Any = json.loads(text)
         try:
             ms = np.array(data["ms"], np.float64)
             contexts = [int(c) for c in data["contexts"]]
             sd, noise = data["sd"], float(data["noise"])
-            doubt = Doubt(float(sd["speed"]), tuple(map(float, sd["sizes"])), tuple(map(float, sd["attention"])))
+            deviations = Deviations(
+                float(sd["speed"]), tuple(map(float, sd["sizes"])), tuple(map(float, sd["attention"]))
+            )
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not a cost curve: {error!r}") from error
         check_table(contexts, ms)
         if not 0 <= noise <= 1:
             raise ValueError("not a cost curve: noise is a share of 1")
-        curve = cls(contexts, ms, doubt)
+        curve = cls(contexts, ms, deviations)
         if not np.allclose(curve.ms, ms, rtol=1e-3):
             raise ValueError("not a cost curve: times fall, or n tokens cost more than n single ones")
         curve.noise = noise
@@ -177,15 +187,15 @@ class CostCurve:
 
     # Learning
 
-    def _fold_in(self) -> None:
-        """Learn from what was observed since: steps of one size, length and kind together, by their median."""
+    def _update(self) -> None:
+        """Learn from the queued observations: steps of one size, length and load together, by their median."""
         if not self._queue:
             return
         queue, self._queue = self._queue, []
         groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}
         for n, n_ctx, ms, busy in queue:
             groups.setdefault((n, n_ctx >> _BUCKET, busy), []).append((n_ctx, math.log(ms)))
-        for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they tell the speed
+        for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they set the speed
             n_ctx = seen[len(seen) // 2][0]
             logs = sorted(value for _, value in seen)
             middle = logs[len(logs) // 2]
@@ -197,7 +207,7 @@ class CostCurve:
         self._refresh()
 
     def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
-        """What n tokens are expected to take without attention to tokens beyond the first length, and for it."""
+        """The expected time of n tokens in two parts: up to the first length, and attention to tokens beyond it."""
         own, attention = self._corrections.factor(n)
         first, contexts = float(self._table[0, n - 1]), self.contexts
         if n_ctx <= contexts[0] or len(contexts) == 1:
@@ -208,27 +218,27 @@ class CostCurve:
         return first * own, (further - first) * attention
 
     def _refresh(self) -> None:
-        """Bring the rows up to date with the corrections. About 0.1 ms."""
+        """Compute the rows from the table and the corrections. Takes about 0.1 ms."""
         base, attention = self._corrections.factors()
         rows = self._table[0] * base + (self._table - self._table[0]) * attention
-        if (rows[:, 1:] < rows[:, :-1]).any():  # what is known less gives way to what is known better
-            weights = 1.0 / np.maximum(self._corrections.ratio_sd(_NOTHING), LEAST_SD) ** 2
+        if (rows[:, 1:] < rows[:, :-1]).any():  # uncertain sizes yield to certain ones
+            weights = 1.0 / np.maximum(self._corrections.ratio_sd(_NO_ATTENTION), LEAST_SD) ** 2
             rows = np.maximum.accumulate([isotonic(row, weights) for row in rows], axis=0)
-        self._rows = self._hopeful = physical(rows)
-        self._slope = self._hopeful_slope = _beyond(self.contexts, self._rows)
-        if self._corrections.doubts_sizes:
-            doubt = np.maximum(self._corrections.ratio_sd(_NOTHING) - GIVEN.sizes[0], 0.0)
-            self._hopeful = np.maximum.accumulate(physical(self._rows * np.exp(-doubt)), axis=0)
-            self._hopeful_slope = _beyond(self.contexts, self._hopeful)
+        self._rows = self._optimistic = physical(rows)
+        self._slope = self._optimistic_slope = _beyond(self.contexts, self._rows)
+        if self._corrections.has_uncertain_sizes:
+            excess = np.maximum(self._corrections.ratio_sd(_NO_ATTENTION) - GIVEN.sizes[0], 0.0)
+            self._optimistic = np.maximum.accumulate(physical(self._rows * np.exp(-excess)), axis=0)
+            self._optimistic_slope = _beyond(self.contexts, self._optimistic)
 
     def _attention_share(self, n_ctx: int) -> NDArray[np.float64]:
-        """Which part of each time is paid for tokens beyond the first length of the table, [64]."""
+        """The share of each time that attention to tokens beyond the first length of the table takes, [64]."""
         line = self._line(self._rows, self._slope, n_ctx)
         base = self._table[0] * self._corrections.factors()[0]
         return np.asarray(np.clip(1.0 - base / line, 0.0, 1.0))
 
     def _line(self, rows: NDArray[np.float64], slope: NDArray[np.float64], n_ctx: int) -> NDArray[np.float64]:
-        """Between the lengths of the table, or beyond the last: sums of rows that are physical, so physical."""
+        """The row at a context length, interpolated or extrapolated. Sums of physical rows are physical."""
         contexts = self.contexts
         if n_ctx <= contexts[0]:
             return np.array(rows[0])
@@ -240,8 +250,8 @@ class CostCurve:
 
 
 def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times of n = 1, 2, ... tokens, along the last axis, within what holds on every machine: none is below that of one
-    token, a size that costs more than a larger one is filled up to that, and n tokens can be evaluated one by one.
+    """Make times of n = 1, 2, ... tokens along the last axis physical: no time is below that of one token, a size that
+    costs more than a larger one costs as much as that (its batch is padded), and n tokens cost at most n single steps.
     """
     first = rows[..., :1]
     rows = np.minimum.accumulate(np.maximum(rows, first)[..., ::-1], axis=-1)[..., ::-1]
@@ -249,8 +259,8 @@ def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """The nearest sequence that never falls: where values fall, their weighted mean (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """The nearest sequence that never falls: falling values become their weighted mean (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, count
     for value, weight in zip(
         values.tolist(), (np.ones(len(values)) if weights is None else weights).tolist(), strict=True
     ):
@@ -262,7 +272,7 @@ def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = 
 
 
 def check_table(contexts: Sequence[int], ms: NDArray[np.float64]) -> None:
-    """Raises ValueError where this cannot be a table of times."""
+    """Raise ValueError if this cannot be a table of times."""
     if ms.ndim != 2 or not contexts or ms.shape != (len(contexts), LARGEST):
         raise ValueError(f"not a cost curve: {len(contexts)} lengths and a table of shape {ms.shape}")
     if not np.isfinite(ms).all() or (ms <= 0).any():
@@ -272,11 +282,11 @@ def check_table(contexts: Sequence[int], ms: NDArray[np.float64]) -> None:
 
 
 def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Milliseconds for each further token of context, by size less one, [64]."""
+    """Milliseconds of each further token of context, [64], indexed by the size less one."""
     if len(contexts) < 2:
         return np.zeros(LARGEST)
     return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))
 
 
 _COUNTS = np.arange(1, LARGEST + 1)
-_NOTHING = np.zeros(LARGEST)
+_NO_ATTENTION = np.zeros(LARGEST)

@@ -1,7 +1,7 @@
-"""Cost curves by name: those that come with the package, or a file.
+"""Cost curves by name: the shipped ones, or a file.
 
-A file is JSON: {"what": how it was measured, "machine": the CPU or GPU, "backend": CPU, CUDA or Metal where it was
-measured, "contexts": [tokens], "sizes": [tokens in a batch], "ms": [[milliseconds by size] by context]}.
+A file is JSON: {"what": how it was measured, "machine": the CPU or GPU, "backend": CPU, CUDA or Metal, "contexts":
+[tokens], "sizes": [tokens in a batch], "ms": [[milliseconds by size] by context]}.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, check_table, 
 from rest_local.calibration.measuring import Timing
 from rest_local.errors import InputInvalid
 
-FALLING = 0.2  # of a time, by which noise may make a larger batch look cheaper in a file
-UNKNOWN_MS = 10.0  # a plain step where no clock could measure one; the first real steps correct it
-ATTENTION_BASE = 0.65  # of attention's cost that a batch pays once: 0.5B on a Xeon, 1 to 16 tokens, 3 000 of context
+FALLING = 0.2  # share of a time by which noise may make a larger batch cheaper in a file
+UNKNOWN_MS = 10.0  # a plain step if no clock could measure one; the first real steps correct it
+ATTENTION_BASE = 0.65  # share of attention that a batch pays once: 0.5B on a Xeon, 1 to 16 tokens, 3 000 of context
 ESTIMATED_CONTEXT = 4096
 _COUNTS = np.arange(1, LARGEST + 1)
 _FOLDER = Path(__file__).resolve().parent / "curves"
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the curves that come with the package."""
+    """Names of the curves that ship with the package."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 def load_curve(name: str) -> CostCurve:
-    """A fresh copy of a curve. Raises InputInvalid where neither a file nor a shipped curve of that name is one, or its
-    times cannot be those of a machine: not positive, falling with n by more than noise, more than n single steps.
+    """A new copy of a curve, from a file or a shipped one. Raises InputInvalid if there is none of that name, or its
+    times are not physical: not positive, falling with n by more than noise, or above n single steps.
     """
     path = Path(name) if Path(name).is_file() else _FOLDER / f"{name}.json"
     try:
@@ -60,11 +60,11 @@ def load_curve(name: str) -> CostCurve:
 
 
 def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: float) -> tuple[CostCurve, str]:
-    """A curve for a machine of which a few times are known, at hardly any context, and the name of the shipped curve
-    whose shape it has: of those of that backend the nearest.
+    """Estimate the curve of a machine from a few times at a short context. Returns the curve and the name of the
+    shipped curve whose shape it has: the nearest one of that backend.
 
-    `timed`: (tokens in a batch, time); `attention`: what one more token of context adds to a plain step, as a share of
-    it. Nothing of it is certain; the times themselves are what it has learned.
+    `timed`: (tokens in a batch, time). `attention`: share of a plain step that one more token of context adds. All
+    sizes are uncertain; the given times are the curve's first observations.
     """
     plain = [timing.ms for n, timing in timed if n == 1]
     plain_ms = min(plain) if plain else UNKNOWN_MS
@@ -80,9 +80,7 @@ def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: floa
 
 
 def _shapes(backend: str) -> list[tuple[str, NDArray[np.float64]]]:
-    """(name, t(n)/t(1) for n = 1..64) of the shipped curves that were measured on this backend; of an unknown one, of
-    all GPUs.
-    """
+    """(name, t(n)/t(1) for n = 1..64) of the shipped curves of this backend; of all GPUs for an unknown backend."""
     files = {name: json.loads((_FOLDER / f"{name}.json").read_text("utf-8")) for name in shipped()}
     names = [name for name, points in files.items() if points.get("backend") == backend]
     names = names or [name for name, points in files.items() if points.get("backend") not in (None, "CPU")]
@@ -91,7 +89,7 @@ def _shapes(backend: str) -> list[tuple[str, NDArray[np.float64]]]:
 
 
 def machine() -> str:
-    """The CPU that this runs on, and how many cores of it."""
+    """The number of cores and the name of this CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:  # not Linux
@@ -101,7 +99,7 @@ def machine() -> str:
 
 
 def curve_file(curve: CostCurve, what: str) -> str:
-    """The text of a file that `load_curve` reads, measured on this machine, with the measured sizes only."""
+    """The text of a file for `load_curve`, with the sizes that are measured and the name of this machine."""
     ms = [[round(float(row[size - 1]), 3) for size in SIZES] for row in curve.ms]
     fields = {"what": what, "machine": machine(), "contexts": curve.contexts, "sizes": list(SIZES), "ms": ms}
     return json.dumps(fields, indent=2) + "\n"

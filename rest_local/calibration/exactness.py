@@ -1,8 +1,8 @@
-"""Do drafting on and off give the same bits? Measured on this machine, not hoped (DESIGN.md section 4).
+"""Measure whether the logits are bit-identical with drafting on and off on this machine.
 
-Contract: evaluates real text alone (n = 1) and in batches, with and without rejected drafts in between, and compares
-every logit bit by bit. llama.cpp picks kernels by batch size, so a row can differ by about 1% of its norm between
-the two; where it does, the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
+Real text is evaluated one token at a time (n = 1) and in batches, with and without rejected drafts between them, and
+every logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by
+about 1% of its norm; then the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
-from rest_local.kv_cache.slot import Rows, Slot
+from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 Logits = NDArray[np.float32]
 Drafts = Literal["chains", "trees"]
 BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
 NEIGHBOUR_PROMPT = 24  # less than a block of the attention, and not a power of two
-NEIGHBOUR_LONGEST = 40  # then it ends and begins anew: the cells it frees are used again by who comes first
+NEIGHBOUR_LONGEST = 40  # tokens after which it starts again; the next sequence reuses the cells that it frees
 
 
 @dataclass
 class Comparison:
-    """Rows compared with n = 1: how many differed in any bit, how many in their arg-max, and by how much at most.
+    """Rows compared with n = 1.
 
-    `largest_gap`: the largest difference between the two best logits of a row whose arg-max flipped;
-    `largest_change`: of
-    any logit, relative to the row's norm.
+    - `different`, `flips`: rows that differ in any bit, and in their arg-max.
+    - `largest_gap`: largest difference between the two best logits of a row whose arg-max flips.
+    - `largest_change`: largest change of a logit, relative to the norm of its row.
     """
 
     rows: int = 0
@@ -46,7 +46,7 @@ class Comparison:
         return self.rows > 0 and self.different == 0
 
     def add(self, alone: Logits, other: Logits) -> None:
-        """Compare one row of each kind, float32 [n_vocab]."""
+        """Compare two rows of the same token, float32 [n_vocab]."""
         self.rows += 1
         if np.array_equal(alone.view(np.uint32), other.view(np.uint32)):
             return
@@ -59,7 +59,7 @@ class Comparison:
             self.largest_gap = max(self.largest_gap, float(best[1] - best[0]))
 
     def merge(self, other: Comparison) -> None:
-        """Count another comparison in."""
+        """Add the counts of another comparison."""
         self.rows += other.rows
         self.different += other.different
         self.flips += other.flips
@@ -68,7 +68,7 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
-        """Of `to_dict`. Raises KeyError, TypeError or ValueError for another shape."""
+        """Read `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
         result = cls(*(type(value)(data[name]) for name, value in asdict(cls()).items()))
         if not 0 <= result.flips <= result.different <= result.rows:
             raise ValueError(f"not a comparison: {result}")
@@ -80,14 +80,14 @@ class Comparison:
 
 
 class Runner:
-    """Evaluates chains on one sequence whose ids all agree."""
+    """Evaluates chains on one sequence in all sequence ids."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.n_past = 0
 
     def prefill(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """Evaluate tokens at the current position in large batches, as a prompt is."""
+        """Evaluate tokens at the current position in large batches, like a prompt."""
         backend = self.backend
         for begin in range(0, len(tokens), backend.n_batch):
             part = tokens[begin : begin + backend.n_batch]
@@ -97,7 +97,9 @@ class Runner:
             self.n_past += len(part)
 
     def evaluate(self, tokens: Sequence[int], keep: int) -> Logits:
-        """Rows of `tokens` at the current position; the first `keep` stay in the cells. float32 [n, n_vocab] view."""
+        """Evaluate `tokens` at the current position, and keep the first `keep` in the KV cache. Returns their logits, a
+        float32 [n, n_vocab] view. Raises DecodeFailed.
+        """
         backend = self.backend
         positions = np.arange(self.n_past, self.n_past + len(tokens))
         backend.batch.fill(tokens, positions, 0, backend.n_branches, 1)
@@ -111,11 +113,12 @@ class Runner:
 
 
 def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: Sequence[int] = ()) -> Comparison:
-    """n = 1 against chains of every size in BATCH_SIZES up to `longest` + 1, whole or cut by a rejected tail.
+    """Compare n = 1 with chains of every size in BATCH_SIZES up to `longest` + 1, accepted whole or with a rejected
+    tail.
 
-    `text`: real token ids, evaluated twice behind `prefix`: attention works in blocks, so a longer context has to be
-    tried, too. Clears the cells before and after. Rejected tails are tokens of the text from elsewhere, so that the
-    cells they leave are used again.
+    `text`: real token ids, evaluated twice after `prefix`; attention works in blocks, so a longer context needs a test
+    too. Rejected tails are tokens from elsewhere in the text, so that later tokens reuse their cells. Clears the KV
+    cache before and after.
     """
     result = Comparison()
     longest = min(longest, backend.max_outputs - 1)
@@ -142,14 +145,14 @@ def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: 
 
 
 def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Comparison:
-    """n = 1 against steps of random trees, of which one branch follows the text and is accepted as far as it does."""
+    """Compare n = 1 with steps of random trees. One branch follows the text and is accepted as far as it does."""
     return compare_drafts(backend, text, rows_alone(backend, text), "trees", longest)
 
 
 def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
-    """The logits of every token of the text evaluated alone, one after another: float32 [n, n_vocab].
+    """The logits of the tokens of the text, evaluated one at a time: float32 [n, n_vocab].
 
-    Clears the cells before and after.
+    Clears the KV cache before and after.
     """
     try:
         backend.clear()
@@ -162,9 +165,9 @@ def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
 def compare_drafts(
     backend: Backend, text: Sequence[int], reference: Logits, drafts: Drafts, longest: int, neighbour: bool = False
 ) -> Comparison:
-    """`reference`, which is `rows_alone` of the text, against steps of random drafts, each accepted as far as it
-    follows the text. `neighbour`: another sequence has cells before this one's, gets more between its steps, and now
-    and then gives all of them back; the backend has two slots or more. Clears the cells before and after.
+    """Compare `reference` (`rows_alone` of the text) with steps of random drafts, each accepted as far as it follows
+    the text. `neighbour`: a second sequence occupies cells before this one's, takes more between its steps, and
+    sometimes frees them all; the backend needs at least two slots. Clears the KV cache before and after.
     """
     result = Comparison()
     longest = min(longest, backend.max_outputs - 1)
@@ -172,24 +175,25 @@ def compare_drafts(
         return result
     rng = np.random.default_rng(11)
     slot = Slot(backend)
-    beside = _Neighbour(backend, text, rng) if neighbour else None
+    slot.tokens = list(text)
+    other = _Neighbour(backend, text, rng) if neighbour else None
     make = _random_tree if drafts == "trees" else _random_chain
     try:
         backend.clear()
         while slot.n_past < len(text) - 1:
-            if beside:
-                beside.speak()
+            if other:
+                other.step()
             begin = slot.n_past
             tree, path = make(text, begin, longest, backend.n_branches, rng)
             layout = tree.layout()
-            slot.fill_step(text[begin], tree, layout)
+            slot.fill_step(tree, layout)
             if code := backend.decode():
                 raise DecodeFailed(code, 1 + len(tree))
             rows = backend.logits(1 + len(tree))
             place = {node: row for row, node in enumerate(layout.order, 1)}
             for k, row in enumerate([0, *(place[node] for node in path)]):
                 result.add(reference[begin + k], rows[row])
-            if not slot.accept(text[begin], tree, layout, path):
+            if not slot.accept(tree, layout, path):
                 raise DecodeFailed(-1, 1 + len(tree))
     finally:
         backend.clear()
@@ -197,31 +201,33 @@ def compare_drafts(
 
 
 class _Neighbour:
-    """A sequence in the second slot, which is only there."""
+    """A second sequence in the second slot, whose logits are not compared."""
 
     def __init__(self, backend: Backend, text: Sequence[int], rng: np.random.Generator) -> None:
         self._slot = Slot(backend, backend.n_branches)
         self._backend, self._text, self._rng = backend, text, rng
 
-    def speak(self) -> None:
-        """Begins with NEIGHBOUR_PROMPT tokens, then says one to three; begins anew when it has become long."""
+    def step(self) -> None:
+        """Evaluate NEIGHBOUR_PROMPT tokens at first, then one to three; start again after NEIGHBOUR_LONGEST tokens."""
         slot = self._slot
         if slot.n_past > NEIGHBOUR_LONGEST:
             slot.clear()
+            slot.tokens = []
         n = int(self._rng.integers(1, 4)) if slot.n_past else NEIGHBOUR_PROMPT
         tokens = [int(self._text[i]) for i in self._rng.integers(0, len(self._text), n)]
-        rows = Rows()
-        slot.add_prompt(rows, tokens)
-        rows.load(self._backend.batch)
+        batch = BatchBuilder()
+        slot.add_prompt(batch, tokens)
+        batch.load(self._backend.batch)
         if code := self._backend.decode():
             raise DecodeFailed(code, n)
         slot.tokens += tokens
+        slot.n_past += n
 
 
 def _random_chain(
     text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """A chain below text[begin], whole or with a wrong tail, and the nodes of it that follow the text."""
+    """A chain below text[begin], right or with a wrong tail, and its nodes that follow the text."""
     size = int(rng.choice([n for n in BATCH_SIZES if n <= longest + 1]))
     truth = text[begin + 1 : begin + size]
     keep = int(rng.integers(0, len(truth) + 1)) if rng.random() < 0.5 else len(truth)
@@ -236,7 +242,7 @@ def _random_chain(
 def _random_tree(
     text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """A tree below text[begin], and the nodes of it that follow the text."""
+    """A tree below text[begin], and its nodes that follow the text."""
     tree = DraftTree(leaves)
     path: list[int] = []
     truth = text[begin + 1 : begin + 1 + int(rng.integers(0, 5))]
@@ -258,7 +264,7 @@ def _random_tree(
 
 
 def _sizes(total: int, longest: int, rng: np.random.Generator) -> Iterator[int]:
-    """Batch sizes for as long as the text lasts even if every chain is kept whole."""
+    """Random batch sizes whose sum is at most `total`, so that the text suffices even if every chain is kept whole."""
     choices = [n for n in BATCH_SIZES if n <= longest + 1]
     left = total
     while choices:

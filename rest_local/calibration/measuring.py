@@ -1,52 +1,58 @@
-"""Measure a cost curve through a probe: a few steps before the first token, or all sizes at several lengths.
+"""Measure a cost curve through a probe, and explain it.
 
-Contract: a probe that times one batch goes in, times with how far they can be trusted come out. Other processes make
-single times too long by any factor, a suspended machine too, and a clock that is set back makes them short or negative:
-everything here is a low quartile of interleaved rounds. Bounded by counts, not by a clock. Knows nothing about
-llama.cpp.
+- `quick` times a few steps before the first token, `measure` times all sizes at several context lengths.
+- A probe that times one batch goes in; times with their uncertainty come out.
+- Other processes or a suspended machine make single times too long by any factor, and a clock that is set back makes
+  them short or negative. So every time is a low quartile of interleaved rounds.
+- Measurements are bounded by counts, not by a clock.
+
+The module knows nothing about llama.cpp.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.corrections import ATTENTION_KNOTS, KNOTS, LARGEST, Doubt
+from rest_local.calibration.corrections import ATTENTION_KNOTS, KNOTS, LARGEST, Deviations
 from rest_local.calibration.cost import SIZES, CostCurve, isotonic
 
 ROUNDS = 5
-MOST_ROUNDS = 15  # where they disagree
+MOST_ROUNDS = 15  # if the rounds disagree
 QUIET = 0.1  # spread of the rounds up to which a measurement is final
 QUARTILE = 0.25
-STEP_DOUBT = 0.08  # what a loop of batches cannot tell of a step: what ran before it, and how cold caches are
+STEP_DEVIATION = 0.08  # error of a loop of batches: a real step follows other work and finds colder caches
+DRAFTS = (1, 3, 7, 15, 31, 63)  # drafted tokens that `advantages` compares; the batch has one token more
 
 
 class Timing(NamedTuple):
-    """One batch: milliseconds, and whether other processes took part of the machine."""
+    """The time of one batch in milliseconds, and whether other processes used the machine."""
 
     ms: float
     busy: bool = False
 
     @property
     def valid(self) -> bool:
-        """Whether a clock can have measured it."""
+        """Whether a clock can measure such a time: finite and positive."""
         return math.isfinite(self.ms) and self.ms > 0
 
 
 Probe = Callable[[int, int], Timing]  # (tokens in the batch, tokens in the context)
-Progress = Callable[[int, int], None]  # batches done, and of how many; the second can grow
+Progress = Callable[[int, int], None]  # (batches done, batches in all); the second number can grow
 
 
 @dataclass
 class Measured:
-    """`complete`: every size at every length was timed, in rounds that agree, on a machine that did nothing else.
-    `noise`: relative spread of the rounds, of a typical size. `busy`: share of the batches that other processes
-    disturbed.
+    """A measured curve.
+
+    - `complete`: every size was timed at every length, in rounds that agree, on a machine without other work.
+    - `noise`: relative spread of the rounds of a typical size.
+    - `busy`: share of the batches that other processes disturbed.
     """
 
     curve: CostCurve
@@ -55,15 +61,15 @@ class Measured:
     busy: float
 
     def teach(self, curve: CostCurve) -> None:
-        """Let another curve learn these times, with caution where others disturbed them."""
+        """Let another curve learn these times, with a small weight if other processes disturbed them."""
         for row in self.curve.table():
             curve.observe(int(row["n"]), int(row["n_ctx"]), row["ms"], busy=self.busy > QUIET or self.noise > QUIET)
 
 
 def quick(probe: Probe, n_ctx: int, largest: int = LARGEST) -> list[tuple[int, Timing]]:
-    """The first steps on a machine, of 1, 4 and 8 tokens: at most 15 plain steps altogether, the first of which, which
-    also builds graphs and reads weights from the disk, is not counted in. What no clock can have measured is left out.
-    On a busy machine, where all threads together were seen to take 30 times as long, it ends with the first plain step.
+    """Time the first steps on a machine, of 1, 4 and 8 tokens: at most 15 plain steps in all. The first step is not in
+    the result, because it also builds graphs and reads weights from the disk. Invalid times are left out. On a busy
+    machine, where all threads together can take 30 times as long, only one plain step is timed.
     """
     probe(1, n_ctx)
     timed = [(1, probe(1, n_ctx))]
@@ -81,15 +87,15 @@ def measure(
     most_rounds: int = MOST_ROUNDS,
     progress: Progress | None = None,
 ) -> Measured:
-    """Time all of SIZES up to `largest` at each length, in interleaved rounds; again where the rounds disagree.
+    """Time all of SIZES up to `largest` at each length in interleaved rounds, and again while the rounds disagree.
 
-    At most `most_rounds` x sizes x lengths batches. Raises ValueError where a size was never timed in earnest.
+    Takes at most `most_rounds` x sizes x lengths batches. Raises ValueError if a size has no valid time.
     """
     sizes = [n for n in SIZES if n <= largest]
     done, disturbed, rows, spreads = 0, 0, list[NDArray[np.float64]](), list[float]()
     total = rounds * len(sizes) * len(contexts)
     for n_ctx in contexts:
-        probe(1, n_ctx)  # fills the cells
+        probe(1, n_ctx)  # fills the KV cache
         samples: list[list[float]] = [[] for _ in sizes]
         for number in range(most_rounds):
             wanted = [i for i, times in enumerate(samples) if number < rounds or _spread(times) > QUIET]
@@ -114,33 +120,64 @@ def measure(
 def fitted(
     contexts: Sequence[int], sizes: Sequence[int], rows: Sequence[NDArray[np.float64]], noise: float
 ) -> CostCurve:
-    """The curve of these times, `rows[c][i]` of `sizes[i]` tokens at `contexts[c]`: a table over the sizes at the first
-    length, and attention that grows in proportion to the context, by size, fitted to all lengths.
+    """The curve of these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`. It has a table over the
+    sizes at the first length, and for each size an attention cost proportional to the context, fitted to all lengths.
     """
     times = np.stack([isotonic(row) for row in rows])
-    doubt = max(STEP_DOUBT, noise)
+    error = max(STEP_DEVIATION, noise)
     if len(contexts) == 1:
-        certain = Doubt(doubt, (doubt,) * len(KNOTS), (0.7,) * len(ATTENTION_KNOTS))
-        return _of(contexts, sizes, times, certain, noise)
+        deviations = Deviations(error, (error,) * len(KNOTS), (0.7,) * len(ATTENTION_KNOTS))
+        return _curve(contexts, sizes, times, deviations, noise)
     further = np.array(contexts, np.float64)[1:] - contexts[0]
     weight = further / times[1:].T  # errors are relative, so each length counts by the inverse of its time
     slope = isotonic(np.maximum(((times[1:] - times[0]).T / times[1:].T * weight).sum(1) / (weight**2).sum(1), 0.0))
     table = np.stack([times[0], times[0] + further[-1] * slope])
-    certain = Doubt(doubt, (doubt,) * len(KNOTS), (2 * doubt,) * len(ATTENTION_KNOTS))
-    return _of([contexts[0], contexts[-1]], sizes, table, certain, noise)
+    deviations = Deviations(error, (error,) * len(KNOTS), (2 * error,) * len(ATTENTION_KNOTS))
+    return _curve([contexts[0], contexts[-1]], sizes, table, deviations, noise)
 
 
-def _of(
-    contexts: Sequence[int], sizes: Sequence[int], ms: NDArray[np.float64], doubt: Doubt, noise: float
+def _curve(
+    contexts: Sequence[int], sizes: Sequence[int], ms: NDArray[np.float64], deviations: Deviations, noise: float
 ) -> CostCurve:
-    curve = CostCurve.from_points(contexts, sizes, ms.tolist(), doubt)
+    curve = CostCurve.from_points(contexts, sizes, ms.tolist(), deviations)
     curve.noise = min(noise, 1.0)
     return curve
 
 
 def _spread(times: Sequence[float]) -> float:
-    """How far rounds are apart below their middle. Above it is what disturbs a batch, and does no harm there."""
+    """The relative spread of the rounds below their median. Disturbed batches lie above it and do no harm there."""
     if not times:
         return 1.0
     low, middle = np.quantile(times, [QUARTILE / 2, 0.5])
     return float(middle / low - 1.0)
+
+
+def advantages(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
+    """For each draft of DRAFTS: {"draft", "steps": its cost in plain steps, "least_accepted": the accepted tokens from
+    which on it pays, or None if it never pays}.
+    """
+    line = curve.expected(n_ctx)
+    rows = []
+    for draft in DRAFTS:
+        steps = float(line[draft] / line[0])
+        least = math.floor(steps - 1.0) + 1  # `accepted` + 1 tokens must exceed the cost in plain steps
+        rows.append({
+            "draft": draft, "steps": round(steps, 2), "least_accepted": least if least <= draft else None,
+        })  # fmt: skip
+    return rows
+
+
+def explain(curve: CostCurve, n_ctx: int) -> Iterator[str]:
+    """One sentence for a plain step at this context length, and one for each draft."""
+    line = curve.expected(n_ctx)
+    yield f"At {n_ctx} tokens of context one token takes {line[0]:.3g} ms, {1e3 / line[0]:.3g} tokens a second."
+    for row in advantages(curve, n_ctx):
+        draft, least = row["draft"], row["least_accepted"]
+        tokens = "1 token" if draft == 1 else f"{draft} tokens"
+        if least is None:
+            pays = "it never pays"
+        elif draft == 1:
+            pays = f"it pays when over {math.ceil(100 * (row['steps'] - 1))}% are accepted"
+        else:
+            pays = f"it pays when at least {least} in {draft} are accepted"
+        yield f"A draft of {tokens} costs {row['steps']:.1f} plain steps; {pays}."

@@ -1,9 +1,12 @@
-"""The self-test that `--exact` rests on, in steps short enough to be taken between others.
+"""The self-test of `--exact`, in steps short enough to run between other work.
 
-Contract: rows of real text are evaluated as drafting evaluates them (chains of every size, whole or with a rejected
-tail), then again one token at a time, and compared bit by bit. A promise needs every row of the plan, LEAST_ROWS or
-more, and no difference. The rows compared so far are kept (`SelfTest.to_dict`), and a later process continues there.
-The backend belongs to the test: its cells are cleared. Knows nothing about models, files and threads.
+- Rows of real text are evaluated as drafting evaluates them (chains of every size, accepted whole or with a rejected
+  tail), then one token at a time, and compared bit by bit.
+- The guarantee needs every row of the plan, at least LEAST_ROWS, without a difference.
+- The rows compared so far are stored (`SelfTest.to_dict`), and a later process continues there.
+- The backend belongs to the test, which clears its KV cache.
+
+The module knows nothing about models, files and threads.
 """
 
 from __future__ import annotations
@@ -21,22 +24,22 @@ from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 
 LEAST_ROWS = 256
-"""Rows that a promise needs. In the settings that are not exact 1% to 30% of the rows differ (docs/LOG.md), so that
-32 rows, which a busy machine once compared, miss a difference of 1% in three of four runs, and 256 in one of 13."""
+"""Rows that the guarantee needs. In settings that are not exact, 1% to 30% of the rows differ (docs/LOG.md). 32 rows
+miss a difference of 1% in three of four runs, 256 rows in one of 13."""
 
-SEGMENT = 32  # rows compared at a time; their logits are kept meanwhile, 19 MB for a vocabulary of 152k
-FIRST = 4  # rows of the first segment, so that unsuitable settings are found out after about 8 plain steps
-DEPTH, DEEP_ROWS = 700, 128  # attention works in blocks, so the end of a longer context is compared as well
+SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
+FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
+DEPTH, DEEP_ROWS = 700, 128  # attention works in blocks, so the end of a longer context is compared too
 TEXT_TOKENS = 1024
-N_CTX, N_BATCH = 1024, 64  # of a backend of its own: as much as the plan needs
+N_CTX, N_BATCH = 1024, 64  # of the background test's backend: as much as the plan needs
 SHARE = 0.25  # of the time of forward passes, in the background
-STEPS_A_ROW = 2.0  # plain steps that a row costs: alone once, its part of a chain, and of the text before DEPTH
-ABORTED = 2  # of `llama_decode`
+STEPS_PER_ROW = 2.0  # cost of a row in plain steps: one alone, its part of a chain, and of the text before DEPTH
+ABORTED = 2  # return value of `llama_decode`
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`n` rows at the positions from `position` on, of the text from token `offset` on."""
+    """`n` rows at the positions from `position` on, with the text from token `offset` on."""
 
     position: int
     n: int
@@ -44,8 +47,8 @@ class Segment:
 
 
 def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
-    """What is compared in a context of `n_ctx` tokens: LEAST_ROWS rows at its beginning, in a short context in several
-    rounds over different text, and DEEP_ROWS rows from DEPTH on where a chain of `largest` fits after them.
+    """The rows to compare in a context of `n_ctx` tokens: LEAST_ROWS rows at its start, in a short context in several
+    rounds over different text, and DEEP_ROWS rows from DEPTH on if a chain of `largest` tokens fits after them.
     """
     usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
     segments = []
@@ -65,8 +68,8 @@ def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
 
 
 class SelfTest:
-    """Chains of up to `longest` drafted tokens against plain decoding. `text`: real token ids, used again from its
-    beginning where it is too short. `known`: of `to_dict`, to continue from.
+    """Compares chains of up to `longest` drafted tokens with plain decoding. `text`: real token ids, repeated if they
+    are too few. `known`: a result of `to_dict` to continue from.
     """
 
     def __init__(
@@ -77,22 +80,22 @@ class SelfTest:
         self._text = np.asarray(text, np.int32)
         self.segments = plan_segments(backend.n_ctx, self.longest + 1)
         self.comparison = Comparison.from_dict(known) if known else Comparison()
-        self.plain_ms = float("inf")  # the fastest plain step seen
+        self.plain_ms = float("inf")  # the fastest plain step so far
         self._steps = self._run()
 
     @property
     def rows_needed(self) -> int:
-        """Rows of the whole plan."""
+        """The number of rows of the whole plan."""
         return sum(segment.n for segment in self.segments)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to do: every row was compared, or one of them differed."""
+        """Whether the test has ended: every row was compared, or one of them differs."""
         return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
 
     def run(self, seconds: float) -> bool:
-        """Continue for so long, by one decode at least; True when `complete`. A decode that was broken off (`abort`)
-        ends the call, and its segment begins anew with the next one. Raises DecodeFailed.
+        """Continue for `seconds`, and for at least one decode. Returns `complete`. An aborted decode ends the call, and
+        the next call starts its segment again. Raises DecodeFailed.
         """
         begun = time.perf_counter()
         while not self.complete:
@@ -100,7 +103,7 @@ class SelfTest:
                 next(self._steps)
             except StopIteration:
                 break
-            except BaseException as error:  # the segment begins anew
+            except BaseException as error:  # the segment starts again
                 self._steps = self._run()
                 if isinstance(error, DecodeFailed) and error.code == ABORTED:
                     break
@@ -110,28 +113,28 @@ class SelfTest:
         return self.complete
 
     def begin(self, seconds: float) -> bool:
-        """What is affordable before the first token: the first segment, and all of them where they take less than
-        `seconds` by its plain steps; True when `complete`. Raises DecodeFailed.
+        """Run before the first token: the first segment, and all of them if its plain steps predict less than
+        `seconds`. Returns `complete`. Raises DecodeFailed.
         """
         while not self.complete and self.comparison.rows < FIRST:
             self.run(0.0)
-        if 1e-3 * self.plain_ms * STEPS_A_ROW * self.rows_needed < seconds:
+        if 1e-3 * self.plain_ms * STEPS_PER_ROW * self.rows_needed < seconds:
             self.run(seconds)
         return self.complete
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. `exact`: a promise can be made."""
+        """The result for JSON. `exact`: whether the guarantee holds."""
         return {
             **self.comparison.to_dict(),
             "rows_needed": self.rows_needed,
             "complete": self.complete,
-            "exact": is_promise(self.comparison, self.rows_needed),
+            "exact": guarantees_exactness(self.comparison, self.rows_needed),
         }
 
     def _run(self) -> Iterator[None]:
-        """Compares what is left, segment by segment; yields after every decode."""
+        """Compare the remaining segments; yields after every decode."""
         runner = Runner(self.backend)
-        cells: tuple[int, int] | None = None  # position and offset of what the cells hold
+        cells: tuple[int, int] | None = None  # end position and offset of the text in the KV cache
         first = 0
         for number, segment in enumerate(self.segments):
             first += segment.n
@@ -153,9 +156,9 @@ class SelfTest:
             yield
 
     def _compare(self, runner: Runner, segment: Segment, found: Comparison, rng: np.random.Generator) -> Iterator[None]:
-        """Chains first, then the same rows alone, which stay in the cells."""
+        """Evaluate the rows in chains first, then alone; the tokens then stay in the KV cache."""
         begin, end = segment.position, segment.position + segment.n
-        restore = _returning(self.backend, begin)
+        restore = _checkpoint(self.backend, begin)
         drafted: list[NDArray[np.float32]] = []
         while runner.n_past < end:
             at = runner.n_past
@@ -176,20 +179,20 @@ class SelfTest:
             yield
 
     def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
-        """The text at positions [begin, end): a copy."""
+        """A copy of the text at positions [begin, end), int32."""
         places = np.arange(segment.offset + begin, segment.offset + end) % len(self._text)
         tokens: NDArray[np.int32] = self._text[places]
         return tokens
 
 
-def is_promise(found: Comparison, rows_needed: int) -> bool:
-    """Whether so many rows without a difference are enough for `--exact`."""
+def guarantees_exactness(found: Comparison, rows_needed: int) -> bool:
+    """Whether the comparison suffices for `--exact`: enough rows and no difference."""
     return found.different == 0 and found.rows >= max(rows_needed, LEAST_ROWS)
 
 
-def _returning(backend: Backend, position: int) -> Callable[[], None]:
-    """A call that takes the cells back to `position`, where they are now. Recurrent state, which has one sequence id,
-    is put back from a copy: it can be rolled back within a step only.
+def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
+    """A function that restores the KV cache to its present state at `position`. Recurrent state, which has one sequence
+    id, is restored from a copy, because it can be rolled back only within a step.
     """
     state = backend.save(0) if backend.n_branches == 1 and position else b""
 
@@ -206,16 +209,16 @@ def _returning(backend: Backend, position: int) -> Callable[[], None]:
 
 
 class ClosableBackend(Backend, Protocol):
-    """A backend with memory to free."""
+    """A backend whose memory can be freed."""
 
     def close(self) -> None: ...
 
 
 class Background:
-    """The rest of a self-test, taken in parts while requests are served plainly or nothing is asked.
+    """Runs the rest of a self-test in parts, while requests are decoded plainly or the engine is idle.
 
-    `open_backend`: a backend of the test's own in the settings of the one that answers, whose cells others use; opened
-    with the first part, closed with `close`. `make`: the self-test over it.
+    `open_backend`: opens a separate backend in the settings of the serving one; called for the first part, freed by
+    `close`. `make`: creates the self-test on it.
     """
 
     def __init__(self, open_backend: Callable[[], ClosableBackend], make: Callable[[Backend], SelfTest]) -> None:
@@ -225,14 +228,14 @@ class Background:
         self._credit = 0.0  # seconds
 
     def after_pass(self, seconds: float) -> SelfTest | None:
-        """Continue for SHARE of the time that forward passes take, of which the last took `seconds`: None while earlier
-        parts have used that up. Raises ModelError, DecodeFailed.
+        """Continue for SHARE of the time of forward passes; the last pass took `seconds`. Returns None if earlier parts
+        have used up that share. Raises ModelError, DecodeFailed.
         """
         self._credit += SHARE * seconds
         return self.run(0.0) if self._credit > 0 else None
 
     def run(self, seconds: float) -> SelfTest:
-        """Run for so long, by one decode at least. Raises ModelError where there is no memory for it, DecodeFailed."""
+        """Run for `seconds`, and for at least one decode. Raises ModelError if memory is short, and DecodeFailed."""
         begun = time.perf_counter()
         if self._test is None:
             self._backend = self._open()
@@ -242,7 +245,7 @@ class Background:
         return self._test
 
     def close(self) -> None:
-        """Free the backend; again does nothing."""
+        """Free the backend. A second call does nothing."""
         backend, self._backend, self._test = self._backend, None, None
         if backend:
             backend.close()

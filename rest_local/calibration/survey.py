@@ -1,9 +1,11 @@
-"""The long form of the self-test: every combination of settings on this machine, how exact it is and what it costs.
+"""The long form of the self-test: the exactness and the cost of every combination of settings on this machine.
 
-Contract: a model goes in; a row comes out for each combination of flash attention, type of the cache and number of
-threads that llama.cpp accepts, with a comparison for chains and trees, alone and beside another sequence in the same
-cells, and the time of a plain step and of one of 16 tokens. A row is compared with plain decoding in its own settings.
-Bounded in time: what was left out is counted. Chooses nothing; `tuning` does.
+- A model goes in. A row comes out for each combination of flash attention, cache type and number of threads that
+  llama.cpp accepts.
+- A row has a comparison for chains and for trees, each alone and with another sequence in the same KV cache, and the
+  times of a plain step and of a step of 16 tokens. It is compared with plain decoding in the same settings.
+- The survey is bounded in time and counts the settings that it leaves out.
+- It chooses no settings; `tuning` does.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rest_local.calibration.exactness import Comparison, Drafts, Logits, compare_drafts, rows_alone
+from rest_local.calibration.settings import capability_of, for_memory_of, settings_for
 from rest_local.calibration.timing import DecodeProbe
-from rest_local.calibration.tuning import ROLLBACK, capability_of, self_test_text, settings_for
+from rest_local.calibration.tuning import self_test_text
 from rest_local.errors import ModelError
 from rest_local.kv_cache.backend import Capability
 from rest_local.llama.context import Context, ContextSettings
@@ -24,23 +27,23 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, ModelOptions
 
 SECONDS = 120.0  # for the whole survey
-SHARE = 0.6  # of a setting's part of them that the comparisons may take; the rest is for context and price
+SHARE = 0.6  # share of a setting's time for the comparisons; the rest is for opening the context and timing steps
 LONGEST_TEXT, SHORTEST_TEXT = 256, 24
-TELLING_TEXT = 96  # some settings differ only from their 64th cell on: rather leave some out than cut all short
-LARGEST_PART = 0.25  # of the whole time for one setting, so that a large model shows several
-PLAIN_STEPS = 8.0  # what a token of text costs: alone once, and a part of a step in each of four comparisons
-DRIVER_MS = 3.0  # and outside of llama.cpp
+TELLING_TEXT = 96  # some settings differ only from the 64th cell on, so fewer settings are better than shorter texts
+LARGEST_PART = 0.25  # share of the whole time for one setting, so that a large model gets several
+PLAIN_STEPS = 8.0  # cost of a token of text: one plain step, and a part of a step in each of four comparisons
+DRIVER_MS = 3.0  # its cost outside llama.cpp
 N_CTX = 1024
-PRICE_CONTEXT = 256  # tokens in the cells when steps are timed
+PRICE_CONTEXT = 256  # tokens in the KV cache when steps are timed
 STEP = 16
 REPEATS = 3
 
-Progress = Callable[[str, int, int], None]  # what is tried now, its number from 1, how many there are
+Progress = Callable[[str, int, int], None]  # (the present setting, its number from 1, number of settings)
 
 
 @dataclass
 class Case:
-    """One kind of draft in one setting."""
+    """The comparison of one kind of draft in one setting."""
 
     drafts: Drafts
     neighbours: bool
@@ -53,8 +56,8 @@ class Case:
 
 @dataclass
 class Setting:
-    """One combination. `plain_ms`, `step_ms`: a step of 1 and of 16 tokens; `plain`, `step`: relative to the fastest of
-    all settings. `refused`: what llama.cpp said where it cannot compute so.
+    """One combination. `plain_ms`, `step_ms`: time of a step of 1 and of 16 tokens. `plain`, `step`: the same relative
+    to the fastest setting. `refused`: the error of llama.cpp if it cannot compute in this setting.
     """
 
     flash_attention: bool
@@ -70,12 +73,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Flash attention, cache and threads in a few words."""
+        """Flash attention, cache type and threads as a phrase."""
         return f"flash attention {'on' if self.flash_attention else 'off'}, {self.cache} cache, {self.threads} threads"
 
     @property
     def cache(self) -> str:
-        """The type, both where K and V differ."""
+        """The cache type; both types if K and V differ."""
         same = self.cache_type_k == self.cache_type_v
         return self.cache_type_k if same else f"{self.cache_type_k}/{self.cache_type_v}"
 
@@ -86,8 +89,8 @@ class Setting:
 
 @dataclass
 class Survey:
-    """What was measured. `drafting`: what the model can verify at all, and why. `left_out`: settings for which there
-    was no time.
+    """The result. `drafting`, `reason`: what the model can verify, and why. `left_out`: number of settings for which
+    the time was too short.
     """
 
     drafting: str
@@ -110,15 +113,13 @@ class Survey:
 def survey(
     model: Model, threads: int | None = None, seconds: float = SECONDS, progress: Progress | None = None
 ) -> Survey:
-    """Measures all that the model's options leave open. `threads`: beside one; None for all cores.
+    """Measure all settings that the model's options leave open, with `threads` threads (None: all cores) and with one.
 
-    Takes `seconds` at most, and the time of one more setting. Raises ModelError where no setting can be computed.
+    Takes at most `seconds` and the time of one more setting. A setting that llama.cpp refuses has `refused` set.
     """
     begun = time.perf_counter()
     n_ctx = min(N_CTX, model.n_ctx_train or N_CTX)
-    wanted = settings_for(model.options, n_ctx, 0)
-    if model.is_recurrent or model.is_hybrid:
-        wanted = replace(wanted, n_branches=1, n_rs_seq=ROLLBACK)
+    wanted = for_memory_of(model, settings_for(model.options, n_ctx, 0))
     planned = list(combinations(wanted, model.options, threads or default_threads()))
     text = self_test_text(model, n_ctx)[:LONGEST_TEXT]
     result = Survey("none", "", [], 0, 0.0)
@@ -141,7 +142,7 @@ def survey(
 
 
 def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -> Iterator[ContextSettings]:
-    """Every combination that `options` leaves open; those of all threads first. A quantized V needs flash attention."""
+    """Every combination that `options` leaves open, with all threads first. A quantized V needs flash attention."""
     flashes = [options.flash_attention == "on"] if options.flash_attention != "auto" else [True, False]
     seen: list[ContextSettings] = []
     for count in dict.fromkeys((threads, 1)):
@@ -162,7 +163,7 @@ def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -
 def _measure(
     model: Model, settings: ContextSettings, setting: Setting, text: Sequence[int], seconds: float, most: float
 ) -> Capability | None:
-    """Fills in one setting in `seconds`, up to `most` for a telling length; None where llama.cpp refuses it."""
+    """Fill in one setting in `seconds`, or in `most` for TELLING_TEXT tokens. Returns None if llama.cpp refuses."""
     try:
         context = Context(model, replace(settings, n_slots=2))
     except ModelError as error:
@@ -189,7 +190,7 @@ def _cases(context: Context, text: Sequence[int], capability: Capability) -> Ite
 
 
 def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
-    """Milliseconds of a plain step and of one of STEP tokens: the best of a few."""
+    """Milliseconds of a plain step and of a step of STEP tokens: the least of REPEATS."""
     probe = DecodeProbe(context, text)
     length = min(PRICE_CONTEXT, context.n_ctx // 2)
     size = min(STEP, context.max_outputs)
@@ -201,7 +202,7 @@ def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
 
 
 def _relate(settings: Sequence[Setting]) -> None:
-    """Prices relative to the fastest."""
+    """Fill in the times relative to the fastest."""
     measured = [setting for setting in settings if not setting.refused]
     if not measured:
         return

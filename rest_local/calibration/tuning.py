@@ -1,10 +1,12 @@
-"""Choose how to compute, and what is known of its costs: settings and cost curve, kept per machine and model.
+"""Tuning: the chosen settings and the cost curve of a model on this machine, stored on disk.
 
-Contract: a model and what the user fixed go in, an open context with its `Tuning` comes out. Fast mode takes settings
-by a rule, or those that `rest-local tune` found cheaper; exact mode the first in which the self-test finds no
-difference (DESIGN.md section 4). A machine that is new is asked for a few steps only, and its curve estimated from
-them: `rest_local.decoding.refinement` measures the rest later, `tune_thoroughly` now. The result is kept on disk per
-model file, llama.cpp, machine and threads; a damaged or foreign file there is measured again, never fatal.
+- A model and the user's settings go in; an open context with its `Tuning` comes out.
+- Fast mode takes settings by a rule, or those that `rest-local tune` found cheaper. Exact mode takes the first settings
+  in which the self-test finds no difference.
+- On a new machine a few steps are timed, and the curve is estimated from them. `rest_local.decoding.refinement`
+  measures the rest later, `tune_thoroughly` measures it at once.
+- The result is stored for each model file, llama.cpp, machine and number of threads. A damaged or foreign file causes a
+  new measurement, never an error.
 """
 
 from __future__ import annotations
@@ -25,36 +27,43 @@ from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison, compare_chains, compare_trees
 from rest_local.calibration.measuring import Measured, Progress, Timing, measure, quick
 from rest_local.calibration.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest
+from rest_local.calibration.settings import (
+    candidates,
+    capability_of,
+    for_memory_of,
+    on_cpu,
+    preferred,
+    resized,
+    usable,
+)
 from rest_local.calibration.threads import ThreadGovernor
 from rest_local.calibration.timing import DecodeProbe, LoadMeter
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import Backend, Capability
-from rest_local.llama import ladder, library
+from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
-from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
 from rest_local.paths import cache_dir, write_atomically
 
 log = logging.getLogger("rest_local.tuning")
-progress = log.getChild("progress")  # what takes a while, for people who wait for it
+progress = log.getChild("progress")  # messages about work that takes a while
 
 FORMAT = 7
-CONTEXTS = (64, 512, 2048)  # lengths at which `tune_thoroughly` measures, where they fit
-ATTENTION = 2.0  # what attention costs on a CPU, to the weights' multiplications: 2.2 were measured (0.5B, Xeon)
-ROLLBACK = 16  # recurrent state snapshots to ask for: the longest chain such a model can take back
-FAST = ((False, "f16"), (True, "f16"))  # flash attention, cache type; the rule for a CPU, a GPU the other way round
-EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
-CHARACTERS = 16  # of real text, that are at least one token
+CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
+ATTENTION = 2.0  # cost of attention on a CPU relative to the products with the weights: 2.2 measured (0.5B, Xeon)
+CHARS_PER_TOKEN = 16  # characters of real text that make at least one token
 SELF_TEST_TOKENS = 256
 SELF_TEST_S = 2.0
 
 
 @dataclass
 class Tuning:
-    """What was chosen and measured. `exact`: a whole self-test found no bit of difference. `unsuitable`: settings in
-    which it found one, or that llama.cpp refuses. `estimate`: the shipped curve whose shape was taken; empty where
-    all was measured.
+    """The chosen settings and what was measured in them.
+
+    - `exact`: a complete self-test found no difference.
+    - `unsuitable`: settings in which it found one, or that llama.cpp refuses.
+    - `estimate`: name of the shipped curve whose shape was taken; empty if all sizes were measured.
     """
 
     settings: ContextSettings
@@ -65,53 +74,53 @@ class Tuning:
     unsuitable: list[ContextSettings] = field(default_factory=list)
     estimate: str = ""
     path: Path | None = None
-    seconds: float = 0.0  # that `tune` took in this process
+    seconds: float = 0.0  # duration of `tune` in this process
 
     @property
     def final(self) -> bool:
-        """Whether every price is certain, at the shortest and at a usual length; else it is provisional: used with
-        caution, and measured further.
+        """Whether every time is certain at the shortest and at a usual context length. Otherwise the curve is
+        provisional, and measured further.
         """
         return self.curve.is_certain(0) and self.curve.is_certain(min(CONTEXTS[-1], self.settings.n_ctx))
 
     @property
     def age(self) -> float:
-        """Seconds since the first measurement; 0 where the clock was set back since."""
+        """Seconds since the measurement; 0 if the clock was set back since."""
         return max(0.0, time.time() - self.measured_at)
 
     def state(self) -> dict[str, Any]:
-        """For people and for JSON: how far the curve can be trusted."""
-        doubt = self.curve.uncertainty(0)
+        """How certain the curve is, for the user and for JSON."""
+        deviations = self.curve.uncertainty(0)
         return {
             "state": "final" if self.final else "provisional",
             "age_s": round(self.age, 1),
             "noise": round(self.curve.noise, 4),
-            "uncertainty": {str(n): round(float(doubt[n - 1]), 3) for n in (2, 4, 8, 16, 64)},
+            "uncertainty": {str(n): round(float(deviations[n - 1]), 3) for n in (2, 4, 8, 16, 64)},
             "estimated_from": self.estimate or None,
             "seconds": round(self.seconds, 3),
         }
 
     @property
     def rows_compared(self) -> int:
-        """By the self-test."""
+        """The number of rows that the self-test has compared."""
         return int(self.self_test.get("rows", 0))
 
     @property
     def testing(self) -> str:
-        """How far the self-test of `--exact` is, in words; nothing where it is complete or can promise nothing."""
+        """The progress of the self-test of `--exact` as a phrase; empty if it is complete or has found a difference."""
         known = self.self_test
         if not known or known.get("complete", True) or self.settings in self.unsuitable:
             return ""
         return f"the self-test has compared {known['rows']} of {known['rows_needed']} rows"
 
     def note_self_test(self, known: dict[str, Any]) -> None:
-        """Take over what the self-test has found since (`SelfTest.to_dict`)."""
+        """Take over the present result of the self-test (`SelfTest.to_dict`)."""
         self.self_test, self.exact = known, bool(known["exact"])
         if known["different"]:
             self.unsuitable.append(self.settings)
 
     def store(self) -> None:
-        """Keep it, with what real steps have taught the curve. A cache that cannot be written costs time only."""
+        """Write it to disk, with the corrections of the curve. A cache that cannot be written only costs time later."""
         if self.path is None:
             return
         try:
@@ -130,7 +139,7 @@ class Tuning:
 
     @classmethod
     def from_json(cls, text: str) -> Tuning:
-        """Raises ValueError where the text is not of this format."""
+        """Read `to_json`. Raises ValueError if the text has another format."""
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError("not a tuning of this version")
@@ -142,88 +151,21 @@ class Tuning:
             unsuitable = [ContextSettings.from_dict(each) for each in data["unsuitable"]]
             measured_at, estimate = float(data["measured_at"]), str(data["estimate"])
             if not isinstance(known, dict) or not math.isfinite(measured_at):
-                raise ValueError("not a tuning: a self-test and a time are needed")
+                raise ValueError("not a tuning: self_test is no object, or measured_at is not finite")
             exact = data["exact"] is True and enough
             return cls(settings, curve, known, exact, measured_at, unsuitable, estimate)
         except (KeyError, TypeError, AttributeError, OverflowError, OptionError) as error:
             raise ValueError(f"not a tuning: {error}") from error
 
 
-def capability_of(model: Model, context: Context, exact: bool) -> Capability:
-    """What drafts this model can verify in this context, and why."""
-    if model.has_encoder:
-        return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
-    if model.is_recurrent or model.is_hybrid:
-        kind = "recurrent" if model.is_recurrent else "hybrid"
-        if context.n_rs_seq > 0:
-            reason = f"{kind} state can be rolled back {context.n_rs_seq} tokens"
-            return Capability("chain", reason, context.n_rs_seq, shares=False)
-        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp", shares=False)
-    if exact:
-        return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
-    return Capability("tree", "full attention over removable cells")
-
-
-def settings_for(
-    options: ModelOptions, n_ctx: int, threads: int, n_slots: int = 1, n_cells: int | None = None
-) -> ContextSettings:
-    """What the user's options say about a context; flash attention and cache types are chosen by `tune`. Without
-    `n_cells` every slot can have a whole context.
-    """
-    return ContextSettings(
-        n_ctx=n_ctx,
-        n_cells=n_ctx * n_slots if n_cells is None else n_cells,
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        n_slots=n_slots,
-        threads=threads,
-        threads_batch=options.threads_batch,
-        offload_kqv=options.kv_offload,
-        rope=options.rope,
-    )
-
-
-def candidates(wanted: ContextSettings, options: ModelOptions, exact: bool) -> list[ContextSettings]:
-    """The settings to choose from, the preferred first on a CPU: all that `options` leaves open. A quantized V needs
-    flash attention.
-    """
-    result: list[ContextSettings] = []
-    for flash, cache_type in EXACT if exact else FAST:
-        cache_k, cache_v = options.cache_type_k or cache_type, options.cache_type_v or cache_type
-        if options.flash_attention != "auto":
-            flash = options.flash_attention == "on"
-        settings = replace(wanted, flash_attention=flash, cache_type_k=cache_k, cache_type_v=cache_v)
-        if (flash or cache_v in FLOAT_CACHE_TYPES) and settings not in result:
-            result.append(settings)
-    return result
-
-
-def contexts_to_try(
-    options: ModelOptions, n_ctx: int, threads: int, n_slots: int, n_cells: int | None, exact: bool
-) -> list[ContextSettings]:
-    """The contexts that may be made of a model whose kind is not known yet: what a child process tries first
-    (`rest_local.llama.ladder`).
-
-    On a CPU in fast mode only the one that is used: each takes about 16 plain steps, and `tune_thoroughly` tries the
-    others. On a GPU those of a later exact request too, because the model does not fit it twice.
-    """
-    wanted = replace(settings_for(options, n_ctx, threads, n_slots, n_cells), n_rs_seq=ROLLBACK)
-    result = candidates(wanted, options, exact)
-    if not library.supports_gpu():
-        return result if exact else result[:1]
-    else:
-        result += [settings for settings in candidates(wanted, options, not exact) if settings not in result]
-    return result
-
-
 def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
-    """An open context in the chosen settings, with what is known of its costs, from the cache where there is something.
+    """Open a context in the chosen settings, with its tuning from the cache or from a few steps.
 
-    What `model.options` fixes of flash attention and cache types is kept, the rest is chosen. The first time, fast mode
-    takes at most 15 plain steps for it, exact mode also the first rows of a self-test, of up to four settings.
+    `model.options` may fix flash attention and cache types; the rest is chosen. The first time, fast mode takes at most
+    15 plain steps. Exact mode also runs the first rows of a self-test in up to four settings. Raises ModelError.
     """
     begun = time.perf_counter()
-    context, tuning = _tune(model, _branched(model, wanted), exact)
+    context, tuning = _tune(model, for_memory_of(model, wanted), exact)
     tuning.seconds = time.perf_counter() - begun
     return context, tuning
 
@@ -235,8 +177,8 @@ def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, 
         path = cache_dir() / "tuning" / f"{_key(model, wanted, exact)}.json"
         tuning = Tuning.from_json(path.read_text("utf-8"))
         tuning.path = path
-        tuning.settings = _resized(tuning.settings, wanted)
-        unsuitable = tuning.unsuitable = [_resized(each, wanted) for each in tuning.unsuitable]
+        tuning.settings = resized(tuning.settings, wanted)
+        unsuitable = tuning.unsuitable = [resized(each, wanted) for each in tuning.unsuitable]
         if not exact or tuning.settings not in unsuitable or _all_tried(model, tuning):
             return Context(model, tuning.settings), tuning
     except FileNotFoundError:
@@ -248,37 +190,22 @@ def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, 
         "`rest-local tune` measures them now",
         model.path.name,
     )
-    context, tuning = _begin(model, wanted, exact, unsuitable)
+    context, tuning = _tune_anew(model, wanted, exact, unsuitable)
     tuning.path = path
     if exact:
-        tuning.store()  # an estimate is kept when it was refined, at the end
+        tuning.store()  # an estimate is stored at the end, after real steps have refined it
     return context, tuning
 
 
-def _branched(model: Model, wanted: ContextSettings) -> ContextSettings:
-    recurrent = model.is_recurrent or model.is_hybrid
-    return replace(wanted, n_branches=1, n_rs_seq=ROLLBACK) if recurrent else wanted
-
-
-def _resized(stored: ContextSettings, wanted: ContextSettings) -> ContextSettings:
-    """The settings that were chosen once, in the size that is wanted now."""
-    return replace(
-        wanted,
-        flash_attention=stored.flash_attention,
-        cache_type_k=stored.cache_type_k,
-        cache_type_v=stored.cache_type_v,
-    )
-
-
 def _all_tried(model: Model, tuning: Tuning) -> bool:
-    """Whether no settings are left in which the self-test of `--exact` has found nothing yet."""
+    """Whether the self-test of `--exact` has ruled out all settings."""
     return all(one in tuning.unsuitable for one in candidates(tuning.settings, model.options, exact=True))
 
 
-def _begin(
+def _tune_anew(
     model: Model, wanted: ContextSettings, exact: bool, unsuitable: list[ContextSettings]
 ) -> tuple[Context, Tuning]:
-    """What is known after a few steps."""
+    """Open a context and tune it with a few steps."""
     self_test: dict[str, Any] = {}
     if exact:
         context, self_test = _choose_exact(model, wanted, unsuitable)
@@ -293,44 +220,24 @@ def _begin(
     return context, Tuning(context.settings, curve, self_test, is_exact, time.time(), unsuitable, name)
 
 
-def preferred(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
-    """The settings of fast mode, the usually cheaper first: without flash attention on a CPU, where it makes a draft of
-    16 tokens at 4 096 tokens of context nearly twice as dear (DESIGN.md section 4), with it on a GPU.
-    """
-    settings = candidates(wanted, model.options, exact=False)
-    return settings if _on_cpu(model) else sorted(settings, key=lambda each: not each.flash_attention)
-
-
-def _tried(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
-    """The settings of fast mode: the first, which are in use, and of the others those in which a child process can
-    compute. Raises OSError where none can be started.
-    """
-    first, *others = preferred(model, wanted)
-    return [first, *(settings for settings in others if ladder.works(model, settings))]
-
-
-def _on_cpu(model: Model) -> bool:
-    return not (library.supports_gpu() and model.n_gpu_layers)
-
-
 def load_meter(model: Model, context: Context, governor: ThreadGovernor | None = None) -> LoadMeter:
-    """Tells whether other processes take part of the machine, where a CPU computes. While `governor` has fewer threads
-    than there are, they do.
+    """A meter that detects other processes if the CPU computes. The machine also counts as busy while `governor` uses
+    fewer threads than the context has.
     """
     fewer = (lambda: governor.threads < context.threads) if governor else None
-    return LoadMeter(lambda: context.threads if _on_cpu(model) else 0, fewer)
+    return LoadMeter(lambda: context.threads if on_cpu(model) else 0, fewer)
 
 
 def _estimate(model: Model, context: Context) -> tuple[CostCurve, str]:
-    """A curve from a few steps, and the name of that whose shape it has. Clears the cells before and after."""
+    """A curve from a few steps, and the name of the shipped curve with its shape. Clears the KV cache."""
     probe = DecodeProbe(context, self_test_text(model, context.n_ctx), load_meter(model, context))
     largest = min(context.max_outputs, context.n_ctx // 2)
     timed: list[tuple[int, Timing]] = []
-    if not model.has_encoder:  # decoded plainly, whatever a batch costs
+    if not model.has_encoder:  # such a model is decoded plainly, so only t(1) matters
         timed = quick(probe.alone, 0, largest)
         context.clear()
     backends = [name for name in library.backends() if name != "CPU"]
-    backend = "CPU" if _on_cpu(model) else next((name for name in backends if name in ("CUDA", "Metal")), "")
+    backend = "CPU" if on_cpu(model) else next((name for name in backends if name in ("CUDA", "Metal")), "")
     attention = ATTENTION * 2 * model.n_embd * model.n_layer / max(model.n_params, 1)
     return estimated(timed, backend, attention)
 
@@ -338,14 +245,14 @@ def _estimate(model: Model, context: Context) -> tuple[CostCurve, str]:
 def tune_thoroughly(
     model: Model, wanted: ContextSettings, tuning: Tuning, report: Progress | None = None
 ) -> tuple[Tuning, Measured]:
-    """Measure all sizes at several lengths, in the cheapest of the settings that are open, and keep that.
+    """Measure all sizes at several context lengths in the cheapest of the open settings, and store the result.
 
-    `tuning`: what is known, in whose place the result is stored; of an exact one only the curve is replaced. A result
-    of a busy machine, or an incomplete one, does not take its place: the curve learns from it. Takes about 700 plain
-    steps at least. Raises ModelError, and ValueError where the clock stands still.
+    `tuning`: the present tuning, which the result replaces; in exact mode only its curve is replaced. An incomplete
+    result, or one from a busy machine, does not replace it, but its curve learns from the result. Takes at least about
+    700 plain steps. Raises ModelError, and ValueError if the clock stands still.
     """
-    wanted = _branched(model, wanted)
-    settings = [tuning.settings] if tuning.exact or tuning.unsuitable else _tried(model, wanted)
+    wanted = for_memory_of(model, wanted)
+    settings = [tuning.settings] if tuning.exact or tuning.unsuitable else usable(model, wanted)
     with _cheapest(model, settings) as context:
         largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
         lengths = [length for length in CONTEXTS if length + largest <= context.n_ctx] or [context.n_ctx // 2]
@@ -360,12 +267,12 @@ def tune_thoroughly(
     return tuning, result
 
 
-def _cheapest(model: Model, candidates: Sequence[ContextSettings]) -> Context:
-    """A context in the settings whose plain step and verification of 8 and 16 tokens are cheapest. Raises ModelError
-    where none works.
+def _cheapest(model: Model, choices: Sequence[ContextSettings]) -> Context:
+    """Open a context in the settings with the cheapest plain step and verification of 8 and 16 tokens. Raises
+    ModelError if no settings work.
     """
     prices: list[tuple[float, ContextSettings]] = []
-    for settings in candidates if len(candidates) > 1 else ():
+    for settings in choices if len(choices) > 1 else ():
         try:
             context = Context(model, settings)
         except ModelError as error:
@@ -378,14 +285,14 @@ def _cheapest(model: Model, candidates: Sequence[ContextSettings]) -> Context:
             timed = [min(probe(n, length).ms for _ in range(3)) * (4 if n == 1 else 1) for n in sizes]
             prices.append((sum(timed), settings))
     ordered = [settings for _, settings in sorted(prices, key=lambda each: each[0])]
-    return _first_that_works(model, ordered or candidates)
+    return _first_that_works(model, ordered or choices)
 
 
 def _choose_exact(
     model: Model, wanted: ContextSettings, unsuitable: list[ContextSettings]
 ) -> tuple[Context, dict[str, Any]]:
-    """The first settings in which no difference is known between chains and plain decoding, and their self-test as far
-    as it is affordable now; where all are unsuitable, the first that work at all. Adds to `unsuitable`.
+    """Open a context in the first settings without a known difference between chains and plain decoding, with the part
+    of their self-test that fits SELF_TEST_S. If all are unsuitable, take the first that work. Adds to `unsuitable`.
     """
     settings = candidates(wanted, model.options, exact=True)
     for one in [one for one in settings if one not in unsuitable]:
@@ -421,13 +328,13 @@ def _first_that_works(model: Model, settings: Sequence[ContextSettings]) -> Cont
 def exact_self_test(
     model: Model, context: Backend, capability: Capability, known: Mapping[str, Any] | None = None
 ) -> SelfTest:
-    """The self-test of `--exact` in this context, whose cells it clears. `known`: what was compared before."""
+    """The self-test of `--exact` in this context, which it clears. `known`: an earlier result to continue from."""
     return SelfTest(context, real_text(model, TEXT_TOKENS), capability.longest, known)
 
 
 def fast_self_test(model: Model, context: Context, capability: Capability) -> Comparison:
-    """How often fast settings leave plain decoding, on as much text as SELF_TEST_S affords, at least 24 tokens. Clears
-    the cells.
+    """Compare drafts with plain decoding in fast settings, on as much text as SELF_TEST_S allows, at least 24 tokens.
+    Clears the KV cache.
     """
     text = self_test_text(model, context.n_ctx)
     probe = DecodeProbe(context, text)
@@ -442,20 +349,20 @@ def fast_self_test(model: Model, context: Context, capability: Capability) -> Co
 
 
 def self_test_text(model: Model, n_ctx: int) -> list[int]:
-    """Real text for measurements, at most half the context."""
+    """Real text for measurements, at most half the context, as token ids."""
     return real_text(model, min(SELF_TEST_TOKENS, n_ctx // 2))
 
 
 def real_text(model: Model, most: int) -> list[int]:
-    """This file, in the model's own tokens."""
-    source = Path(__file__).read_text("utf-8")[: CHARACTERS * most]
+    """The first `most` tokens of this source file."""
+    source = Path(__file__).read_text("utf-8")[: CHARS_PER_TOKEN * most]
     tokens = model.vocabulary.tokenize(source, special=False, add_special=True)
     return [int(t) for t in tokens[:most]]
 
 
 def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
-    """Everything that a measurement depends on: not how long a context may become, nor how many requests share it. A
-    self-test of exact mode covers as much as a context of N_CTX tokens has.
+    """A hash of everything that a measurement depends on. The size of the context and the number of slots are no part
+    of it; a self-test of exact mode depends on the context size up to N_CTX.
     """
     n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
     asked = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())

@@ -43,10 +43,10 @@ class Totals:
     def add(self, result: Result) -> None:
         self.answers += 1
         self.tokens += len(result.tokens)
-        self.steps += int(result.draft["steps"])
-        self.seconds += float(result.timings["predicted_ms"]) / 1000
-        for source, counts in result.draft["by_source"].items():
-            self.accepted[source] = self.accepted.get(source, 0) + int(counts["accepted"])
+        self.steps += result.draft.steps
+        self.seconds += result.timings.predicted_ms / 1000
+        for source, counts in result.draft.by_source.items():
+            self.accepted[source] = self.accepted.get(source, 0) + counts.accepted
 
     def line(self) -> str:
         speed = self.tokens / self.seconds if self.seconds else 0.0

@@ -191,7 +191,7 @@ def describe(comparison: Comparison) -> str:
 
 def _what(comparison: Comparison) -> str:
     if comparison.prompt.kind != "unseen":
-        accepted, tokens = comparison.drafted.result.draft["accepted"], len(comparison.drafted.result.tokens)
+        accepted, tokens = comparison.drafted.result.draft.accepted, len(comparison.drafted.result.tokens)
         return f"{comparison.prompt.title}, {accepted / max(tokens, 1):.0%} drafted"
     if comparison.speedup >= REPEATS:  # the answer repeats itself
         return f"{comparison.prompt.title}, nothing stored: drafted from the text so far"

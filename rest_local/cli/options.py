@@ -386,15 +386,16 @@ def _load_undamaged(choice: EngineChoice) -> Engine:
 
 def _load(choice: EngineChoice) -> Engine:
     from rest_local.decoding.engine import Engine
+    from rest_local.decoding.verify import Relaxed
     from rest_local.retrieval.home import datastore_path
 
     return Engine.load(
         model_path(choice.model),
         datastores=[datastore_path(name) for name in choice.datastore],
         policy=choice.policy,
-        verify=choice.verify,
+        verify=Relaxed.parse(choice.verify),
         context_shift=choice.context_shift,
-        n_ctx=choice.ctx,
+        n_ctx="trained" if choice.ctx == 0 else choice.ctx,
         threads=choice.threads,
         n_gpu_layers=choice.gpu_layers,
         exact=choice.exact,

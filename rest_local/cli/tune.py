@@ -28,7 +28,7 @@ def tune(engine_choice: EngineChoice, as_json: bool) -> None:
     Not needed: costs are estimated at the first start and refined while the model answers. With this they are right
     from the first token on. Takes about 700 plain steps; do nothing else with the machine meanwhile.
     """
-    from rest_local.calibration.explain import explain
+    from rest_local.calibration.measuring import explain
 
     with options.load_engine(engine_choice) as engine:
         try:
@@ -51,7 +51,7 @@ def tune(engine_choice: EngineChoice, as_json: bool) -> None:
 
 def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The object of --json."""
-    from rest_local.calibration.explain import advantages
+    from rest_local.calibration.measuring import advantages
 
     curve = measured.curve
     return {

@@ -4,7 +4,7 @@
         stream = engine.generate("def main():", max_tokens=100)
         for piece in stream:
             print(piece.text, end="")
-        print(stream.result.draft["mat"])
+        print(stream.result.draft.tokens_per_step)
 
 Contract: on one thread; `rest_local.decoding.service` gives it a thread of its own. With one slot, a generation ends
 the one before; with more, as many run in the same forward passes. The prefix that a prompt shares with an earlier one
@@ -15,193 +15,85 @@ mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
-from rest_local.calibration.tuning import contexts_to_try, settings_for
-from rest_local.chat.template import render
-from rest_local.decoding.earlier import Earlier
-from rest_local.decoding.generation import Generation, Statistics
-from rest_local.decoding.job import Job
-from rest_local.decoding.lane import Lane
-from rest_local.decoding.lanes import Lanes
+from rest_local.decoding import sequence as decoding
+from rest_local.decoding.chat import Chat
+from rest_local.decoding.config import EngineConfig, EngineOptions
+from rest_local.decoding.counts import Statistics, Totals
+from rest_local.decoding.lane import Lane, Lanes
+from rest_local.decoding.opening import open_datastores, open_lane, open_model
+from rest_local.decoding.persistence import PersistedLearning
 from rest_local.decoding.predicted import Predictions
-from rest_local.decoding.request import Request
-from rest_local.decoding.shift import shifted
+from rest_local.decoding.request import STRICT, Request, RequestOptions, Strict
+from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer, Piece, Result
-from rest_local.decoding.totals import Totals
+from rest_local.decoding.streaming import ChatStream, Stream
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import ModelError, OptionError, PromptEmpty, PromptTooLong
+from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama import ladder
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
-from rest_local.paths import demo_model
-from rest_local.planning.auto import Auto
 from rest_local.planning.policies import POLICIES
-from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.home import datastore_path
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Engine", "Piece", "Result", "Stream"]
 
+S = TypeVar("S", bound=Stream)
+
 log = logging.getLogger("rest_local.engine")
-
-DEFAULT_CONTEXT = 4096
-
-
-class Stream:
-    """Iterate it for pieces; afterwards `result` is complete. Until then it holds what has come so far."""
-
-    def __init__(self, engine: Engine, job: Job) -> None:
-        self._engine, self._job = engine, job
-        self._pieces = self._run()
-
-    @property
-    def result(self) -> Result:
-        return self._job.result
-
-    @property
-    def statistics(self) -> Statistics:
-        return self._job.answer.statistics
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
-
-    def cancel(self) -> None:
-        """End now; the text so far stays in `result`, the engine is free for the next."""
-        self._engine.cancel(self._job)
-
-    def _run(self) -> Iterator[Piece]:
-        try:
-            while True:
-                yield from self._job.take()
-                if self._job.done:
-                    yield from self._job.take()
-                    break
-                self._engine.step()
-        finally:
-            self.cancel()
-        if self._job.error:
-            raise self._job.error
 
 
 class Engine:
-    """Make one with `Engine.load`; a context manager. Not thread safe, but for `prepare` and what only reads.
+    """Make one with `Engine.load` or from an `EngineConfig`; a context manager, which closes it at the end.
 
-    `predictions`: makes the tokens of a `Request.prediction` from text.
+    Not thread safe, but for `request`, `prepare` and what only reads: `Service` gives it a thread of its own.
     """
 
-    def __init__(
-        self,
-        lane: Lane,
-        datastores: Sequence[Datastore],
-        policy: str,
-        history: bool = False,
-        verify: str = "strict",
-        context_shift: bool = False,
-    ) -> None:
-        self.model = lane.model
-        self.context_shift = context_shift
-        self.policy, self.verify = policy, verify
-        self.datastores = list(datastores)
-        self._lane = lane
-        self._lanes = Lanes(lane)
-        self._aside: list[Searchable] = lane.aside
-        auto = lane.policies["auto"]
-        self._earlier = Earlier.open(self.model, auto.acceptance) if history and isinstance(auto, Auto) else None
-        self.totals = Totals()
-        self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
-        self._running: Stream | None = None
+    def __init__(self, config: EngineConfig) -> None:
+        """Open the model and the datastores; estimate the cost curve the first time.
 
-    @classmethod
-    def load(
-        cls,
-        model: str | Path | None = None,
-        *,
-        datastores: Sequence[str | Path] = (),
-        policy: str = "auto",
-        n_ctx: int | None = None,
-        threads: int | None = None,
-        n_gpu_layers: int | None = None,
-        exact: bool = False,
-        history: bool = False,
-        verify: str = "strict",
-        slots: int = 1,
-        cells: int | None = None,
-        context_shift: bool = False,
-        options: ModelOptions | None = None,
-        draft_model: str | Path | None = None,
-        draft_gpu_layers: int | None = None,
-    ) -> Engine:
-        """Open a model (None: the demo model) and datastores by name or path; estimate the cost curve the first time.
-
-        `n_ctx`: tokens of context, 0 for what the model was trained for, None for that or 4 096, whichever is less.
-        `exact`: chains only, in settings in which drafting provably gives the same bits. `history`: draft from what
-        this model answered before, in any process, and keep what it answers now and what was accepted; off unless asked
-        for (the command line asks), because it writes the answers to disk. `verify`: `strict`, or `relaxed[:K,RATIO]`,
-        which lets retrieved tokens pass that are nearly as likely as the likeliest (`rest_local.decoding.verify`) and
-        so changes answers. `slots`: generations at the same time; with `exact` they take turns. `cells`: tokens of
-        memory for all of them together, None for a whole context each.
-        `context_shift`: an answer that fills the context, and a prompt that is longer, go on without the oldest text.
-        `options`: how the model is loaded and computed, LoRA adapters included; what it leaves open is measured and
-        chosen. `draft_model`: a smaller model of the same vocabulary, which adds what it would say to the drafts of
-        `auto` where that pays.
-        Takes the model's load time and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
+        Takes the load time of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
         ModelError, DatastoreError, OptionError.
         """
-        _relaxed(verify, exact)
-        if policy not in POLICIES:
-            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        self.config = config
+        self.policy, self.verify, self.context_shift = config.policy, config.verify, config.context_shift
         with ExitStack() as undo:
-            path = model or demo_model()
-            chosen = ladder.choose(
-                path,
-                n_gpu_layers,
-                options or ModelOptions(),
-                lambda tried: contexts_to_try(tried, n_ctx or DEFAULT_CONTEXT, threads or 0, slots, cells, exact),
-                n_ctx,
-            )
-            opened = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
-            undo.callback(opened.close)
-            vocabulary = opened.vocabulary
-            stores = []
-            for name in datastores:
-                place, known = datastore_path(name), vocabulary.identity
-                mmap = None if opened.options.mmap else False
-                store = Datastore.open(place, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
-                stores.append(undo.enter_context(store))
-            trained = opened.n_ctx_train or DEFAULT_CONTEXT
-            size = n_ctx or (trained if n_ctx == 0 else min(DEFAULT_CONTEXT, trained))
-            settings = settings_for(opened.options, size, threads or 0, slots, cells)
-            drafter: DraftModel | None = None
-            if draft_model is not None:
-                drafter = DraftModel.open(
-                    draft_model, vocabulary, size, slots + 1, threads=threads or 0, n_gpu_layers=draft_gpu_layers
-                )
-                undo.callback(drafter.close)
-            lane = Lane.open(opened, settings, exact, draft_model=drafter)
-            undo.callback(lane.close)
-            engine = cls(lane, stores, policy, history, verify, context_shift)
-            if chosen.warning:
-                engine._lanes.warn(chosen.warning)
+            self.model, warning = open_model(config, undo)
+            self.datastores = open_datastores(config, self.model, undo)
+            self._lane = open_lane(config, self.model, undo)
+            self._lanes = Lanes(self._lane)
+            if warning:
+                self._lanes.warn(warning)
+            self._aside: list[Searchable] = self._lane.aside
+            self._persisted = PersistedLearning.open(self.model, self._lane.auto.acceptance) if config.history else None
+            self.totals = Totals()
+            self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
+            self._running: Stream | None = None
             undo.pop_all()
-            return engine
+
+    @classmethod
+    def load(cls, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> Engine:
+        """Open a model (None: the demo model) with the fields of `EngineConfig`. Raises as the constructor."""
+        return cls(EngineConfig(model=model, **options))
 
     @property
     def warnings(self) -> list[str]:
@@ -275,7 +167,7 @@ class Engine:
             "n_ubatch": self._lane.context.n_ubatch,
             "exact": self.exact,
             "policy": self.policy,
-            "verify": self.verify,
+            "verify": str(self.verify or STRICT),
             "draft_model": str(self._lane.draft_model.model.path) if self._lane.draft_model else None,
         }
 
@@ -291,60 +183,98 @@ class Engine:
         """
         return self._lane.tuning.self_test
 
-    def generate(
-        self,
-        prompt: str | Sequence[int] | NDArray[np.int32],
-        *,
-        max_tokens: int = 256,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        policy: str | Policy | None = None,
-        prediction: str | Sequence[int] | NDArray[np.int32] = "",
-        verify: str | None = None,
-        keep_tokens: int = 0,
-    ) -> Stream:
-        """Evaluate the prompt and return a stream of at most `max_tokens` tokens; a text prompt's special tokens count.
+    def generate(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Stream:
+        """Evaluate the prompt and return the stream of its continuation. `options`: the fields of `Request`.
 
-        `prediction`: text that the answer is likely to repeat, such as the old file of an edit. It only makes drafts;
-        of one longer than `predictions.most` tokens only the beginning is used, with one warning in the log.
-        `policy`: a name, one of your own, or None for that of `load`. `verify`: as for `load`, None for what was given
-        there; relaxed changes the answer, `draft["relaxed"]` counts how often. It looks at the model's own
-        probabilities, so grammars, biases and penalties refuse it. `keep_tokens`: of the prompt, what a context shift
-        keeps.
-
-        The stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong, OptionError, DecodeFailed.
+        On an engine of one slot, the stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong,
+        OptionError, DecodeFailed.
         """
-        if isinstance(prediction, str):
-            prediction = self.predictions.tokenize(prediction)
-        request = Request(
-            self.tokenize(prompt, most=None if self.context_shift else self.n_ctx)
-            if isinstance(prompt, str)
-            else [int(t) for t in prompt],
-            max_tokens=max_tokens,
-            sampling=sampling or Sampling(),
-            stop=tuple(stop),
-            prediction=prediction,
-            verify=verify,
-            keep_tokens=keep_tokens,
+        return self._begin(Stream(self, self.prepare(self.request(prompt, **options))))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatStream:
+        """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
+        OpenAI's form.
+
+        `messages`: in OpenAI's form, rendered by the model's own chat template.
+        `tools`: functions that the model may call, in OpenAI's form. `tool_choice`: `auto`, `none`, `required`, or an
+        object that names the function to call. `parallel_tool_calls`: a forced call may be several.
+        `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
+        `template_variables`: further names for the template, such as `enable_thinking`.
+        `options`: the fields of `Request`. A context shift keeps the tools and the system prompt, unless `keep_tokens`
+        is given.
+
+        Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
+        """
+        chat = Chat(
+            self.model,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            json_schema=json_schema,
+            template_variables=template_variables,
         )
-        job = self.prepare(request, policy)
+        return self._begin(ChatStream(self, self.prepare(self.chat_request(chat, **options)), chat))
+
+    def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
+        """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.
+
+        Special tokens in a text prompt count as such. Of a prediction that is longer than the context and longer than
+        65 536 tokens only the beginning is used, with one warning in the log. Raises OptionError, PromptTooLong.
+        """
+        given: dict[str, Any] = {**options}
+        if isinstance(prompt, str):
+            shifts = self.context_shift or options.get("context_shift", False)
+            prompt = self.tokenize(prompt, most=None if shifts else self.n_ctx)
+        if isinstance(prediction := options.get("prediction"), str):
+            given["prediction"] = self.predictions.tokenize(prediction)
+        for name in ("stop", "datastores"):
+            if isinstance(given.get(name), str):
+                raise OptionError(f"{name}: give a sequence of texts, not one text")
+            if given.get(name) is not None:
+                given[name] = tuple(given[name])
+        return Request([int(token) for token in prompt], **given)
+
+    def chat_request(self, chat: Chat, **options: Unpack[RequestOptions]) -> Request:
+        """The request that `chat` makes of a conversation. From any thread. Raises as `request`."""
+        sampling = options.get("sampling", Sampling())
+        if chat.grammar is not None:
+            if sampling.grammar is not None:
+                raise OptionError("sampling: a forced tool call or json_schema is a grammar as well; give one of them")
+            options["sampling"] = replace(sampling, grammar=chat.grammar)
+        if "keep_tokens" not in options and (self.context_shift or options.get("context_shift", False)):
+            options["keep_tokens"] = len(self.tokenize(chat.beginning()))
+        return self.request(chat.prompt, **options)
+
+    def _begin(self, stream: S) -> S:
+        """Evaluate the prompt of a stream. Raises what the request ends with."""
         if self._running and len(self._lane.scheduler.slots.slots) == 1:
             self._running.cancel()
-        stream = self._running = Stream(self, job)
+        self._running, sequence = stream, stream.sequence
         try:
-            self.submit(job)
-            while not job.done and (job.generation is None or job.prefilling):
+            self.submit(sequence)
+            while not sequence.done and (not sequence.is_admitted or sequence.is_prefilling):
                 self.step()
-            if job.error:
-                raise job.error
+            if sequence.error:
+                raise sequence.error
         except BaseException:
             stream.cancel()
             raise
         return stream
 
-    def prepare(self, request: Request, policy: str | Policy | None = None) -> Job:
-        """A job to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong, OptionError,
-        ModelError where the context for an exact request does not fit the memory.
+    def prepare(self, request: Request) -> decoding.Sequence:
+        """A sequence to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong,
+        OptionError, ModelError where the context for an exact request does not fit the memory.
 
         From any thread. The first exact request of an engine that is not exact takes seconds here, to open that context
         and, the first time, to measure; those who are being served go on meanwhile.
@@ -357,85 +287,103 @@ class Engine:
         if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
         request = replace(request, prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx))
-        chosen = policy or request.policy or self.policy
+        chosen = request.policy or self.policy
         if isinstance(chosen, str) and chosen not in POLICIES:
             raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
         exact = request.exact or self.exact
         relaxed = _relaxed(request.verify or self.verify, exact, request.sampling)
         self._stores(request.datastores)
-        if exact:
-            self._lanes.exact()
+        lane = self._lanes.exact() if exact else self._lane
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(request.prompt)
-
-        def make(slot: Slot) -> Generation:
-            lane = self._lanes.exact() if exact else self._lane
-            own = lane.policies[chosen].fork() if isinstance(chosen, str) else chosen
-            history = self._earlier.history if self._earlier else None
-            stores = self._stores(request.datastores, still=True)
-            generation = lane.generation(slot, own, sampler, relaxed, stores, history)
-            generation.statistics = statistics
-            generation.constraint = None if sampler.constraint.is_free else sampler.constraint
-            generation.logprobs = request.logprobs
-            generation.decode = self._decode if request.origins else None
-            return generation
-
-        def finished(result: Result) -> None:
-            self.totals.add(statistics, result)
-            if self._earlier:
-                self._earlier.add(result.tokens)
-
-        statistics = Statistics()
-        answer = Answer(statistics, Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end)
-        answer.result.truncated = len(request.prompt) < n_prompt
-        request = replace(
-            request,
-            prediction=self.predictions.take(request.prediction),
-            context_shift=shift,
+        answer = Answer(
+            Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end
         )
-        return Job(request, sampler, answer, make, finished)
+        answer.result.truncated = len(request.prompt) < n_prompt
+        return decoding.Sequence(
+            replace(request, prediction=self.predictions.take(request.prediction), context_shift=shift),
+            lane.policy(chosen) if isinstance(chosen, str) else chosen,
+            sampler,
+            answer,
+            partial(self._connect, lane, request.datastores),
+            vocabulary.is_end,
+            self._count,
+            relaxed=relaxed,
+            constraint=None if sampler.constraint.is_free else sampler.constraint,
+            decode=self._decode if request.origins else None,
+        )
 
-    def submit(self, job: Job) -> None:
-        """Queue a prepared job; `step` until it is done."""
-        self._lanes.submit(job)
+    def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
+        """The sources of a sequence that is admitted to a slot."""
+        sources = lane.sources(slot)
+        sources.use(self._stores(names, still=True), self._persisted.history if self._persisted else None)
+        return sources
+
+    def _count(self, sequence: decoding.Sequence) -> None:
+        """A sequence has ended."""
+        tokens = sequence.result.tokens
+        self.totals.add(sequence.statistics, len(tokens))
+        if self._persisted:
+            self._persisted.add(tokens)
+
+    def submit(self, sequence: decoding.Sequence) -> None:
+        """Queue a prepared sequence; `step` until it is done."""
+        lane = self._lanes.exact() if sequence.request.exact else self._lane
+        lane.scheduler.submit(sequence)
 
     def step(self, number: int = 0) -> bool:
-        """One forward pass for all that run, and one for an exact request; False where there is nothing to do.
-        `number`: a name for `abort`.
-        """
-        return self._lanes.step(number)
+        """One forward pass in each lane that has work; False where none has. `number`: a name for `abort`."""
+        busy = [lane for lane in self._lanes if lane.scheduler.busy]
+        for lane in busy:
+            lane.context.number_decodes(number)
+            begun = time.perf_counter()
+            lane.scheduler.step()
+            lane.after_pass(time.perf_counter() - begun)
+            if len(busy) > 1:
+                lane.scheduler.deliver()  # text does not wait for the pass of the other lane
+        return bool(busy)
 
     def use_idle_time(self, seconds: float) -> bool:
         """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
-        return self._lanes.use_idle_time(seconds)
+        idle = [lane for lane in self._lanes if lane.has_idle_work]
+        for lane in idle:
+            lane.use_idle_time(seconds)
+        return bool(idle)
 
-    def cancel(self, job: Job) -> None:
-        """End a job now, wherever it is."""
-        self._lanes.cancel(job)
+    def cancel(self, sequence: decoding.Sequence) -> None:
+        """End a sequence now, wherever it is."""
+        for lane in self._lanes:
+            if lane.scheduler.has(sequence):
+                lane.scheduler.cancel(sequence)
+                return
+        sequence.finish("cancelled")
 
     def abort(self, number: int | None = None) -> None:
         """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
         With `number`, the passes of the step of that number only.
         """
-        self._lanes.abort(number)
+        for lane in self._lanes:
+            lane.context.abort(number)
 
     def cancel_all(self) -> None:
-        """End every job."""
-        self._lanes.cancel_all()
+        """End every sequence."""
+        for lane in self._lanes:
+            lane.scheduler.cancel_all()
 
     def use(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, requests under way as well; between two steps. Those used before can be closed
         then, by their owner.
         """
-        self._lanes.deliver()  # where tokens come from is read from the stores that they were drafted from
+        for lane in self._lanes:
+            lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
         self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
-        history = self._earlier.history if self._earlier else None
-        for job in self._lanes.jobs():
-            sources = job.generation.sources if job.generation else None
+        history = self._persisted.history if self._persisted else None
+        for sequence in self._lanes.sequences():
+            sources = sequence.sources if sequence.has_begun else None
             if isinstance(sources, Sources):
-                sources.use(self._stores(job.request.datastores, still=True), history)
+                sources.use(self._stores(sequence.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         pieces = map(self.model.vocabulary.piece, tokens)
@@ -471,15 +419,10 @@ class Engine:
         return tokens
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation in the model's own chat template, up to where the answer begins. Raises ModelError."""
-        if not self.model.chat_template:
-            raise ModelError(f"model {self.model.path}: has no chat template; use `rest-local generate`")
-        piece = self.model.vocabulary.piece
-        bos, eos = (
-            piece(token).decode("utf-8", "replace") if token is not None else ""
-            for token in (self.model.vocabulary.bos, self.model.vocabulary.eos)
-        )
-        return render(self.model.chat_template, messages, bos=bos, eos=eos, add_generation_prompt=True)
+        """The conversation in the model's own chat template, up to where the answer begins, as `chat` evaluates it.
+        Raises ModelError, OptionError, TemplateFailed.
+        """
+        return Chat(self.model, messages).prompt
 
     def trim(self) -> None:
         """Let go of what lookups have mapped of the datastores (`Datastore.trim`); between two steps."""
@@ -488,14 +431,15 @@ class Engine:
 
     def forget(self) -> None:
         """Drop the kept prefixes: the next prompt is evaluated whole."""
-        self._lanes.forget()
+        for lane in self._lanes:
+            lane.scheduler.slots.forget()
 
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
         self.cancel_all()
         try:
-            if self._earlier:
-                self._earlier.close()
+            if self._persisted:
+                self._persisted.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
             self._lanes.close()
             for store in self.datastores:
@@ -510,11 +454,12 @@ class Engine:
         self.close()
 
 
-def _relaxed(verify: str, exact: bool, sampling: Sampling | None = None) -> Relaxed | None:
-    """The rule that `verify` names, None for strict. OptionError for what cannot go together with it."""
-    relaxed = Relaxed.parse(verify)
-    if relaxed and exact:
+def _relaxed(verify: Relaxed | Strict | None, exact: bool, sampling: Sampling) -> Relaxed | None:
+    """The rule of relaxed verification, None for strict. OptionError for what cannot go together with it."""
+    if verify is None or verify == STRICT:
+        return None
+    if exact:
         raise OptionError("verify relaxed changes the output, exact forbids it; leave one of them out")
-    if relaxed and sampling and (sampling.grammar is not None or sampling.logit_bias or sampling.penalizes):
+    if sampling.grammar is not None or sampling.logit_bias or sampling.penalizes:
         raise OptionError("verify relaxed cannot be combined with a grammar, logit biases or penalties")
-    return relaxed
+    return verify

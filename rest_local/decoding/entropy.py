@@ -1,9 +1,8 @@
-"""Shannon entropy of the distribution that a row of logits stands for.
+"""Shannon entropy of the distribution that a row of logits describes.
 
-Contract: float32 logits in, nats out, 0..log(n): -inf is a token that cannot come, and a row without a finite greatest
-logit says nothing, so it counts as uniform. Works in buffers kept for the next row of a thread: fresh ones would take
-longer to map than to fill. One exponential and two dot products: 0.1 ms for 152 000 logits, half of what it takes
-where the logits have to be shifted first.
+Contract: float32 logits in, nats out, 0..log(n). -inf is a token that cannot come; a row without a finite greatest
+logit counts as uniform. The buffers of a thread are kept for its next row: fresh ones take longer to map than to fill.
+One exponential and two dot products: 0.1 ms for 152 000 logits, twice that where the logits have to be shifted first.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = -80.0  # below the greatest logit; further down float32 has no fast numbers, and 1e6 such tokens weigh nothing
-LEAST_SUM, MOST_SUM = 1e-25, 1e30  # of the weights: float32 holds them, and what they are multiplied by, in full
+LEAST = -80.0  # below the greatest logit; float32 is slow further down, and 1e6 such tokens have no weight
+LEAST_SUM, MOST_SUM = 1e-25, 1e30  # of the weights: within these, float32 holds the sums and the products in full
 
 
 class _Buffers(threading.local):
@@ -32,7 +31,7 @@ def entropy_of(logits: NDArray[np.float32]) -> float:
     if len(_buffers.weight) != len(logits):
         _buffers.weight, _buffers.ones = np.empty(len(logits), np.float32), np.ones(len(logits), np.float32)
     weight = _buffers.weight
-    with np.errstate(all="ignore"):  # what does not fit shows in the sums
+    with np.errstate(all="ignore"):  # overflow shows in the sums
         np.exp(logits, out=weight)
         total, moment = float(np.dot(weight, _buffers.ones)), float(np.dot(weight, logits))
     if not (LEAST_SUM < total < MOST_SUM and math.isfinite(moment)):

@@ -1,56 +1,60 @@
-"""One forward pass for any number of requests: plan, draft, submit, finish the pass before, read logits, verify.
+"""One forward pass for any number of sequences: draft, submit, finish the pass before, read logits, verify.
 
-Contract: generations whose prompts are evaluated give roots and trees, others a part of their prompt, and all of it is
-one `llama_decode`. The node budget is shared: best first over all trees by marginal gain under t(n). Whatever ends a
-pass (done, an interrupt, an error), the memory cells are back at the committed tokens when `step` has returned or
-raised.
+Contract:
+
+- Sequences that generate give roots and trees, others a part of their prompt. All of it is one `llama_decode`.
+- The node budget is shared: best first over all trees, by marginal gain under t(n).
+- Whatever ends a pass (success, an interrupt, an error), the cells are back at the committed tokens when `step` has
+  returned or raised.
 
 On a GPU `llama_decode` returns before the work is done, and reading the logits waits for it. Only what the next
-submission needs stands between the two; what is left of a pass (`Taken.finish`, the text) is for the caller to do,
-between the next submission and its logits (`meanwhile`), or at once where a decode returns when all is computed
-(`overlaps` is False, as on a CPU).
+submission needs stands between the two. The rest of a pass (`Sequence.deliver`) is left to the caller: between the next
+submission and its logits (`meanwhile`), or at once where a decode returns with everything computed (`overlaps` is
+False, as on a CPU).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import abc
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.faults import of_request
-from rest_local.decoding.generation import Generation, Step, Taken
-from rest_local.drafting.drafter import Growth, grow_together
+from rest_local.decoding.clock import PassClock
+from rest_local.decoding.counts import Step
+from rest_local.decoding.sequence import Sequence, Taken, error_of
+from rest_local.drafting.drafter import grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
-from rest_local.kv_cache.backend import Backend
-from rest_local.kv_cache.slot import Rows
-from rest_local.planning.policy import StepCost
+from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
-Outcome = Taken | RestLocalError | None  # None: a part of a prompt was evaluated; an error of one request is its own
+Part = tuple[Sequence, int]  # a sequence, and how many of its pending tokens the pass evaluates
+Outcome = Taken | RestLocalError | None  # None: a part of a prompt was evaluated; an error concerns one sequence only
 
 
-class RequestFailed(Exception):
-    """One request cannot take part in the pass, of which nothing was evaluated yet: `error` is what it ends with."""
+class SequenceFailed(Exception):
+    """One sequence cannot take part in the pass, of which nothing was evaluated yet: `error` is what it ends with."""
 
-    def __init__(self, generation: Generation, error: RestLocalError) -> None:
+    def __init__(self, sequence: Sequence, error: RestLocalError) -> None:
         super().__init__(str(error))
-        self.generation, self.error = generation, error
+        self.sequence, self.error = sequence, error
 
 
-class _OwnFault:
-    """What fails in here is this request's, except for a decode, which may fail for the sake of others. (A class: a
-    generator takes three times as long, and this is entered at every node of joint trees.)
+class _ErrorsOf:
+    """Turns an error in its block into a `SequenceFailed`, except for a failed decode, which may be due to others.
+
+    (A class: a generator takes three times as long, and this is entered at every node of joint trees.)
     """
 
-    __slots__ = ("_generation",)
+    __slots__ = ("_sequence",)
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
 
     def __enter__(self) -> None:
         pass
@@ -59,52 +63,44 @@ class _OwnFault:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, DecodeFailed):
-            raise RequestFailed(self._generation, of_request(error)) from error
+            raise SequenceFailed(self._sequence, error_of(error)) from error
 
 
-@dataclass
-class Running:
-    """A request that generates: at most `wanted` tokens in this pass."""
+class _Growing:
+    """The tree of one sequence while the trees of all grow."""
 
-    generation: Generation
-    wanted: int
-
-
-@dataclass
-class Prompt:
-    """A request whose prompt is evaluated: its next `n` pending tokens."""
-
-    generation: Generation
-    n: int
-
-
-class _Owned:
-    """A tree that grows; what goes wrong there is its request's."""
-
-    def __init__(self, generation: Generation, growth: Growth) -> None:
-        self._generation, self._growth = generation, growth
+    def __init__(self, sequence: Sequence) -> None:
+        assert sequence.growth is not None
+        self.sequence, self._growth = sequence, sequence.growth
 
     @property
     def best(self) -> float:
         return self._growth.best
 
     def grow(self) -> None:
-        with _OwnFault(self._generation):
+        with _ErrorsOf(self.sequence):
             self._growth.grow()
 
 
 class Forward:
-    """Steps over one backend. `make_room` frees the cells of an idle slot, so that drafts need not go; False: there is
-    none. `overlaps`: the device computes on its own after `decode` returns; None to measure it.
+    """Steps over one backend.
 
-    `chosen`: the last step has asked samplers. If it broke off after that, its requests cannot go on: a sampler cannot
+    `capability`: which drafts the model can verify; it may change between two steps. `make_room` frees the cells of an
+    idle slot, so that drafts can stay; False: there is none. `overlaps`: the device computes on its own after `decode`
+    returns; None to measure it.
+
+    `chosen`: the last step has asked samplers. If it broke off after that, its sequences cannot go on: a sampler cannot
     go back to where the cells are.
     """
 
     def __init__(
-        self, backend: Backend, make_room: Callable[[], bool] = lambda: False, overlaps: bool | None = None
+        self,
+        backend: Backend,
+        capability: Capability,
+        make_room: Callable[[], bool] = lambda: False,
+        overlaps: bool | None = None,
     ) -> None:
-        self.backend = backend
+        self.backend, self.capability = backend, capability
         self.overlaps = bool(overlaps)
         self.chosen = False
         self._measured = overlaps is None
@@ -113,234 +109,225 @@ class Forward:
 
     def step(
         self,
-        running: Sequence[Running],
-        prompts: Sequence[Prompt] = (),
+        running: abc.Sequence[Sequence],
+        parts: abc.Sequence[Part] = (),
         idle_cells: int = 0,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Outcome]:
-        """One pass. By request, those of `prompts` last: what it gave, at least a token each of those who run, or what
-        went wrong with it alone.
+        """One pass. By sequence, those of `parts` last: what it gave, at least a token for each of `running`, or the
+        error of that sequence alone.
 
         `idle_cells`: tokens that idle slots keep. `meanwhile`: called once, when the pass is submitted. Raises
-        where nothing was evaluated: DecodeFailed, whose code 1 means that there is no room for it in the cells, and
-        RequestFailed; and what `meanwhile` raises.
+        DecodeFailed and SequenceFailed where nothing was evaluated (code 1: there is no room for it in the cells), and
+        what `meanwhile` raises.
         """
-        generations = _all(running, prompts)
-        before = [generation.slot.n_past for generation in generations]
-        n_ctx = sum(before) + idle_cells
+        slots = [sequence.slot for sequence in _all(running, parts)]  # a sequence that ends meanwhile has none
+        before = [slot.n_past for slot in slots]
+        clock = PassClock(sum(before) + idle_cells, len(running), bool(parts))
         done = self.chosen = self._broken_off = False
         try:
-            self._draft(running, n_ctx, bool(prompts))
-            times = self._submit(running, prompts)
+            self._draft(running, clock)
+            self._submit(running, parts, clock)
             meanwhile()
-            logits = self._read_logits(running, times)
+            logits = self._read_logits(running, clock)
             self.chosen = True
-            outcomes = [*self._take(running, logits, n_ctx, times, bool(prompts)), *_commit(prompts, times)]
+            outcomes = self._take(running, slots, logits, clock) + _commit(parts, slots[len(running) :], clock)
             done = True
             return outcomes
         finally:
             if not done:
-                for generation, n_past in zip(generations, before, strict=True):
-                    generation.put_back(n_past, self._broken_off)
+                for slot, n_past in zip(slots, before, strict=True):
+                    _put_back(slot, n_past, self._broken_off)
 
-    def _draft(self, running: Sequence[Running], n_ctx: int, prompted: bool) -> None:
-        """A tree for each; then of all of them together what is worth it. Nobody drafts beside a part of a prompt,
-        whose tokens leave a draft no cheap place in the batch.
+    # Drafts
+
+    def _draft(self, running: abc.Sequence[Sequence], clock: PassClock) -> None:
+        """A tree for each sequence; then, of all trees together, the nodes that are worth it. Nothing is drafted in a
+        pass with a part of a prompt: a draft has no cheap place in such a batch.
         """
         n_other = len(running) - 1
-        for part in running:
-            with _OwnFault(part.generation):
-                part.generation.draft(1 if prompted else part.wanted, n_ctx, n_other)
+        for sequence in running:
+            with _ErrorsOf(sequence):
+                leaves = sequence.slot.n_branches if self.capability.kind == "tree" else 1
+                limit = 0 if clock.prompted else self._limit(sequence, n_other)
+                sequence.draft(limit, leaves, clock.n_ctx, n_other)
         if n_other > 0:
-            self._share([part.generation for part in running], n_ctx, n_other)
-        for part in running:
-            with _OwnFault(part.generation):
-                part.generation.prune()
+            self._share(running, clock)
+        for sequence in running:
+            with _ErrorsOf(sequence):
+                sequence.prune()
 
-    def _share(self, generations: Sequence[Generation], n_ctx: int, n_other: int) -> None:
+    def _limit(self, sequence: Sequence, n_other: int) -> int:
+        """Most nodes of a tree: by the answer, the context, the batch and the model."""
+        if self.capability.kind == "none":
+            return 0
+        places = min(self.backend.max_outputs, self.backend.n_batch) - n_other
+        return max(0, min(min(sequence.answer.left, sequence.room, places) - 1, self.capability.longest))
+
+    def _share(self, running: abc.Sequence[Sequence], clock: PassClock) -> None:
+        n_other = len(running) - 1
         room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other
-        for generation in generations:  # whole trees, of policies that know no costs: while there is room
-            generation.cut(room)
-            room -= len(generation.tree)
-        growing = [(generation, growth) for generation in generations if (growth := generation.growth)]
-        plan = growing[0][0].policy.joint_plan(n_ctx, room, n_other) if growing else None
+        for sequence in running:  # whole trees, of policies that know no costs: while there is room
+            sequence.cut(room)
+            room -= len(sequence.tree)
+        growing = [_Growing(sequence) for sequence in running if sequence.growth]
+        plan = growing[0].sequence.policy.joint_plan(clock.n_ctx, room, n_other) if growing else None
         if plan is not None:
             begun = time.perf_counter()
-            order = grow_together([_Owned(*each) for each in growing], plan.worth, room)
-            ms = 1e3 * (time.perf_counter() - begun)
-            for number, (generation, _) in enumerate(growing):
-                generation.grew(ms * order.count(number) / max(len(order), 1))
-                generation.cut(order[: plan.best].count(number))
+            order = grow_together(growing, plan.worth, room)
+            ms = 1e3 * (time.perf_counter() - begun) / max(len(order), 1)
+            for number, each in enumerate(growing):
+                each.sequence.clock.draft += ms * order.count(number)
+                each.sequence.cut(order[: plan.best].count(number))
 
-    def _submit(self, running: Sequence[Running], prompts: Sequence[Prompt]) -> _Times:
-        """Have everything evaluated; where there is no room, without the cells of idle slots, then smaller trees, then
-        none.
+    # The pass
+
+    def _submit(self, running: abc.Sequence[Sequence], parts: abc.Sequence[Part], clock: PassClock) -> None:
+        """Have everything evaluated. Where there is no room: without the cells of idle slots, then with smaller trees,
+        then with none.
         """
-        generations = [part.generation for part in running]
-        times = _Times(time.perf_counter())
+        sequences = _all(running, parts)
+        clock.begun = time.perf_counter()
         rebuilt = False
         while True:
-            rows = Rows()
-            for generation in generations:
-                generation.add_to(rows)
-            for prompt in prompts:
-                prompt.generation.slot.add_prompt(rows, prompt.generation.pending[: prompt.n])
-            rows.load(self.backend.batch)
-            times.submitting = time.perf_counter()
+            batch = BatchBuilder()
+            for sequence in running:
+                sequence.add_to(batch)
+            for sequence, n in parts:
+                slot = sequence.slot
+                slot.add_prompt(batch, sequence.tokens[slot.n_past : slot.n_past + n])
+            batch.load(self.backend.batch)
+            clock.submitting = time.perf_counter()
             self._broken_off = True
             code = self.backend.decode()
             self._broken_off = code not in (0, 1, -1)
             if code == 0:
-                times.submitted = time.perf_counter()
-                return times
-            drafted = any(len(generation.tree) for generation in generations)
+                clock.submitted = time.perf_counter()
+                clock.n_nodes = sum(len(sequence.tree) for sequence in running)
+                return
             if code == 1 and self._make_room():
                 continue
-            if code == 1 and drafted:  # no room, restored
-                for generation in generations:
-                    generation.cut(len(generation.tree) // 2)
-            elif code == ABORTED and any(generation.cancelled for generation in _all(running, prompts)):
-                raise DecodeFailed(code, len(rows.token))
+            if code == 1 and any(len(sequence.tree) for sequence in running):  # no room, restored
+                for sequence in running:
+                    sequence.cut(len(sequence.tree) // 2)
+            elif code == ABORTED and any(sequence.left for sequence in sequences):
+                raise DecodeFailed(code, len(batch.token))
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
-                for generation in _all(running, prompts):
-                    with _OwnFault(generation):
-                        generation.rebuild(cut_back=code == ABORTED)
-                    generation.tree = DraftTree()
-            elif code == -1 and _simplify(generations, _all(running, prompts)):  # refused, restored
+                for sequence in sequences:
+                    with _ErrorsOf(sequence):
+                        sequence.slot.rebuild(cut_back=code == ABORTED)
+                    sequence.tree = DraftTree()
+            elif code == -1 and _simplify(running, sequences):  # refused, restored
                 continue
             else:
                 if code not in (1, -1):
-                    for generation in _all(running, prompts):
-                        generation.give_up_cells()
-                raise DecodeFailed(code, len(rows.token))
+                    for sequence in sequences:
+                        sequence.slot.clear()
+                raise DecodeFailed(code, len(batch.token))
 
-    def _read_logits(self, running: Sequence[Running], times: _Times) -> NDArray[np.float32]:
+    def _read_logits(self, running: abc.Sequence[Sequence], clock: PassClock) -> NDArray[np.float32]:
         """Wait for the pass: float32 [roots and nodes, n_vocab], overwritten by the next one.
 
         A pass of prompts alone is waited for as well, or the first step of an answer would be charged with it.
         """
         begun = time.perf_counter()
         if running:
-            logits = self.backend.logits(sum(1 + len(part.generation.tree) for part in running))
+            logits = self.backend.logits(clock.n_sequences + clock.n_nodes)
         else:
             logits = _NOTHING
             self.backend.synchronize()
-        times.ready = time.perf_counter()
+        clock.ready = time.perf_counter()
         if self._measured:
-            self.overlaps = times.ready - begun > times.submitted - times.submitting
+            self.overlaps = clock.ready - begun > clock.submitted - clock.submitting
         return logits
 
     def _take(
-        self, running: Sequence[Running], logits: NDArray[np.float32], n_ctx: int, times: _Times, prompted: bool
+        self, running: abc.Sequence[Sequence], slots: list[Slot], logits: NDArray[np.float32], clock: PassClock
     ) -> list[Outcome]:
-        """Verify, commit and account for it, request by request."""
+        """Verify and commit, sequence by sequence."""
         outcomes: list[Outcome] = []
-        nodes = sum(len(part.generation.tree) for part in running)
-        n_other = len(running) - 1
-        batch_ms = times.batch_ms / len(running) if running else 0.0
         row = 0
-        for number, generation in enumerate(part.generation for part in running):
-            own, n_past = len(generation.tree), generation.slot.n_past
-            mine = logits[row : row + 1 + own]
-            row += 1 + own
-            if generation.over:  # ended while the pass was computed
-                generation.put_back(n_past)
+        for number, sequence in enumerate(running):
+            slot, own = slots[number], 1 + len(sequence.tree)
+            n_past, mine = slot.n_past, logits[row : row + own]
+            row += own
+            if sequence.done:  # it ended while the pass was computed
+                _put_back(slot, n_past)
                 outcomes.append(None)
                 continue
-            # what a part of a prompt takes says nothing about steps without one
-            updates_curve = number == 0 and not prompted
-            cost = StepCost(
-                n_ctx, own, 0, times.decode_ms, batch_ms, None, n_other, nodes - own, updates_curve, 0.0, prompted
-            )
             try:
-                outcomes.append(generation.take(mine, cost, self.overlaps))
+                outcomes.append(sequence.take(mine, clock, number == 0, self.overlaps))
             except Exception as error:  # of its sampler, say: not a reason to end the others
-                generation.put_back(n_past)
-                outcomes.append(of_request(error))
+                _put_back(slot, n_past)
+                outcomes.append(error_of(error))
         return outcomes
 
+    # One sequence by itself, without a scheduler
 
-@dataclass(slots=True)
-class _Times:
-    """When a pass was begun to be put together, submitted (the decode that succeeded), and computed: seconds."""
+    def evaluate_prompt(self, sequence: Sequence) -> None:
+        """Evaluate what an admitted sequence has pending. Raises DecodeFailed. An interrupt between batches keeps what
+        is evaluated.
+        """
+        while sequence.is_prefilling:
+            (error,) = self.step([], [(sequence, min(sequence.n_pending, self.backend.n_batch))])
+            if isinstance(error, RestLocalError):
+                raise error
 
-    begun: float
-    submitting: float = 0.0
-    submitted: float = 0.0
-    ready: float = 0.0
+    def step_alone(self, sequence: Sequence) -> Step:
+        """One pass for one sequence: at least one token. Raises DecodeFailed after the cells were cleared, and what the
+        sampler raises.
+        """
+        self.evaluate_prompt(sequence)
+        begun = time.perf_counter()
+        try:
+            (outcome,) = self.step([sequence])
+        except SequenceFailed as failed:
+            raise failed.error from failed
+        if isinstance(outcome, RestLocalError):
+            raise outcome
+        assert outcome is not None
+        sequence.answer.receive(outcome.verdict.tokens, begun)
+        return sequence.finish_step(outcome)
 
-    @property
-    def decode_ms(self) -> float:
-        return 1e3 * (self.ready - self.submitting)
 
-    @property
-    def batch_ms(self) -> float:
-        """Building the batch, and submissions that failed."""
-        return 1e3 * (self.submitting - self.begun)
-
-
-def _commit(parts: Sequence[Prompt], times: _Times) -> list[Outcome]:
+def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:
     """What became of the parts of prompts."""
     outcomes: list[Outcome] = []
-    for part in parts:
-        statistics = part.generation.statistics
+    for (sequence, n), slot in zip(parts, slots, strict=True):
+        statistics = sequence.statistics
         if statistics.steps:
-            statistics.again_ms += times.decode_ms
+            statistics.again_ms += clock.decode_ms
         else:
-            statistics.prompt_ms += times.decode_ms
+            statistics.prompt_ms += clock.decode_ms
         try:
-            part.generation.commit_pending(part.n)
+            slot.commit(n)
             outcomes.append(None)
         except Exception as error:  # a checkpoint finds no memory, say; the tokens are committed all the same
-            outcomes.append(of_request(error))
+            outcomes.append(error_of(error))
     return outcomes
 
 
-def _all(running: Sequence[Running], prompts: Sequence[Prompt]) -> list[Generation]:
-    return [*(part.generation for part in running), *(part.generation for part in prompts)]
+def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:
+    """Undo a pass that did not succeed: `n_past` tokens are committed, or fewer where the memory had to go further
+    back. `broken_off`: as for `Slot.rewind`.
+    """
+    slot.rewind(min(n_past, slot.n_past), broken_off)
 
 
-def _simplify(running: Sequence[Generation], everyone: Sequence[Generation]) -> bool:
+def _all(running: abc.Sequence[Sequence], parts: abc.Sequence[Part]) -> list[Sequence]:
+    return [*running, *(sequence for sequence, _ in parts)]
+
+
+def _simplify(running: abc.Sequence[Sequence], sequences: abc.Sequence[Sequence]) -> bool:
     """Drop the trees and the ids of branches, which llama.cpp may have refused; whether there were any."""
     simpler = False
-    for generation in running:
-        simpler |= len(generation.tree) > 0
-        generation.tree = DraftTree()
-    for generation in everyone:
-        simpler |= generation.slot.release_branches()
+    for sequence in running:
+        simpler |= len(sequence.tree) > 0
+        sequence.tree = DraftTree()
+    for sequence in sequences:
+        simpler |= sequence.slot.release_branches()
     return simpler
-
-
-def evaluate_prompt(generation: Generation, prompt: Sequence[int]) -> None:
-    """Begin a request and evaluate its whole prompt. Raises PromptEmpty, PromptTooLong, DecodeFailed. Interruptible
-    between batches: what is evaluated stays.
-    """
-    generation.begin(prompt)
-    _evaluate_pending(generation)
-
-
-def step_alone(generation: Generation, wanted: int) -> Step:
-    """One forward pass for one request: at least one and at most `wanted` tokens. Raises DecodeFailed after the state
-    was cleared, and what the sampler raises.
-    """
-    _evaluate_pending(generation)
-    try:
-        (outcome,) = Forward(generation.backend).step([Running(generation, wanted)])
-    except RequestFailed as failed:
-        raise failed.error from failed
-    if isinstance(outcome, RestLocalError):
-        raise outcome
-    assert outcome is not None
-    return outcome.finish()
-
-
-def _evaluate_pending(generation: Generation) -> None:
-    forward = Forward(generation.backend)
-    while generation.pending:
-        (error,) = forward.step([], [Prompt(generation, min(len(generation.pending), generation.backend.n_batch))])
-        if isinstance(error, RestLocalError):
-            raise error
 
 
 _NOTHING = np.empty((0, 0), np.float32)

@@ -1,23 +1,24 @@
 """One context and all that decodes on it: what it can verify, what it costs, its policies, its slots.
 
-Contract: an engine has one lane, and a second, of one slot, for requests that ask for exactness on an engine that is
-not exact: cells of others act like holes there, so such a request is alone on a context of its own (DESIGN.md
-section 4).
+Contract: an engine has one lane. It opens a second one, of one slot, for the first request that asks for exactness on
+an engine that is not exact: cells of other requests act like holes there, so such a request is alone on a context of
+its own (DESIGN.md section 4).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest
+from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
 from rest_local.calibration.threads import ThreadGovernor
 from rest_local.calibration.tuning import (
     Tuning,
-    capability_of,
     exact_self_test,
     fast_self_test,
     load_meter,
@@ -25,31 +26,30 @@ from rest_local.calibration.tuning import (
     tune,
     tune_thoroughly,
 )
-from rest_local.decoding.generation import Generation
-from rest_local.decoding.job import OwnedChooser
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.verify import Relaxed
+from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.draft_model import DraftModel, DraftModelSequence
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import Slot
+from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.planning.auto import Auto
-from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
-from rest_local.retrieval.datastore import Datastore
 
 log = logging.getLogger("rest_local.engine")
+TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
 class Lane:
-    """`warnings`: what is off, and why. An exact lane whose self-test is not complete decodes plainly and continues it
-    in the background; drafting begins when it has found nothing.
+    """`warnings`: what is off, and why. An exact lane whose self-test is not complete decodes plainly and continues the
+    test in the background; drafting begins when the test has found no difference.
     """
 
     def __init__(
@@ -62,24 +62,21 @@ class Lane:
         draft_model: DraftModel | None = None,
     ) -> None:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
-        self.capability, warning = _capability(model, context, tuning, exact)
+        capability, warning = _capability(model, context, tuning, exact)
         self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
-        self.policies: dict[str, Policy] = {name: make_policy(name, tuning.curve) for name in POLICIES}
-        auto = self.policies["auto"]
-        assert isinstance(auto, Auto)
-        auto.has_draft_model = draft_model is not None
-        self.scheduler = Scheduler(context, self.capability, tuning.curve)
+        self.auto = Auto(tuning.curve, has_draft_model=draft_model is not None)
+        self._policies: dict[str, Policy] = {Auto.name: self.auto}
+        self.scheduler = Scheduler(context, capability, tuning.curve)
         self.aside: list[Searchable] = [] if aside is None else aside
         self.draft_model = draft_model
-        self._sources: dict[int, Sources] = {}  # by slot: what is indexed of its text stays with it
+        self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
         adapts = not exact and not context.settings.threads and context.threads > 1
         self._governor = ThreadGovernor(context.threads) if adapts else None
         meter = load_meter(model, context, self._governor)
         tuning.curve.busy_now = meter.busy
-        shares = self.capability.shares
         self._calibration = Calibration(
-            self.scheduler, tuning.curve, lambda: self_test_text(model, context.n_ctx), meter, enabled=shares
+            self.scheduler, tuning.curve, lambda: self_test_text(model, context.n_ctx), meter, enabled=capability.shares
         )
 
     @classmethod
@@ -91,7 +88,7 @@ class Lane:
         aside: list[Searchable] | None = None,
         draft_model: DraftModel | None = None,
     ) -> Lane:
-        """Measures what was not measured before. `aside`: stores that failed, shared by lanes, as is `draft_model`.
+        """Measure what was not measured before. `aside`: stores that failed; lanes share it, and the draft model.
         Raises ModelError.
         """
         if exact:
@@ -103,33 +100,38 @@ class Lane:
             context.close()
             raise
 
-    def generation(
-        self,
-        slot: Slot,
-        policy: Policy,
-        sampler: OwnedChooser,
-        relaxed: Relaxed | None,
-        stores: Sequence[Datastore],
-        history: Searchable | None,
-    ) -> Generation:
-        """A request's, in its slot."""
+    @property
+    def capability(self) -> Capability:
+        """What drafts the model can verify, and why."""
+        return self.scheduler.forward.capability
+
+    def policy(self, name: str) -> Policy:
+        """A policy of this name for one request; what the policy learns is shared by all requests of the lane. Any
+        thread.
+        """
+        policy = self._policies.get(name)
+        if policy is None:
+            policy = self._policies.setdefault(name, make_policy(name, self.tuning.curve))
+        return policy.fork()
+
+    def sources(self, slot: Slot) -> Sources:
+        """For a sequence that is admitted to a slot: those of the slot, which have its text indexed; or others, where a
+        sequence that was sent back uses those and goes on in another slot.
+        """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
             follower = DraftModelSequence(self.draft_model) if self.draft_model else None
             sources = Sources([], self.model.n_vocab, failed_stores=self.aside, follower=follower)
             self._sources[slot.first_id] = sources
-        sources.use(stores, history)
-        ends: Callable[[int], bool] = self.model.vocabulary.is_end
-        return Generation(self.context, slot, policy, sources, sampler, self.capability, ends, relaxed)
+        return sources
 
     def _in_use(self, sources: Sources) -> bool:
-        """Whether they follow somebody who began in this slot and, once sent back, went on in another."""
-        jobs = (*self.scheduler.admitted, *self.scheduler.waiting)
-        return any(job.generation is not None and job.generation.sources is sources for job in jobs)
+        sequences = (*self.scheduler.admitted, *self.scheduler.waiting)
+        return any(sequence.has_begun and sequence.sources is sources for sequence in sequences)
 
     @property
     def threads(self) -> int:
-        """Of the next forward pass."""
+        """Threads of the next forward pass."""
         return self._governor.threads if self._governor else self.context.threads
 
     @property
@@ -143,8 +145,8 @@ class Lane:
         return self.capability.kind != "none"
 
     def after_pass(self, seconds: float) -> None:
-        """A forward pass took `seconds`: the number of threads may change, and a part of the self-test may follow, or
-        a batch whose price is uncertain.
+        """A forward pass took `seconds`: change the number of threads, continue the self-test, or time a batch whose
+        price is uncertain, if it is time to.
         """
         if (governor := self._governor) is not None:
             n_tokens = self.context.batch.n_tokens
@@ -158,15 +160,15 @@ class Lane:
             self._calibration.after_pass(seconds)
 
     def use_idle_time(self, seconds: float) -> None:
-        """Continue the self-test for so long, or time one batch whose price is uncertain."""
+        """Continue the self-test for `seconds`, or time one batch whose price is uncertain."""
         if (background := self._self_test) is not None:
             self._continue(lambda: background.run(seconds))
         elif self._drafts:
             self._calibration.use_idle_time()
 
     def compare(self) -> None:
-        """Run the self-test of fast settings, while nothing is asked, if it was never run: some seconds. Kept prefixes
-        are lost.
+        """Run the self-test of fast settings, while there are no requests, if it was never run: some seconds. The
+        prefix cache is lost.
         """
         if self.exact or self.tuning.self_test:
             return
@@ -174,14 +176,12 @@ class Lane:
         self.tuning.self_test = fast_self_test(self.model, self.context, self.capability).to_dict()
 
     def tune(self, report: Progress | None = None) -> Measured:
-        """Measure thoroughly, in a context of its own: `tune_thoroughly`. What is stored is used from the next start
-        on.
-        """
+        """Measure thoroughly, in a context of its own (`tune_thoroughly`). Used from the next start on."""
         self.tuning, result = tune_thoroughly(self.model, self.context.settings, self.tuning, report)
         return result
 
     def close(self) -> None:
-        """Keep what was learned of the costs, and the rows of the self-test so far; free the cells."""
+        """Store the learned costs and the rows of the self-test so far; free the cells."""
         try:
             if not self.model.closed:
                 self.tuning.store()
@@ -211,7 +211,7 @@ class Lane:
         return Background(lambda: Context(self.model, own), make)
 
     def _continue(self, part: Callable[[], SelfTest | None]) -> None:
-        """Runs a part; what it found is kept, and decides about drafting when nothing is left to compare."""
+        """Run a part of the self-test and store its result, which decides about drafting when the test is complete."""
         try:
             test = part()
         except (DecodeFailed, ModelError) as error:
@@ -228,13 +228,92 @@ class Lane:
         background, self._self_test = self._self_test, None
         assert background is not None
         background.close()
-        self.capability, warning = _capability(self.model, self.context, self.tuning, self.exact)
-        for job in (*self.scheduler.admitted, *self.scheduler.waiting):
-            if job.generation is not None:
-                job.generation.capability = self.capability
+        capability, warning = _capability(self.model, self.context, self.tuning, self.exact)
+        self.scheduler.forward.capability = capability
         if told := failure or warning:
             self.warnings.append(told)
             log.warning("%s", told)
+
+
+class Lanes:
+    """The lanes of an engine. `shared`: its own, for exact requests as well where the engine is exact.
+
+    `exact` may be called from any thread, the rest from the one that decodes.
+    """
+
+    def __init__(self, shared: Lane) -> None:
+        self.shared = shared
+        self._exact: Lane | None = shared if shared.exact else None
+        self._opening = threading.Lock()  # held while that lane is opened
+        self._while_loading: list[str] = []
+
+    def __iter__(self) -> Iterator[Lane]:
+        """The lanes that are open."""
+        yield self.shared
+        if self._exact is not None and self._exact is not self.shared:
+            yield self._exact
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All that are admitted or wait."""
+        for lane in self:
+            yield from (*lane.scheduler.admitted, *lane.scheduler.waiting)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is off, and why, in all that are open; and what loading gave up."""
+        of_lanes = (warning for lane in self for warning in lane.warnings)
+        return list(dict.fromkeys((*self._while_loading, *of_lanes)))
+
+    def warn(self, warning: str) -> None:
+        """Add a warning of loading the model."""
+        self._while_loading.append(warning)
+
+    def exact(self) -> Lane:
+        """The lane for exact requests. The first call on an engine that is not exact takes seconds: it opens a context
+        and, the first time, measures. Raises ModelError where that does not fit the memory, or the model is closed.
+        """
+        with self._opening:
+            if self._exact is None:
+                shared = self.shared
+                if shared.model.closed:
+                    raise ModelError(f"model {shared.model.path}: is closed")
+                self._try_exact(shared.model, shared.context.threads)
+                settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
+                lane = Lane.open(shared.model, settings, True, shared.aside, shared.draft_model)
+                for warning in lane.warnings:
+                    if warning not in shared.warnings:
+                        log.warning("%s", warning)  # those of the engine were shown when it was loaded
+                self._exact = lane
+            return self._exact
+
+    def _try_exact(self, model: Model, threads: int) -> None:
+        """Compute in a child process in the settings of exact requests. On a GPU that was done at load. Raises
+        ModelError where they need the weights to be loaded in another way.
+        """
+        if library.supports_gpu():
+            return
+        chosen = ladder.choose(
+            model.path,
+            model.n_gpu_layers,
+            model.options,
+            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, exact=True),
+        )
+        if not chosen.warning:
+            return
+        if chosen.options.repack != model.options.repack:
+            raise ModelError(f"{chosen.warning}; for exact requests start again with --no-repack")
+        self.warn(chosen.warning)
+        log.warning("%s", chosen.warning)
+        model.options = chosen.options  # flash attention off, in contexts that are made from now on
+
+    def close(self) -> None:
+        """Free all cells, the model and the draft model; again does nothing."""
+        with self._opening:  # no context is opened of a model that is being freed
+            for lane in self:
+                lane.close()
+            if self.shared.draft_model:
+                self.shared.draft_model.close()
+            self.shared.model.close()
 
 
 def _beyond_training(model: Model, context: Context) -> str:
@@ -242,7 +321,7 @@ def _beyond_training(model: Model, context: Context) -> str:
     if not 0 < model.n_ctx_train < context.n_ctx or model.is_recurrent or model.options.rope != Rope():
         return ""
     return (
-        f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse behind; "
+        f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse beyond; "
         "lower --ctx, or give --rope-scaling or its like"
     )
 

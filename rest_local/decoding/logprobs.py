@@ -1,7 +1,7 @@
 """Log-probabilities of the target, for a request that asks for them.
 
-Contract: a row of logits as `llama_decode` gave it, before any sampler, in; natural logarithms out. Under drafting the
-row of the verified node is the row of plain decoding (in exact settings to the bit), and so are these.
+Contract: a row of logits in, as `llama_decode` gave it, before any sampler; natural logarithms out. With drafting, the
+row of a verified node is the row of plain decoding (in exact settings to the bit), and so the results are the same.
 """
 
 from __future__ import annotations

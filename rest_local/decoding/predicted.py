@@ -1,9 +1,9 @@
-"""The text that a request predicts, as tokens: as many as are of use, in bounded time and memory.
+"""The prediction of a request as tokens: as many as are useful, in bounded time and memory.
 
-Contract: text or ids in, int32 ids of the model out. An answer cannot be longer than the context, so a prediction that
-is longer cannot be followed to its end; more than the context is kept so that the answer may begin further on. Before
-there was a limit, 10 MB of text took 13 to 18 s and up to 800 MB before the first token; 65 536 tokens of code take
-0.1 to 0.3 s (4k and 152k vocabulary) and some 10 MB. Knows nothing about drafting.
+Contract: text or ids in, int32 ids of the model out. An answer cannot be longer than the context, so a longer
+prediction cannot be followed to its end. More tokens than the context holds are kept, because the answer may begin
+further on. Without a limit 10 MB of text took 13 to 18 s and up to 800 MB before the first token; 65 536 tokens of code
+take 0.1 to 0.3 s (4k and 152k vocabulary) and some 10 MB. Knows nothing about drafting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_LIMIT = 1 << 16  # tokens: 16 contexts of the usual 4 096
 
 
 class Predictions:
-    """Of one engine, from any thread. `most`: tokens that are kept of one prediction."""
+    """One for each engine, for any thread. `most`: tokens that are kept of one prediction."""
 
     def __init__(self, vocabulary: Vocabulary, n_ctx: int) -> None:
         self.most = max(n_ctx, LEAST_LIMIT)
@@ -30,14 +30,14 @@ class Predictions:
         self._warned = False
 
     def tokenize(self, text: str) -> NDArray[np.int32]:
-        """The tokens of a text, its beginning where it is longer than `most` tokens: of that the rest is not read."""
+        """The tokens of a text. Where there are more than `most`, the rest of the text is not read."""
         tokens = self._vocabulary.tokenize(text, most=self.most)
         if len(tokens) > self.most:
             self._warn()
         return tokens[: self.most]
 
     def take(self, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
-        """Ids that somebody gave, up to the first that the model does not have."""
+        """Given ids, up to the first that the model does not have."""
         if len(tokens) > self.most:
             self._warn()
         ids = np.asarray(tokens[: self.most])

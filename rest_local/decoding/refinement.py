@@ -1,36 +1,37 @@
-"""Calibration: what the cost curve does not know is measured between the steps of requests, and while nothing is asked.
+"""Calibration in the background: batches whose price is uncertain are timed between steps and in idle time.
 
-Contract: a scheduler's slots and the curve that its policies plan by go in; the curve learns. One batch at a time, so
-a request waits for one at most. Between steps, all of them together take at most SHARE of the time of the steps, and
-none where every price is certain. Tokens of a batch are removed again; what is generated stays the same.
+Contract: a scheduler's slots and the cost curve that its policies use go in; the curve learns. One batch at a time, so
+a request waits for one at most. Between steps, the batches take at most SHARE of the time of the steps, and none where
+every price is certain. The tokens of a batch are removed again; answers stay the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 
 from rest_local.calibration.cost import CERTAIN, SIZES, CostCurve
 from rest_local.calibration.timing import LoadMeter, probe_slot
-from rest_local.decoding.job import Job
 from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.sequence import Sequence
 from rest_local.kv_cache.slot import Slot
 
 SHARE = 0.05  # of the time of steps: 300 tokens pay for 15 plain steps, enough for 2, 4, 8 and 16 tokens once on a CPU
-LARGEST_BETWEEN = 16  # tokens; larger ones only while nothing is asked, where a stall delays no request
+LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall delays no request
 COARSE = 2 * CERTAIN
 MOST_IDLE = 4 * len(SIZES)  # batches in one idle period, on a machine whose times do not agree
-_BUCKET = 8  # bits: lengths that differ by less than 256 tokens are looked at once
-MOST_BUSY = 3  # batches that other processes disturbed, after which an idle period is left to them
+_BUCKET = 8  # bits: lengths that differ by less than 256 tokens are checked once
+MOST_BUSY = 3  # batches that other processes disturbed, after which the idle period is not used any more
 
 
 class Calibration:
-    """`text`: gives token ids to evaluate. `enabled`: False where a draft cannot be taken back without a trace."""
+    """`text`: gives token ids to evaluate. `enabled`: False where a draft cannot be removed without a trace."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         curve: CostCurve,
-        text: Callable[[], Sequence[int]],
+        text: Callable[[], abc.Sequence[int]],
         meter: LoadMeter,
         *,
         enabled: bool = True,
@@ -38,21 +39,21 @@ class Calibration:
         self.curve, self.enabled = curve, enabled
         self._scheduler, self._meter = scheduler, meter
         self._make_text = text
-        self._text: Sequence[int] = ()
+        self._text: abc.Sequence[int] = ()
         self._credit_ms = 0.0
-        self._planned, self._price_ms = 0, 0.0  # the batch that is saved for
+        self._planned, self._price_ms = 0, 0.0  # the next batch, which the credit has to pay
         self._idle, self._disturbed = 0, 0  # batches of this idle period
-        self._certain_at: int | None = None  # length at which nothing was left to measure when it was last looked at
+        self._certain_at: int | None = None  # length at which every price was certain at the last check
 
     def after_pass(self, seconds: float) -> None:
-        """A forward pass took `seconds`; a batch may follow."""
+        """A forward pass took `seconds`; time a batch if the credit pays for it."""
         self._idle = self._disturbed = 0
         if not self.enabled:
             return
         self._credit_ms += SHARE * 1e3 * seconds
-        if self._credit_ms < self._price_ms:  # the usual case: to ask the curve costs as much as a lookup
+        if self._credit_ms < self._price_ms:  # the usual case; asking the curve costs as much as a lookup
             return
-        running = [job.slot for job in self._scheduler.admitted if job.slot is not None and _drafts(job)]
+        running = [sequence.slot for sequence in self._scheduler.admitted if _drafts(sequence)]
         n_ctx = self._n_ctx
         if not running or self._certain_at == n_ctx >> _BUCKET:
             self._credit_ms = 0.0
@@ -61,7 +62,7 @@ class Calibration:
         if wanted and wanted == planned:
             self._planned, self._price_ms = 0, 0.0
             self._credit_ms -= self._measure(running[0], wanted, n_ctx)
-        elif wanted:  # saved for from here on
+        elif wanted:  # the credit has to grow first
             self._planned, self._price_ms = wanted, float(self.curve.expected(n_ctx)[wanted - 1])
         else:
             self._certain_at = n_ctx >> _BUCKET
@@ -104,7 +105,7 @@ class Calibration:
         return 0
 
     def _measure(self, slot: Slot, n: int, n_ctx: int) -> float:
-        """Time a batch; what it took, in milliseconds."""
+        """Time a batch; returns what it took, in milliseconds."""
         self._text = self._text or self._make_text()
         timing = probe_slot(slot, [self._text[i % len(self._text)] for i in range(n)], self._meter)
         if timing is None or not timing.valid:
@@ -114,6 +115,6 @@ class Calibration:
         return timing.ms
 
 
-def _drafts(job: Job) -> bool:
-    """Whether it generates, and would profit from known prices."""
-    return not job.prefilling and not job.left and job.generation is not None and job.generation.policy.name != "off"
+def _drafts(sequence: Sequence) -> bool:
+    """Whether it generates, and known prices are of use to it."""
+    return not sequence.is_prefilling and not sequence.left and sequence.policy.name != "off"

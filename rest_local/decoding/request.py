@@ -1,40 +1,53 @@
-"""What a caller may ask for in one generation; checked when it is made, as far as no model is needed for that."""
+"""What a caller may ask for in one generation; checked when it is made, as far as no model is needed for that.
+
+`Request` has the fields, their meaning and their checks. `RequestOptions` and `ChatOptions` repeat only the names and
+types, for the keyword arguments of `Engine.generate` and `Engine.chat`; a test compares them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.llama.sampling import Sampling
+from rest_local.planning.policy import Policy
+
+MOST_LOGPROBS = 100
+Strict = Literal["strict"]
+STRICT: Strict = "strict"
 
 
 @dataclass(frozen=True)
 class Request:
     """One generation. Token ids are the model's own.
 
-    prompt          evaluated first; at least one token
-    max_tokens      tokens of answer at most; 0 only evaluates the prompt
-    sampling        how tokens are chosen, grammar and biases included
-    stop            the answer ends before any of these texts
-    min_tokens      no end token is chosen before as many tokens
-    ignore_end      end tokens are never chosen
-    prediction      tokens that the answer is likely to repeat (`Engine.predictions.tokenize`); only makes drafts
-    logprobs        None, or how many of the likeliest tokens to report beside each token (0: only its own)
-    origins         report where each drafted token comes from
-    policy          name of a drafting policy, None for the engine's
-    verify          `strict`, `relaxed[:K,RATIO]`, None for the engine's
-    exact           alone in its steps, on a context whose settings give the bits of plain decoding
-    datastores      names of the engine's datastores to draft from, None for all
-    keep_prefix     reuse what the cells already hold of the prompt
-    context_shift   where the context is full, drop the oldest text behind the first `keep_tokens` and go on
-    keep_tokens     tokens at the beginning that a shift keeps (the system prompt)
-    prompt_seconds  the answer ends (`length`, nothing said) where there is no token so long after the request was
-                    made: waiting for a slot and evaluating the prompt
-    seconds         the answer ends (`length`) so long after its first step began, waiting for cells included
+    Attributes:
+        prompt: evaluated first; at least one token
+        max_tokens: the answer has at most as many tokens; 0 only evaluates the prompt
+        sampling: how tokens are chosen, including the grammar and the biases
+        stop: the answer ends before the first of these texts
+        min_tokens: no end token is chosen before the answer has as many tokens
+        ignore_end: end tokens are never chosen
+        prediction: tokens that the answer is likely to repeat, such as the old file of an edit (`Engine.request` makes
+            them from text). They are only drafted from, so they change the speed and not the answer
+        logprobs: None, or how many of the likeliest tokens to report for each token (0: only the token itself)
+        origins: report where each drafted token comes from
+        policy: name of a drafting policy, or a policy of your own; None for the engine's
+        verify: "strict" or `Relaxed(k, ratio)`; None for the engine's
+        exact: decode this request alone, in a context whose settings give the bits of plain decoding
+        datastores: names of the engine's datastores to draft from, None for all
+        keep_prefix: reuse what the KV cache already holds of the prompt
+        context_shift: where the context is full, drop the oldest text after the first `keep_tokens` and go on
+        keep_tokens: tokens at the beginning that a shift keeps (the system prompt)
+        prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
+            limits waiting for a slot and evaluating the prompt
+        seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
 
     Raises OptionError for a number out of range.
     """
@@ -48,8 +61,8 @@ class Request:
     prediction: Sequence[int] | NDArray[np.int32] = ()
     logprobs: int | None = None
     origins: bool = False
-    policy: str | None = None
-    verify: str | None = None
+    policy: str | Policy | None = None
+    verify: Relaxed | Strict | None = None
     exact: bool = False
     datastores: tuple[str, ...] | None = None
     keep_prefix: bool = True
@@ -59,6 +72,8 @@ class Request:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.verify, str) and self.verify != STRICT:
+            raise OptionError(f"verify {self.verify}: give {STRICT!r} or Relaxed(k, ratio), or None for the engine's")
         for name in ("max_tokens", "min_tokens", "keep_tokens"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}: give 0 or more")
@@ -70,4 +85,33 @@ class Request:
                 raise OptionError(f"{name} is {value}: give a positive number")
 
 
-MOST_LOGPROBS = 100
+class RequestOptions(TypedDict, total=False):
+    """The keyword arguments of `Engine.generate`: the fields of `Request`, without the prompt."""
+
+    max_tokens: int
+    sampling: Sampling
+    stop: Sequence[str]
+    min_tokens: int
+    ignore_end: bool
+    prediction: str | Sequence[int] | NDArray[np.int32]
+    logprobs: int | None
+    origins: bool
+    policy: str | Policy | None
+    verify: Relaxed | Strict | None
+    exact: bool
+    datastores: Sequence[str] | None
+    keep_prefix: bool
+    context_shift: bool
+    keep_tokens: int
+    prompt_seconds: float | None
+    seconds: float | None
+
+
+class ChatOptions(RequestOptions, total=False):
+    """The keyword arguments of `Engine.chat`: those of `Engine.generate` and what only a conversation has."""
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    json_schema: Mapping[str, Any] | bool | None
+    template_variables: Mapping[str, Any] | None

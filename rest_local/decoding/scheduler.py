@@ -1,53 +1,53 @@
-"""Who is served in the next forward pass: admission, parts of prompts, cells that run out, the end of requests.
+"""Which sequences take part in the next forward pass: admission, parts of prompts, cells that run out, the end.
 
-Contract: jobs over one backend, on one thread; `step` does one forward pass for all that run. First come, first
-served: a free slot goes to the longest waiting request, and where the cells run out, what goes is, in this order: idle
-slots, drafts, parts of prompts, the youngest request back to the queue. So the oldest always gets on, and a request
-that fits the context alone is served in the end. Long prompts are evaluated in parts that do not hold up those who
-generate.
+Contract: sequences over one backend, on one thread; `step` does one forward pass for all that are admitted.
+
+- First come, first served: a free slot goes to the sequence that has waited longest.
+- Where the cells run out, these go, in this order: idle slots, drafts, parts of prompts, the youngest sequence (back to
+  the queue). So the oldest always makes progress, and a request that fits the context alone is served in the end.
+- Long prompts are evaluated in parts, so that they do not hold up sequences that generate.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import abc, deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.decoding.faults import of_request
-from rest_local.decoding.forward import ABORTED, Forward, Outcome, Prompt, RequestFailed, Running
-from rest_local.decoding.job import Job
-from rest_local.decoding.shift import shifted
+from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, SequenceFailed
+from rest_local.decoding.sequence import Sequence, error_of
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
-from rest_local.kv_cache.slot import Slot, common_prefix, count_cells
+from rest_local.kv_cache.slot import Slot, count_cells
 from rest_local.kv_cache.slots import LEAST_SHARED, Match, Slots
 
 log = logging.getLogger("rest_local.scheduler")
 
 NO_ROOM = 1  # of `llama_decode`
-STALL_MS = 100.0  # what a part of a prompt may add to a step of those who generate
+STALL_MS = 100.0  # what a part of a prompt may add to a step of sequences that generate
 LEAST_PART = 16  # tokens of it
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 CHARGED_PASSES = 16
+SHIFT_KEEPS = 0.5  # of the text after the kept tokens
 
 
 @dataclass
 class _Pass:
-    """One forward pass to try: some of the admitted, of whom some generate and some have a part of their prompts."""
+    """One forward pass to try."""
 
-    jobs: list[Job]  # whom it was planned for; who of them has no part is not in it
+    sequences: list[Sequence]  # for which it was planned; not all of them have a part in it
     with_parts: bool
-    running: list[Job]
-    prompts: list[Job]
-    parts: list[Prompt]  # of `prompts`, in their order
+    running: list[Sequence]
+    parts: list[Part]
 
     @property
-    def served(self) -> list[Job]:
-        return [*self.running, *self.prompts]
+    def served(self) -> list[Sequence]:
+        return [*self.running, *(sequence for sequence, _ in self.parts)]
 
 
 class Scheduler:
@@ -56,315 +56,317 @@ class Scheduler:
     Where the device computes on its own, the text of a pass is delivered once the next pass is submitted. No pass is
     submitted for an answer that has ended: its tokens say so, and where there are stop strings, its text is read first.
 
-    A job is in `waiting` (no slot), or in `admitted` (a slot, and evaluates its prompt or generates), or done.
+    A sequence is in `waiting` (no slot), or in `admitted` (a slot), or done.
     """
 
     def __init__(
         self, backend: Backend, capability: Capability, curve: CostCurve, overlaps: bool | None = None
     ) -> None:
         self.backend = backend
-        self._shares = capability.shares
         self.slots = Slots(backend, capability.shares)
-        self.waiting: deque[Job] = deque()
-        self.admitted: list[Job] = []  # the oldest first
-        self._forward = Forward(backend, self.slots.evict, overlaps)
+        self.forward = Forward(backend, capability, self.slots.evict, overlaps)
+        self.waiting: deque[Sequence] = deque()
+        self.admitted: list[Sequence] = []  # the oldest first
+        self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
+        self._shares = capability.shares
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
         self._passes = 0
-        self._full = False  # somebody was sent back, and nobody has ended since
-        self._held: Job | None = None  # waits, as was found out, until somebody ends or gets on with a prompt
-        self._unbooked_ms = 0.0  # of the steps before
-        self._unbooked_since = 0.0  # in this one
-        self._turn = 0  # who of the prompts is first
-        self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
+        self._full = False  # a sequence was sent back, and none has ended since
+        self._held: Sequence | None = None  # has to wait until another one ends or gets on with its prompt
+        self._uncharged_ms = 0.0  # of the steps before
+        self._charged_to = 0.0  # in this step
+        self._turn = 0  # which of the prompts is first
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.admitted)
 
-    def submit(self, job: Job) -> None:
-        self.waiting.append(job)
-
-    def cancel(self, job: Job) -> None:
-        """End it now; its slot is free for the next."""
-        self._finish(job, "cancelled")
-
-    def has(self, job: Job) -> bool:
-        return job in self.admitted or job in self.waiting
-
-    def cancel_all(self) -> None:
-        """End everybody."""
-        for job in (*self.admitted, *self.waiting):
-            self.cancel(job)
+    def submit(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
 
     def step(self) -> None:
-        """Admit who can be admitted, and do one forward pass."""
-        self._unbooked_since = time.perf_counter()
+        """Admit the sequences that can be admitted, and do one forward pass."""
+        self._charged_to = time.perf_counter()
         self._expire()
         self._admit()
         self._shift()
         if self.admitted:
             self._pass(list(self.admitted))
-        self._unbooked_ms += 1e3 * (time.perf_counter() - self._unbooked_since)
+        self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
 
     def deliver(self) -> None:
-        """Give out what the last pass left to be done, request by request."""
-        for job in list(self.admitted):
-            with self._own_fault(job):
-                job.deliver()
+        """Finish what the last pass left to be done, sequence by sequence."""
+        for sequence in list(self.admitted):
+            with self._errors_of(sequence):
+                sequence.deliver()
+
+    def has(self, sequence: Sequence) -> bool:
+        return sequence in self.admitted or sequence in self.waiting
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End it now; its slot is free for the next."""
+        self._finish(sequence, "cancelled")
+
+    def cancel_all(self) -> None:
+        """End every sequence."""
+        for sequence in (*self.admitted, *self.waiting):
+            self.cancel(sequence)
 
     # Admission
 
     def _admit(self) -> None:
         while self._has_place and not (self._full and self.admitted) and self.waiting[0] is not self._held:
-            job = self.waiting[0]
-            text = job.text
-            match = self.slots.match(text[:-1], job.request.keep_prefix)
+            sequence = self.waiting[0]
+            text, keep = sequence.tokens[:-1], sequence.request.keep_prefix
+            match = self.slots.match(text, keep)
             if not self.admitted and self.slots.starts_anew(match.kept):
                 self.slots.forget()
-                match = self.slots.match(text[:-1], job.request.keep_prefix)
-            if self.admitted and self._has_to_wait(job, text, match):
-                self._held = job
+                match = self.slots.match(text, keep)
+            if self.admitted and self._has_to_wait(sequence, match):
+                self._held = sequence
                 return
             self.waiting.popleft()
-            self._start(job, text, match)
-
-    def _has_to_wait(self, job: Job, text: Sequence[int], match: Match) -> bool:
-        """Whether it would only be sent back, or evaluate what somebody else is about to."""
-        kept = (match.source or match.slot, match.kept)
-        if self._in_use(kept) + len(text) - match.kept > self.backend.n_cells:
-            return True
-        return self._shares and job.request.keep_prefix and self._comes_soon(text, match.kept)
-
-    def _start(self, job: Job, text: Sequence[int], match: Match) -> None:
-        slot = self.slots.take(match)
-        self.admitted.append(job)
-        with self._own_fault(job):
-            job.admit(slot, text)
-            if job.request.max_tokens == 0 and not job.prefilling:
-                self._finish(job, "length")
+            slot = self.slots.take(match)
+            self.admitted.append(sequence)
+            with self._errors_of(sequence):
+                sequence.admit(slot)
+                if sequence.request.max_tokens == 0 and not sequence.is_prefilling:
+                    self._finish(sequence, "length")
 
     @property
     def _has_place(self) -> bool:
-        """Whether somebody waits, and one more could be served."""
+        """Whether a sequence waits, and one more could be served."""
         return bool(self.waiting) and self.slots.has_idle and len(self.admitted) < self._most
 
-    def _comes_soon(self, text: Sequence[int], kept: int) -> bool:
-        """Whether somebody is about to evaluate more of this prompt than the cells hold now: eight requests with one
-        system prompt that come together then evaluate it once, and none of them later than it would be on its own.
+    def _has_to_wait(self, sequence: Sequence, match: Match) -> bool:
+        """Whether it would only be sent back, or evaluate what another sequence is about to evaluate."""
+        kept = (match.source or match.slot, match.kept)
+        if self._in_use(kept) + len(sequence.tokens) - match.kept > self.backend.n_cells:
+            return True
+        return self._shares and sequence.request.keep_prefix and self._comes_soon(sequence, match.kept)
+
+    def _comes_soon(self, sequence: Sequence, kept: int) -> bool:
+        """Whether another sequence is about to evaluate more of this prompt than the cells hold now. So eight requests
+        with one system prompt that come together evaluate it once, and none of them later than it would be on its own.
         """
-        longest = max((common_prefix(job.text[:-1], text) for job in self.admitted if job.prefilling), default=0)
+        prefilling = (other.tokens[:-1] for other in self.admitted if other.is_prefilling)
+        longest = max((common_prefix(text, sequence.tokens) for text in prefilling), default=0)
         return longest >= kept + LEAST_SHARED
 
     def _in_use(self, *more: tuple[Slot, int]) -> int:
-        """Cells that requests at work have, or will have when their prompts are evaluated; and so many of `more`."""
-        return count_cells([*((job.slot, job.n_tokens) for job in self.admitted if job.slot is not None), *more])
+        """Cells that admitted sequences have, or will have when their prompts are evaluated; and so many of `more`."""
+        admitted = ((sequence.slot, len(sequence.tokens)) for sequence in self.admitted if sequence.is_admitted)
+        return count_cells([*admitted, *more])
 
-    def _send_back(self, job: Job) -> None:
-        """To the head of the queue; what it has said so far stays, its cells go."""
+    def _send_back(self, sequence: Sequence) -> None:
+        """To the head of the queue; its text stays, its cells are freed."""
         log.info("out of cells: a request waits for others to finish")
-        assert job.slot is not None
-        assert job.generation is not None
-        job.generation.give_up_cells()
-        self.admitted.remove(job)
-        self.slots.release(job.slot)
+        sequence.slot.clear()
+        self._leave_slot(sequence)
         self._full = True
         self._held = None
-        job.slot = None
-        self.waiting.appendleft(job)
-        with self._own_fault(job):
-            job.deliver()
+        self.waiting.appendleft(sequence)
+        with self._errors_of(sequence):
+            sequence.deliver()
 
     # One forward pass
 
-    def _pass(self, jobs: Sequence[Job]) -> None:
+    def _pass(self, sequences: list[Sequence]) -> None:
         """One forward pass for these; where it cannot be done, another one for fewer of them or with less in it."""
         begun = time.perf_counter()
-        tried = self._plan(jobs)
+        tried = self._plan(sequences)
         while tried is not None:
             try:
-                running = self._wanted(tried.running)
-                outcomes = self._forward.step(running, tried.parts, self.slots.idle_cells, self.deliver)
-            except (DecodeFailed, RequestFailed) as error:
-                tried = self._instead(tried, error)
+                outcomes = self.forward.step(tried.running, tried.parts, self.slots.idle_cells, self.deliver)
+            except (DecodeFailed, SequenceFailed) as error:
+                tried = self._plan_again(tried, error)
                 continue
-            except BaseException:  # an interrupt: tokens were chosen that nobody will get
-                if self._forward.chosen:
-                    for job in tried.running:
-                        self._finish(job, "cancelled")
+            except BaseException:  # an interrupt: tokens were chosen that will not be delivered
+                if self.forward.chosen:
+                    for sequence in tried.running:
+                        self._finish(sequence, "cancelled")
                 raise
             self._hand_out(tried, outcomes, begun)
             return
 
-    def _plan(self, jobs: Sequence[Job], with_parts: bool = True) -> _Pass | None:
-        """A pass for these, None for nobody. Without parts of prompts only where somebody generates: all get on."""
-        running = [job for job in jobs if not job.prefilling]  # anew each time: one that failed may have taken cells
-        prompts = [job for job in jobs if job.prefilling]
-        taken = self._parts(prompts, len(running)) if with_parts or not running else []
-        if not jobs:
+    def _plan(self, sequences: list[Sequence], with_parts: bool = True) -> _Pass | None:
+        """A pass for these, None for none. Without parts of prompts only where some generate: all make progress."""
+        if not sequences:
             return None
-        return _Pass(list(jobs), with_parts, running, [job for job, _ in taken], [part for _, part in taken])
+        running = [each for each in sequences if not each.is_prefilling]  # anew: one that failed may have taken cells
+        parts = self._parts(sequences, len(running)) if with_parts or not running else []
+        return _Pass(sequences, with_parts, running, parts)
 
-    def _instead(self, tried: _Pass, error: DecodeFailed | RequestFailed) -> _Pass | None:
-        """What to try now that nothing was evaluated; None where nobody is left to be served in this step."""
-        if isinstance(error, RequestFailed):
-            at_fault = next(job for job in tried.served if job.generation is error.generation)
-            self._finish(at_fault, "error", error.error)
-            return self._plan([job for job in tried.jobs if not job.done], tried.with_parts)
-        if error.code == ABORTED and any(job.left for job in tried.jobs):
+    def _plan_again(self, tried: _Pass, error: DecodeFailed | SequenceFailed) -> _Pass | None:
+        """What to try now that nothing was evaluated; None where no sequence is left to be served in this step."""
+        if isinstance(error, SequenceFailed):
+            self._finish(error.sequence, "error", error.error)
+            return self._plan([each for each in tried.sequences if not each.done], tried.with_parts)
+        if error.code == ABORTED and any(each.left for each in tried.sequences):
             return None  # they end before the next pass, which the others get
         if error.code == NO_ROOM and tried.running and tried.parts:
-            return self._plan(tried.jobs, with_parts=False)
+            return self._plan(tried.sequences, with_parts=False)
         if error.code == NO_ROOM and len(self.admitted) > 1:
             self._send_back(self.admitted[-1])
             # in the same step, or two that do not fit could push each other out for ever
-            return self._plan([job for job in tried.jobs if job in self.admitted], tried.with_parts)
+            return self._plan([each for each in tried.sequences if each in self.admitted], tried.with_parts)
         self._fail(tried.served, error)
         return None
 
-    def _fail(self, together: list[Job], error: DecodeFailed) -> None:
+    def _fail(self, together: list[Sequence], error: DecodeFailed) -> None:
         """Nothing could be evaluated for these together."""
-        if error.code == NO_ROOM and not together[0].prefilling:
+        if error.code == NO_ROOM and not together[0].is_prefilling:
             self._finish(together[0], "length")  # the cells are full before the context is: as if it were
         elif len(together) > 1:  # one of them may be at fault: each by itself
-            for job in together:
-                if job in self.admitted:  # else sent back, or ended, by the pass of another
-                    self._pass([job])
+            for sequence in together:
+                if sequence in self.admitted:  # else sent back, or ended, by the pass of another
+                    self._pass([sequence])
         else:
             self._finish(together[0], "error", error)
 
-    def _wanted(self, running: list[Job]) -> list[Running]:
-        return [Running(job.generation, job.answer.left) for job in running if job.generation]
-
-    def _parts(self, prompts: list[Job], n_running: int) -> list[tuple[Job, Prompt]]:
+    def _parts(self, sequences: list[Sequence], n_running: int) -> list[Part]:
         """Parts of prompts for one pass, another one first each time."""
+        prompts = [sequence for sequence in sequences if sequence.is_prefilling]
         if not prompts:
             return []
         left = min(self._largest_part(n_running), self.backend.n_batch - n_running)
         self._turn = (self._turn + 1) % len(prompts)
-        parts: list[tuple[Job, Prompt]] = []
-        for job in (*prompts[self._turn :], *prompts[: self._turn]):
-            if left > 0 and job.generation:
-                n_pending = len(job.generation.pending)
+        parts: list[Part] = []
+        for sequence in (*prompts[self._turn :], *prompts[: self._turn]):
+            if left > 0:
+                n_pending = sequence.n_pending
                 if not self._shares and n_pending > 2 * LAST_PART:
                     n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
-                part = Prompt(job.generation, min(left, n_pending))
-                parts.append((job, part))
-                left -= part.n
+                parts.append((sequence, min(left, n_pending)))
+                left -= parts[-1][1]
         return parts
 
     def _largest_part(self, n_running: int) -> int:
-        """A whole batch where nobody generates; else what adds STALL_MS, on the last slope of the cost curve."""
+        """A whole batch where no sequence generates; else what adds STALL_MS, on the last slope of the cost curve."""
         if not n_running:
             return self.backend.n_batch
-        slope = self._curve.per_token(sum(job.n_tokens for job in self.admitted))
+        slope = self._curve.per_token(sum(len(sequence.tokens) for sequence in self.admitted))
         return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
 
+    # What came of it
+
+    def _hand_out(self, done: _Pass, outcomes: list[Outcome], begun: float) -> None:
+        self._share_time(done)
+        if done.parts:
+            self._held = None  # there is more to share now
+            self.part_seconds.append(time.perf_counter() - begun)
+        self._charge_idle(len(done.running))
+        for sequence, outcome in zip(done.served, outcomes, strict=True):
+            if not sequence.done:  # it failed while the pass was computed, or was cancelled when another was delivered
+                with self._errors_of(sequence):
+                    self._receive(sequence, outcome, begun)
+        if not self.forward.overlaps:
+            self.deliver()
+
+    def _share_time(self, done: _Pass) -> None:
+        """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""
+        now = time.perf_counter()
+        ms, self._uncharged_ms = self._uncharged_ms + 1e3 * (now - self._charged_to), 0.0
+        self._charged_to = now
+        each = ms / (sum(1 + len(sequence.tree) for sequence in done.running) + sum(n for _, n in done.parts))
+        for sequence in done.running:
+            sequence.statistics.answer_share_ms += (1 + len(sequence.tree)) * each
+        for sequence, n in done.parts:
+            if sequence.statistics.steps:  # text of an answer, evaluated anew
+                sequence.statistics.answer_share_ms += n * each
+            else:
+                sequence.statistics.prompt_share_ms += n * each
+
     def _charge_idle(self, n_running: int) -> None:
-        """Every few passes: to ask the curve costs as much as a lookup."""
+        """Every few passes, because asking the curve costs as much as a lookup."""
         self._passes += 1
         if self._passes % CHARGED_PASSES == 0 and (self.slots.idle_cells or self.slots.holes):
             per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
             self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))
 
-    # What came of it
-
-    def _hand_out(self, done: _Pass, outcomes: Sequence[Outcome], begun: float) -> None:
-        self._book(done)
-        if done.parts:
-            self._held = None  # there is more to share now
-            self.part_seconds.append(time.perf_counter() - begun)
-        self._charge_idle(len(done.running))
-        for job, outcome in zip(done.served, outcomes, strict=True):
-            if not job.done:  # it failed while the pass was computed, or another one's owner was woken and cancelled it
-                with self._own_fault(job):
-                    self._receive(job, outcome, begun)
-        if not self._forward.overlaps:
-            self.deliver()
-
-    def _book(self, done: _Pass) -> None:
-        """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""
-        now = time.perf_counter()
-        ms, self._unbooked_ms = self._unbooked_ms + 1e3 * (now - self._unbooked_since), 0.0
-        self._unbooked_since = now
-        counts = [1 + len(job.generation.tree) for job in done.running if job.generation]
-        each = ms / (sum(counts) + sum(part.n for part in done.parts))
-        for job, n in zip(done.running, counts, strict=True):
-            job.answer.statistics.answer_share_ms += n * each
-        for part in done.parts:
-            statistics = part.generation.statistics
-            if statistics.steps:  # text of an answer, evaluated anew
-                statistics.answer_share_ms += part.n * each
-            else:
-                statistics.prompt_share_ms += part.n * each
-
-    def _receive(self, job: Job, outcome: Outcome, begun: float) -> None:
+    def _receive(self, sequence: Sequence, outcome: Outcome, begun: float) -> None:
         if isinstance(outcome, RestLocalError):
-            self._finish(job, "error", outcome)
+            self._finish(sequence, "error", outcome)
             return
         if outcome is None:  # a part of its prompt
-            if not job.prefilling and job.request.max_tokens == 0:
-                self._finish(job, "length")
+            if not sequence.is_prefilling and sequence.request.max_tokens == 0:
+                self._finish(sequence, "length")
             return
-        job.receive(outcome, begun)
-        if job.answer.ended:
-            self._finish(job, "stop")
-        elif job.answer.left <= 0 or _is_late(job) or self._is_full(job):
-            self._finish(job, "length")
+        sequence.receive(outcome, begun)
+        if sequence.answer.ended:
+            self._finish(sequence, "stop")
+        elif sequence.answer.left <= 0 or _is_late(sequence) or self._is_full(sequence):
+            self._finish(sequence, "length")
 
-    def _is_full(self, job: Job) -> bool:
-        return job.generation is not None and job.generation.room <= 0 and not job.request.context_shift
+    def _is_full(self, sequence: Sequence) -> bool:
+        return sequence.room <= 0 and not sequence.request.context_shift
 
     def _shift(self) -> None:
-        """Those whose context is full go on with half of the text behind their kept tokens, evaluated anew: right for
-        every kind of memory, and what the model would say to that text.
+        """Sequences whose context is full go on with half of the text after their kept tokens, evaluated anew: right
+        for every kind of memory, and what the model would say to that text.
         """
-        for job in list(self.admitted):
-            generation = job.generation
-            if generation is None or generation.room > 0 or generation.pending:
+        for sequence in list(self.admitted):
+            if sequence.room > 0 or sequence.is_prefilling:
                 continue
-            text = shifted(job.text, job.request.keep_tokens, self.backend.n_ctx)
-            with self._own_fault(job):
-                generation.resume(generation.slot, text)
-                generation.sources.restart(text)
-            job.result.truncated = True
+            with self._errors_of(sequence):
+                sequence.replace_text(shifted(sequence.tokens, sequence.request.keep_tokens, self.backend.n_ctx))
+            sequence.result.truncated = True
             self._held = None
 
     def _expire(self) -> None:
-        """End those whose time is over, wherever they are: to wait for a slot or for cells takes time as well."""
-        for job in [*self.admitted, *self.waiting]:
-            if _is_late(job):
-                self._finish(job, "length")
+        """End sequences whose time is over, wherever they are: waiting for a slot or for cells takes time as well."""
+        for sequence in [*self.admitted, *self.waiting]:
+            if _is_late(sequence):
+                self._finish(sequence, "length")
 
     @contextmanager
-    def _own_fault(self, job: Job) -> Iterator[None]:
-        """What fails in here ends this request. Its cells are given up where nobody knows what they hold."""
+    def _errors_of(self, sequence: Sequence) -> Iterator[None]:
+        """An error in here ends this sequence. If the error was not expected, its cells are given up: it is not known
+        what they hold.
+        """
         try:
             yield
         except RestLocalError as error:
-            self._finish(job, "error", error)
+            self._finish(sequence, "error", error)
         except Exception as error:
-            if job.slot is not None:
-                job.slot.clear()
-            self._finish(job, "error", of_request(error))
+            if sequence.is_admitted:
+                sequence.slot.clear()
+            self._finish(sequence, "error", error_of(error))
 
-    def _finish(self, job: Job, reason: str, error: RestLocalError | None = None) -> None:
-        """End a job wherever it is; its slot keeps what it holds until it is needed."""
-        if job in self.waiting:
-            self.waiting.remove(job)
-        if job in self.admitted:
-            self.admitted.remove(job)
+    def _finish(self, sequence: Sequence, reason: str, error: RestLocalError | None = None) -> None:
+        """End a sequence wherever it is; its slot keeps what it holds until it is needed."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._leave_slot(sequence)
         self._full = False
         self._held = None
-        slot, job.slot = job.slot, None
-        if slot is not None:
+        sequence.finish(reason, error)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        if sequence in self.admitted:
+            self.admitted.remove(sequence)
+        if (slot := sequence.release()) is not None:
             self.slots.release(slot)
-        job.finish(reason, error)
 
 
-def _is_late(job: Job) -> bool:
-    """By `prompt_seconds` before the first token, by `seconds` behind it."""
-    if job.answer.begun:
-        return job.request.seconds is not None and job.answer.seconds > job.request.seconds
-    limit = job.request.prompt_seconds
-    return limit is not None and time.perf_counter() - job.submitted > limit
+def _is_late(sequence: Sequence) -> bool:
+    """By `prompt_seconds` before the first token, by `seconds` after it."""
+    request, answer = sequence.request, sequence.answer
+    if answer.begun:
+        return request.seconds is not None and answer.seconds > request.seconds
+    limit = request.prompt_seconds
+    return limit is not None and time.perf_counter() - sequence.submitted > limit
+
+
+def shifted(text: abc.Sequence[int], keep: int, n_ctx: int) -> list[int]:
+    """What is left of a text that the context cannot hold: its first `keep` tokens, half a context at most, and the
+    newer of what follows, with fewer than `n_ctx` tokens in all; the text as it is where it has fewer.
+
+    What is dropped depends on positions alone, in blocks of one size. So a conversation that was shifted while it was
+    answered, and is sent again longer, is cut at the same place, and the cells hold the beginning of what is left.
+    """
+    keep = min(keep, n_ctx // 2)
+    block = n_ctx + 1 - keep - max(1, int(SHIFT_KEEPS * (n_ctx - keep)))
+    blocks = max(0, -(-(len(text) - n_ctx + 1) // block))
+    return [*text[:keep], *text[keep + blocks * block :]]

@@ -1,8 +1,8 @@
-"""How likely a text's own tokens are: what `echo` with `logprobs` asks for, and measurements of models by likelihood.
+"""The log-probabilities of a text's own tokens: for `echo` with `logprobs`, and to measure models by likelihood.
 
-A context of its own beside the one that generates: there, the rows of a prompt are not computed, and what other
-requests keep in the cells stays untouched. A text is evaluated in parts, so that whoever shares the thread gets its
-turn between two of them. Knows nothing about requests.
+Contract: uses a context of its own, because the context that generates does not compute the rows of a prompt, and its
+cells belong to other requests. A text is evaluated in parts, so that the thread can do other work between them. Knows
+nothing about requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Part = Callable[[], None]
 
 
 class Scorer:
-    """Close it before the model. One text at a time; who comes meanwhile waits. Raises ModelError: memory is short."""
+    """Close it before the model. One text at a time; other calls wait. Raises ModelError where memory is short."""
 
     def __init__(self, engine: Engine) -> None:
         named: dict[str, Any] = {field.name: engine.settings[field.name] for field in fields(ContextSettings)}
@@ -35,10 +35,11 @@ class Scorer:
         self._lock = threading.Lock()
 
     def score(self, tokens: Sequence[int], top: int, run: Callable[[Part], object]) -> list[TokenLogprobs]:
-        """Of each token behind the first, given those before it; natural logarithms. `top`: likeliest beside each.
+        """Those of each token after the first, given the tokens before it; natural logarithms. `top`: how many of the
+        likeliest tokens to report in addition.
 
-        `run` is handed the parts one after another and calls each in the thread that decodes, in which it may do other
-        work between them. Raises PromptEmpty, PromptTooLong, DecodeFailed, and what `run` raises.
+        `run` gets the parts one after another and calls each in the thread that decodes, in which it may do other work
+        between them. Raises PromptEmpty, PromptTooLong, DecodeFailed, and what `run` raises.
         """
         if not len(tokens):
             raise PromptEmpty
@@ -66,5 +67,5 @@ class Scorer:
         return [logprobs_of(row, tokens[begin + at + 1], top) for at, row in enumerate(rows)]
 
     def close(self) -> None:
-        """Frees it now."""
+        """Free the context now."""
         self._context.close()

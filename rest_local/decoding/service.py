@@ -5,11 +5,14 @@
         for piece in ticket:
             print(piece.text, end="")
 
-Contract: the thread steps while there is work and sleeps while there is none. The queue is bounded: who finds it full
-is refused at once. Cancelling takes effect before the next forward pass, and breaks off the one under way where nobody
-else waits for it. An error of one request (its sampler fails, its owner cannot be told) ends that request or costs it
-its news; one that belongs to none of them and that nobody expected ends all, is logged, and leaves a service that
-refuses everything.
+Contract:
+
+- The thread steps while there is work and sleeps while there is none.
+- The queue is bounded: a request that finds it full is refused at once.
+- Cancelling takes effect before the next forward pass. It also breaks off the current pass, if no other request is in
+  it.
+- An error of one request (its sampler or its `wake` fails) ends that request, or its notifications. An unexpected error
+  that belongs to no request ends all of them, is logged, and leaves a service that refuses everything.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.job import Job
 from rest_local.decoding.request import Request
+from rest_local.decoding.sequence import Sequence
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
 
@@ -33,43 +36,43 @@ log = logging.getLogger("rest_local.service")
 
 QUEUE = 64
 IDLE_S = 5.0  # without work, after which the engine lets go of memory that it can map again in milliseconds
-IDLE_PART_S = 0.05  # that the engine works for itself before orders are looked at again
-_numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the one that it was meant for
+IDLE_PART_S = 0.05  # of idle work, before commands are looked at again
+_numbers = itertools.count(1)  # of steps, of every service: an abort must not outlive the step that it is meant for
 T = TypeVar("T")
 Wake = Callable[[bool], None]
 
 
 class Ticket:
-    """What its owner knows of a submitted request. Any thread."""
+    """A submitted request, for its owner. Any thread."""
 
-    def __init__(self, number: int, job: Job, cancel: Callable[[Job], None], wake: Wake | None) -> None:
+    def __init__(self, number: int, sequence: Sequence, cancel: Callable[[Sequence], None], wake: Wake | None) -> None:
         self.id = number
-        self._job = job
+        self._sequence = sequence
         self._cancel = cancel
         self._wake = wake
         self._news = threading.Condition()
-        job.wake = self._tell
+        sequence.wake = self._tell
 
     @property
     def result(self) -> Result:
         """What has come so far; complete when `done`."""
-        return self._job.result
+        return self._sequence.result
 
     @property
     def done(self) -> bool:
-        return self._job.done
+        return self._sequence.done
 
     @property
     def error(self) -> RestLocalError | None:
-        """What it ended with, if it was not what it should."""
-        return self._job.error
+        """The error that ended it, if any."""
+        return self._sequence.error
 
     def poll(self) -> list[Piece]:
-        """What has come since the last call, without waiting. Ask `done` first: what comes before it is then here."""
-        return self._job.take()
+        """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
+        return self._sequence.read()
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait for the end. Raises what it ended with, and TimeoutError after `timeout` seconds."""
+        """Wait for the end. Raises the error that ended it, and TimeoutError after `timeout` seconds."""
         with self._news:
             if not self._news.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"request {self.id} is not done after {timeout} s")
@@ -78,20 +81,20 @@ class Ticket:
         return self.result
 
     def __iter__(self) -> Iterator[Piece]:
-        """Pieces as they come; raises at the end what it ended with."""
+        """Pieces as they come; raises the error that ended it, at the end."""
         while True:
             done = self.done
             yield from self.poll()
             if done:
                 break
             with self._news:
-                self._news.wait_for(lambda: self.done or self._job.has_news)
+                self._news.wait_for(lambda: self.done or self._sequence.has_news)
         if self.error:
             raise self.error
 
     def cancel(self) -> None:
-        """End it before the next forward pass; what was said stays in `result`."""
-        self._cancel(self._job)
+        """End it before the next forward pass; the text so far stays in `result`."""
+        self._cancel(self._sequence)
 
     def _tell(self) -> None:
         with self._news:
@@ -99,22 +102,22 @@ class Ticket:
         if self._wake:
             try:
                 self._wake(self.done)
-            except Exception:  # the owner's own code: not a reason to end what others asked for
-                log.exception("request %d: its owner cannot be told of news and is not told any more", self.id)
+            except Exception:  # the owner's own code: not a reason to end other requests
+                log.exception("request %d: `wake` failed and is not called any more", self.id)
                 self._wake = None
 
 
 class Service:
-    """Owns the thread, not the engine: whoever made that closes it, after this. `queue`: requests that may wait."""
+    """Owns the thread, not the engine: close the engine after the service. `queue`: requests that may wait."""
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
         self.engine = engine
         self._most_waiting = queue
         self._lock = threading.Condition()
-        self._orders: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
-        self._alive: dict[int, Job] = {}
+        self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
+        self._alive: dict[int, Sequence] = {}
         self._number = 0
-        self._step = 0  # under way or just done; in it are none but those of `_alive`
+        self._step = 0  # the current or the last one; all sequences in it are in `_alive`
         self._closing = False
         self._draining = True
         self._failure: BaseException | None = None
@@ -124,38 +127,38 @@ class Service:
     def submit(self, request: Request, wake: Wake | None = None) -> Ticket:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
-        Raises at once what is wrong with it (as `Engine.prepare`, which may take seconds for the first exact request),
-        QueueFull, ServiceClosed.
+        Raises what `Engine.prepare` raises (which may take seconds for the first exact request), QueueFull,
+        ServiceClosed.
         """
-        job = self.engine.prepare(request)
+        sequence = self.engine.prepare(request)
         with self._lock:
             try:
                 self._check_room()
             except RestLocalError:
-                job.sampler.close()
+                sequence.chooser.close()
                 raise
             self._number += 1
-            ticket = Ticket(self._number, job, self._cancel, wake)
-            self._alive[self._number] = job
-            self._orders.append(lambda: None if job.done else self.engine.submit(job))
+            ticket = Ticket(self._number, sequence, self._cancel, wake)
+            self._alive[self._number] = sequence
+            self._commands.append(lambda: None if sequence.done else self.engine.submit(sequence))
             self._lock.notify()
         return ticket
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
-        """Run something on the engine's thread, between two passes. Raises what it raises, ServiceClosed."""
+        """Call something in the engine's thread, between two passes. Raises what it raises, ServiceClosed."""
         future: Future[T] = Future()
 
-        def order() -> None:
+        def command() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call(self.engine))
-                except BaseException as error:  # goes to whoever asked
+                except BaseException as error:  # raised by `future.result`, in the thread that called
                     future.set_exception(error)
 
         with self._lock:
             if self._closing or self._failure:
                 raise ServiceClosed
-            self._orders.append(order)
+            self._commands.append(command)
             self._lock.notify()
         return future.result(timeout)
 
@@ -169,16 +172,16 @@ class Service:
     def running(self) -> int:
         """Requests that have a slot."""
         with self._lock:
-            return sum(job.slot is not None and not job.done for job in self._alive.values())
+            return sum(sequence.is_admitted and not sequence.done for sequence in self._alive.values())
 
     def slots(self) -> list[dict[str, Any]]:
         """By slot: id, state (idle, prefill, running), n_past, and the request it serves."""
         with self._lock:
-            served = {id(job.slot): (number, job) for number, job in self._alive.items() if job.slot is not None}
+            alive = list(self._alive.items())
         rows = []
         for number, slot in enumerate(self.engine.slots):
-            request, job = served.get(id(slot), (None, None))
-            state = "idle" if job is None else "prefill" if job.prefilling else "running"
+            request, sequence = next((each for each in alive if each[1].has(slot)), (None, None))
+            state = "idle" if sequence is None else "prefill" if sequence.is_prefilling else "running"
             rows.append({"id": number, "state": state, "n_past": slot.n_past, "request": request})
         return rows
 
@@ -187,7 +190,9 @@ class Service:
         return {**self.engine.statistics(), "running": self.running, "waiting": self.waiting}
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Take nothing more; give what is under way so many seconds to end, then end it. Again does nothing."""
+        """Refuse new requests; give the current ones so many seconds to end, then end them. A second call does
+        nothing.
+        """
         with self._lock:
             self._closing, self._draining = True, drain_seconds > 0
             self._lock.notify()
@@ -196,9 +201,9 @@ class Service:
         with self._lock:
             self._draining = False
             self._lock.notify()
-            step, jobs = self._step, list(self._alive.values())
-        for job in jobs:
-            job.leave()
+            step, sequences = self._step, list(self._alive.values())
+        for sequence in sequences:
+            sequence.leave()
         self.engine.abort(step)
         self._thread.join()
 
@@ -217,46 +222,46 @@ class Service:
             raise QueueFull(self._most_waiting)
 
     def _count_waiting(self) -> int:
-        return sum(job.slot is None and not job.done for job in self._alive.values())
+        return sum(not sequence.is_admitted and not sequence.done for sequence in self._alive.values())
 
-    def _cancel(self, job: Job) -> None:
-        job.leave()
+    def _cancel(self, sequence: Sequence) -> None:
+        sequence.leave()
         with self._lock:
-            self._orders.append(lambda: self.engine.cancel(job))
+            self._commands.append(lambda: self.engine.cancel(sequence))
             self._lock.notify()
-            step = self._step  # by the time of the abort another may be under way, for others
-            nobody_waits = all(other.done or other.left for other in self._alive.values())
-        if nobody_waits and not job.done:
+            step = self._step  # by the time of the abort another step may run, for other requests
+            all_left = all(other.done or other.left for other in self._alive.values())
+        if all_left and not sequence.done:
             self.engine.abort(step)
 
     # The thread
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._run_commands():
                 self.engine.step(self._step)
-        except BaseException as error:  # nobody can catch it: the thread ends here
+        except BaseException as error:  # nothing above can catch it: the thread ends here
             log.exception("the engine stopped")
             self._failure = error
         self._end_all()
 
-    def _obey(self) -> bool:
-        """Carry out what was ordered, and wait for orders where there is nothing to do; False: the end."""
+    def _run_commands(self) -> bool:
+        """Run the commands so far, and wait for some where there is no work; False: the end."""
         trimmed = False
         while True:
             with self._lock:
-                self._alive = {number: job for number, job in self._alive.items() if not job.done}
-                while not self._orders and not self._alive and not self._closing:
-                    if self._use_idle_time() or self._orders or self._closing:
-                        continue  # what came while the lock was released woke no one
+                self._alive = {number: sequence for number, sequence in self._alive.items() if not sequence.done}
+                while not self._commands and not self._alive and not self._closing:
+                    if self._use_idle_time() or self._commands or self._closing:
+                        continue  # a command that came while the lock was released woke no thread
                     if not self._lock.wait(None if trimmed else IDLE_S):
                         self.engine.trim()
                         trimmed = True
-                orders, self._orders = self._orders, deque()
+                commands, self._commands = self._commands, deque()
                 self._step = next(_numbers)
                 ending = self._closing and not (self._draining and self._alive)
-            for order in orders:
-                order()
+            for command in commands:
+                command()
                 trimmed = False  # it may have looked something up
             if ending:
                 return False
@@ -264,7 +269,7 @@ class Service:
                 return True
 
     def _use_idle_time(self) -> bool:
-        """Let the engine work for itself for a moment, without the lock; False where it has nothing to do."""
+        """Let the engine do idle work for a moment, without the lock; False where it has none."""
         self._lock.release()
         try:
             return self.engine.use_idle_time(IDLE_PART_S)
@@ -274,12 +279,12 @@ class Service:
     def _end_all(self) -> None:
         with self._lock:
             self._closing = True
-            orders, self._orders = self._orders, deque()
-            jobs, self._alive = list(self._alive.values()), {}
-        for job in jobs:
+            commands, self._commands = self._commands, deque()
+            sequences, self._alive = list(self._alive.values()), {}
+        for sequence in sequences:
             if self._failure:
-                job.finish("error", ServiceClosed())
+                sequence.finish("error", ServiceClosed())
             else:
-                self.engine.cancel(job)
-        for order in orders:  # behind the jobs, of which none is to begin now
-            order()
+                self.engine.cancel(sequence)
+        for command in commands:  # after the sequences have ended, so that none begins now
+            command()

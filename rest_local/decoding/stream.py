@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rest_local.decoding.generation import Statistics, Step
+from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.results import DraftStatistics, Timings
 from rest_local.drafting.origin import Origin
 from rest_local.llama.detokenizer import Detokenizer
 
@@ -34,7 +35,9 @@ class Piece:
 
 @dataclass
 class Result:
-    """A finished generation. `timings` has llama-server's names, `draft` what drafting did; times in milliseconds."""
+    """A finished answer. `timings` and `draft` are complete when it has ended; `sources` names the source of each token
+    (`target`: the model's own choice, not drafted). `finish_reason`: `stop`, `length`, `cancelled` or `error`.
+    """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -42,8 +45,8 @@ class Result:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = "cancelled"
     stopping_word: str = ""
-    timings: dict[str, float] = field(default_factory=dict)
-    draft: dict[str, Any] = field(default_factory=dict)
+    timings: Timings = field(default_factory=Timings)
+    draft: DraftStatistics = field(default_factory=DraftStatistics)
     truncated: bool = False  # a context shift dropped some of the text before
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,22 +55,12 @@ class Result:
             "text": self.text,
             "tokens": len(self.tokens),
             "finish_reason": self.finish_reason,
-            "timings": self.timings,
-            "draft": self.draft,
+            "timings": self.timings.to_dict(),
+            "draft": self.draft.to_dict(),
         }
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
-
-
-def timings(what: str, n: int, milliseconds: float) -> dict[str, float]:
-    """What llama-server tells of `what` (`prompt`, `predicted`), which was n tokens; rates are 0 where it was none."""
-    return {
-        f"{what}_n": n,
-        f"{what}_ms": round(milliseconds, 3),
-        f"{what}_per_token_ms": round(milliseconds / n, 3) if n else 0.0,
-        f"{what}_per_second": round(1e3 * n / milliseconds, 2) if milliseconds else 0.0,
-    }
 
 
 class StopFinder:
@@ -223,14 +216,14 @@ class Answer:
         self.result.finish_reason = reason
         self.result.stopping_word = self._stops.found
         s = self.statistics
-        evaluated = s.prompt_tokens - s.cached_tokens
-        predicted, predicted_ms = len(self.result.tokens), self._predicted_ms + s.again_ms
-        self.result.timings = {
-            "cache_n": s.cached_tokens,
-            **timings("prompt", evaluated, s.prompt_ms),
-            **timings("predicted", predicted, predicted_ms),
-            "draft_n": s.drafted,
-            "draft_n_accepted": s.accepted,
-        }
-        self.result.draft = s.to_dict()
+        self.result.timings = Timings(
+            cached_tokens=s.cached_tokens,
+            prompt_tokens=s.prompt_tokens - s.cached_tokens,
+            prompt_ms=s.prompt_ms,
+            predicted_tokens=len(self.result.tokens),
+            predicted_ms=self._predicted_ms + s.again_ms,
+            drafted_tokens=s.drafted,
+            accepted_tokens=s.accepted,
+        )
+        self.result.draft = s.summary()
         return Piece(rest, (), ())

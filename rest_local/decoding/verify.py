@@ -1,12 +1,12 @@
 """Walk a verified tree from the root: how far the model's own tokens go along it.
 
 Contract: rows of logits by node go in through `choose`, the accepted nodes and the model's next token come out. Each
-visited node is sampled once, in order, and nothing else is: so a seeded run sees the draws of plain decoding, and the
-cost is accepted + 1 rows. For drafts without probabilities of their own, accepting where the sampled token is a child
-is exact (DESIGN.md section 4).
+visited node is sampled once, in order, and no other node is. So a seeded run sees the draws of plain decoding, and the
+cost is accepted + 1 rows. For drafts without probabilities of their own, accepting the child that equals the sampled
+token is exact (DESIGN.md section 4).
 
-`Relaxed` is the exception that a user may ask for: retrieved tokens that are nearly as likely as the likeliest one
-pass, too. It changes the output; ReSpec, where it comes from, does not publish its rule, so this one is our own.
+`Relaxed` is an exception that a user can ask for: retrieved tokens that are nearly as likely as the likeliest one pass,
+too. It changes the output. The idea is ReSpec's, which does not publish its rule; this rule is our own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class Relaxed:
 
     def __post_init__(self) -> None:
         if self.k < 1 or not 0 < self.ratio <= 1:
-            raise OptionError(f"verify relaxed:{self.k},{self.ratio:g}: k is at least 1, ratio above 0 and at most 1")
+            raise OptionError(f"verify {self}: k is at least 1, ratio above 0 and at most 1")
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        return f"relaxed:{self.k},{self.ratio:g}"
 
     @staticmethod
     def parse(text: str) -> Relaxed | None:
@@ -51,15 +55,15 @@ class Relaxed:
             if kind == "relaxed" and comma:
                 return Relaxed(int(k), float(ratio))
         except ValueError:
-            pass  # said below, as for any other text
+            pass  # raised below, as for any other text
         raise OptionError(f"verify {text}: give strict, relaxed, or relaxed:K,RATIO such as relaxed:3,0.3")
 
-    def instead(
+    def relax(
         self, token: int, tree: DraftTree, node: int, logits: NDArray[np.float32], ends: Callable[[int], bool]
     ) -> int:
-        """`token`, which the sampler chose after `node`, or the child that passes in its place.
+        """`token`, which the sampler chose after `node`, or the child that replaces it.
 
-        The sampled token itself stays where it was drafted. An end is the model's own to choose, and so is not to end.
+        The sampled token itself stays where it was drafted. Relaxation never adds or removes an end of the answer.
         """
         children = tree.children_of(node)
         if not children or ends(token) or any(tree.token[child] == token for child in children):

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
@@ -197,8 +198,8 @@ class DraftModel:
 class DraftModelSequence:
     """The text of one request in the KV cache of a draft model. `restart` sets the text, `ask` predicts what follows.
 
-    The text is a list of the owner, which only grows between two calls of `restart`. `step_ms`: time spent on
-    evaluation; `asked_ms`: the part of it that answered queries. The caller resets both at each step.
+    `text` is the owner's own list, which only grows between two calls of `restart`. Since `begin_step`, `step_ms` is
+    what evaluating took, and `asked_ms` what queries took of it.
     """
 
     def __init__(self, model: DraftModel) -> None:
@@ -210,6 +211,10 @@ class DraftModelSequence:
         self._waited_ms = 0.0
         self.step_ms = self.asked_ms = 0.0
 
+    def begin_step(self) -> None:
+        """Count the time of another step."""
+        self.step_ms = self.asked_ms = 0.0
+
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text, which shares its first `same` tokens with the old one."""
         self._text = text
@@ -218,9 +223,7 @@ class DraftModelSequence:
 
     def shared(self, text: Sequence[int]) -> int:
         """Length of the prefix of `text` in the KV cache."""
-        limit = min(len(text), len(self._cached))
-        differ = np.flatnonzero(np.asarray(text[:limit]) != np.asarray(self._cached[:limit]))
-        return int(differ[0]) if len(differ) else limit
+        return common_prefix(text, self._cached)
 
     @property
     def n_missing(self) -> int:

@@ -11,9 +11,12 @@ from array import array
 from collections.abc import Container, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.drafting.prediction import Prediction
+from rest_local.drafting.text import common_prefix
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -68,8 +71,7 @@ class Sources:
         self.follower = follower
         self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.use(datastores, history)
-        self._tokens: list[int] = []
-        self._bytes = bytearray()  # the same tokens, 4 bytes each: `repeats` searches it
+        self._bytes = bytearray()  # the sequence, 4 bytes each token: what `repeats` searches
         self._prediction: Prediction | None = None
         self._growing = GrowingText()
         self._indexed = 0  # number of tokens of the sequence in `_growing`
@@ -82,23 +84,21 @@ class Sources:
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Set the sequence to `tokens`. Keeps the index of the prefix that it shares with the last one, and the
-        prediction.
+        prediction. A draft model's sequence keeps the list itself: its owner appends to it before it calls `extend`.
         """
         if not self._whole:
-            self._tokens, self._bytes, self._growing, self._indexed = [], bytearray(), GrowingText(), 0
+            self._bytes, self._growing, self._indexed = bytearray(), GrowingText(), 0
             self._whole = True
-        limit = min(len(tokens), len(self._tokens))
-        same = next((i for i in range(limit) if tokens[i] != self._tokens[i]), limit)
-        if same < len(self._tokens):
+        same = common_prefix(np.frombuffer(self._bytes, np.int32), tokens) if self._bytes else 0
+        if 4 * same < len(self._bytes):
             self._whole = False
             self._indexed = min(self._indexed, same)
             self._growing.truncate(self._indexed)
-            del self._tokens[same:]
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
         if self.follower:
-            self.follower.restart(self._tokens, same)
+            self.follower.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""
@@ -112,10 +112,11 @@ class Sources:
 
     def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
-            self._whole = False
-            self._tokens.extend(tokens)
             self._bytes += array("i", tokens)
-            self._whole = True
+
+    def _from(self, begin: int) -> list[int]:
+        """The tokens of the sequence from a place on."""
+        return array("i", self._bytes[4 * begin :]).tolist()
 
     def repeats(self, n: int = LONG_REPEAT) -> bool:
         """Whether the newest `n` tokens occur earlier in the sequence, or the answer follows the prediction.
@@ -141,7 +142,7 @@ class Sources:
         `limit`: the maximum of rows from a store; None takes the default of its source. `depth`: tokens in a row, at
         most 64. `only`: the sources to search.
         """
-        context = self._tokens[-CONTEXT_TOKENS:]
+        context = self._from(max(0, len(self._bytes) // 4 - CONTEXT_TOKENS))
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
@@ -153,17 +154,18 @@ class Sources:
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
-        before, last = [*NO_BIGRAM, *self._tokens[-2:]][-2:]
+        before, last = [*NO_BIGRAM, *context[-2:]][-2:]
         return [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
 
     def _index(self) -> None:
         """Add the newest tokens to the searchable text."""
-        if self._indexed < len(self._tokens):  # not earlier, because most steps of a fast model make no lookup
+        length = len(self._bytes) // 4
+        if self._indexed < length:  # not earlier, because most steps of a fast model make no lookup
             self._whole = False
-            self._growing.extend(self._tokens[self._indexed :])
-            self._indexed = len(self._tokens)
+            self._growing.extend(self._from(self._indexed))
+            self._indexed = length
             self._whole = True
 
     def _search(self, store: Searchable, context: Sequence[int], limit: int, depth: int) -> Rows:

@@ -1,7 +1,7 @@
-"""What may be said next: by a grammar, before the least length, or ever. The sampler's and, ahead of it, drafts'.
+"""Which tokens may come next: by a grammar, by the minimum length, by bans. Used by the sampler and to prune drafts.
 
-Contract: `allows`, `allowed` and `longest` look, `advance` moves on; a clone goes its own way. Knows nothing about
-logits.
+Contract: `allows`, `allowed` and `longest` only look, `advance` changes the state, a clone is independent. Knows
+nothing about logits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rest_local.grammar.tokens import Tokens
 from rest_local.grammar.trial import readable
 
 
-class Words(Protocol):
-    """The vocabulary: `rest_local.llama.vocabulary.Vocabulary`."""
+class VocabularyLike(Protocol):
+    """What is read of `rest_local.llama.vocabulary.Vocabulary`."""
 
     @property
     def size(self) -> int: ...
@@ -30,17 +30,20 @@ class Words(Protocol):
 
 
 class Constraint:
-    """State of one generation, from its first token on. Not for several threads at once.
+    """The state of one generation, from its first token on. Not thread-safe.
 
-    `min_tokens`: no end token is allowed before as many tokens; `ignore_end`: never. Where the grammar allows nothing
-    but an end, it is allowed all the same. `banned`: tokens that are never allowed (their biases forbid them).
+    min_tokens   end tokens are forbidden until this many tokens are generated
+    ignore_end   end tokens are always forbidden
+    banned       token ids that are never allowed, because their logit bias is minus infinity
+
+    Where the grammar allows nothing but an end token, that is allowed in any case.
 
     Measured with 152 000 tokens and a schema of 30 properties, one core of a Zen 4: a mask 18 us in the median and
     165 us at most, its ids another 23 us, one step 2 us, 16 tokens of a draft 38 us, a clone 0.3 ms."""
 
     def __init__(
         self,
-        vocabulary: Words,
+        vocabulary: VocabularyLike,
         grammar: Grammar | None = None,
         *,
         min_tokens: int = 0,
@@ -56,68 +59,69 @@ class Constraint:
 
     @property
     def has_grammar(self) -> bool:
+        """Whether a grammar applies."""
         return self._matcher is not None
 
     @property
-    def holds_ends(self) -> bool:
+    def forbids_ends(self) -> bool:
         """Whether end tokens are forbidden now."""
-        return self._holds_ends_after(0)
+        return self._forbids_ends_after(0)
 
-    def _holds_ends_after(self, n: int) -> bool:
+    def _forbids_ends_after(self, n: int) -> bool:
         return self.ignore_end or self._accepted + n < self.min_tokens
 
     @property
     def is_free(self) -> bool:
-        """Nothing is forbidden from here on."""
-        return self._matcher is None and not self._banned and not self.holds_ends
+        """Whether nothing is forbidden from here on."""
+        return self._matcher is None and not self._banned and not self.forbids_ends
 
     def allows(self, token: int) -> bool:
-        """False outside the vocabulary as well."""
+        """Whether the token may come next; False for an id outside the vocabulary."""
         return self.longest([token]) == 1
 
     def longest(self, tokens: Sequence[int]) -> int:
-        """How many of these may be said in a row."""
+        """How many of these tokens, from the first on, may follow in a row."""
         allowed = next((n for n, token in enumerate(tokens) if not self._may(token, n)), len(tokens))
         if self._matcher is None or not allowed:
             return allowed
-        if self._matcher.is_stopped():  # the text is complete; llguidance asks for no end then
+        if self._matcher.is_stopped():  # the text is complete; llguidance then expects no end token
             return int(self.vocabulary.is_end(tokens[0]))
         return int(self._matcher.validate_tokens(list(tokens[:allowed])))
 
     def _may(self, token: int, n: int) -> bool:
-        """Whether anything but the grammar forbids it as the n-th token from here."""
+        """Whether the token is allowed n tokens from here, the grammar aside."""
         if not 0 <= token < self.vocabulary.size or token in self._banned:
             return False
-        return not (self._holds_ends_after(n) and self.vocabulary.is_end(token))
+        return not (self._forbids_ends_after(n) and self.vocabulary.is_end(token))
 
     def allowed(self) -> NDArray[np.int32] | None:
-        """The ids that may be said next, in order, None for all. Biases are left to the sampler.
+        """The token ids that may come next, ascending, int32; None for all. The sampler applies logit biases.
 
-        Raises GenerationError where the grammar allows no token, or asks for too much work."""
-        if self._matcher is None and not self.holds_ends:
+        Raises GenerationError where the grammar allows no token or needs too much work."""
+        if self._matcher is None and not self.forbids_ends:
             return None
         if self._matcher is None:
-            open_ = np.ones(self.vocabulary.size, bool)
+            allowed = np.ones(self.vocabulary.size, bool)
         else:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             self._check()
-            open_ = np.unpackbits(bits, count=self.vocabulary.size, bitorder="little").view(bool)
-        if self.holds_ends:
-            ends = open_[self.vocabulary.ends]
-            open_[self.vocabulary.ends] = False
-            if not open_.any():  # the text is complete: only an end can follow
-                open_[self.vocabulary.ends] = ends
-        ids = np.flatnonzero(open_).astype(np.int32)
+            allowed = np.unpackbits(bits, count=self.vocabulary.size, bitorder="little").view(bool)
+        if self.forbids_ends:
+            ends = allowed[self.vocabulary.ends]
+            allowed[self.vocabulary.ends] = False
+            if not allowed.any():  # the text is complete: only an end can follow
+                allowed[self.vocabulary.ends] = ends
+        ids = np.flatnonzero(allowed).astype(np.int32)
         if not len(ids):
             raise GenerationError("the grammar allows no token of this vocabulary here; change the grammar")
         return ids
 
     def advance(self, token: int) -> None:
-        """The token was said. Raises ValueError, and nothing has changed, for one that the grammar forbids;
-        GenerationError where it asks for too much work."""
+        """Add a token to the text. Raises ValueError for a token that the grammar forbids, and leaves the state as it
+        was; GenerationError where the grammar needs too much work."""
         matcher = self._matcher
-        over = matcher is None or (matcher.is_stopped() and self.vocabulary.is_end(token))
-        if matcher is not None and not over and matcher.try_consume_tokens([token]) != 1:
+        complete = matcher is None or (matcher.is_stopped() and self.vocabulary.is_end(token))
+        if matcher is not None and not complete and matcher.try_consume_tokens([token]) != 1:
             self._check()
             raise ValueError(f"token {token} is not allowed by the grammar here")
         self._accepted += 1
@@ -128,21 +132,21 @@ class Constraint:
             raise GenerationError(f"the grammar cannot be followed further: {cause}; simplify it")
 
     def follow(self, token: int) -> bool:
-        """Advance by an allowed token; False, and nothing has changed, for one that is not."""
+        """Add a token if it is allowed; False, and the state is unchanged, if it is not."""
         if not self.allows(token):
             return False
         self.advance(token)
         return True
 
     def clone(self) -> Constraint:
-        """An independent one in the same state."""
+        """An independent constraint in the same state."""
         twin = Constraint(self.vocabulary, min_tokens=self.min_tokens, ignore_end=self.ignore_end, banned=self._banned)
         twin._accepted = self._accepted
         twin._matcher = None if self._matcher is None else self._matcher.deep_copy()
         return twin
 
     def reset(self) -> None:
-        """Back to the beginning."""
+        """Return to the beginning of the text."""
         self._accepted = 0
         if self._matcher is not None:
             self._matcher.reset()

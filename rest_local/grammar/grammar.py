@@ -82,7 +82,7 @@ def json_rule(schema: Mapping[str, Any] | bool, **options: str) -> str:
     if isinstance(document, Mapping):
         if "properties" in document and "type" not in document:
             document = {"type": "object", **document}  # else any number would be valid, too
-        document = _closed(document)
+        document = _tightened(document)
         document = {**document, "x-guidance": {**_JSON_OPTIONS, **options}}
     try:
         text = json.dumps(document, allow_nan=False)
@@ -93,35 +93,70 @@ def json_rule(schema: Mapping[str, Any] | bool, **options: str) -> str:
     return f"%json {text}"
 
 
-DEEPEST = 100  # levels of a schema that are closed
+MAX_LEVELS = 100  # of a schema that are tightened; the child refuses schemas that are nested deeper
+LARGEST = 2**53 - 1  # 16 digits; readers that use doubles change larger integers (RFC 8259, section 6)
+FRACTION = 1e-10  # the smallest power of ten that llguidance 1.9.1 accepts for `multipleOf`
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
+_ANY = {"$ref": "#/$defs/any"}
+_NUMBERS = {"minimum": -LARGEST, "maximum": LARGEST, "multipleOf": FRACTION}
+_ANY_VALUE = {"$defs": {"any": {**_NUMBERS, "items": _ANY, "additionalProperties": _ANY}}}
+_OPEN = {
+    "{}": {**_ANY, **_ANY_VALUE},
+    '{"type": "object"}': {"type": "object", "additionalProperties": _ANY, **_ANY_VALUE},
+}
 
 
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without members that it does not name, where it leaves open whether there are others.
+def _tightened(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with limits where it sets none, so that a small model comes to an end of its answer.
 
-    What is written then is valid all the same, and a small model comes to an end. Objects that are composed of several
-    schemas are left as they are: closed parts could contradict each other. So is a schema with `allOf` anywhere.
+    - Objects that name their properties have no others.
+    - Integers and numbers lie between -LARGEST and LARGEST; numbers have at most 10 digits after the point.
+
+    Whatever is written is valid for the schema as it was given. Schemas with `allOf` are left as they are, and objects
+    that are composed of several schemas: closed parts could contradict each other.
     """
-    if '"allOf"' in json.dumps(schema, default=str):
+    text = json.dumps(schema, default=str)
+    if text in _OPEN:
+        return _OPEN[text]
+    if '"allOf"' in text:
         return schema
-    closed: Mapping[str, Any] = _close(schema)
-    return closed
+    # llguidance computes a common multiple of two factors in 32 bits, without a check.
+    step = None if '"multipleOf"' in text else FRACTION
+    tightened: Mapping[str, Any] = _tighten(schema, step, MAX_LEVELS)
+    return tightened
 
 
-def _close(value: Any, levels: int = DEEPEST) -> Any:
+def _tighten(value: Any, step: float | None, levels: int) -> Any:
     if not levels or not isinstance(value, (list, Mapping)):
         return value
     if isinstance(value, list):
-        return [_close(each, levels - 1) for each in value]
-    apart = ("enum", "const", "default", "properties")
-    found = {name: each if name in apart else _close(each, levels - 1) for name, each in value.items()}
+        return [_tighten(each, step, levels - 1) for each in value]
+    literal = ("enum", "const", "default", "properties")
+    found = {name: each if name in literal else _tighten(each, step, levels - 1) for name, each in value.items()}
     if isinstance(value.get("properties"), Mapping):
-        found["properties"] = {name: _close(each, levels - 1) for name, each in value["properties"].items()}
+        found["properties"] = {name: _tighten(each, step, levels - 1) for name, each in value["properties"].items()}
         others = any(name in value for name in (*_COMPOSED, "additionalProperties", "patternProperties"))
         if value.get("type") == "object" and not others:
             found["additionalProperties"] = False
-    return found
+    return found | _number_limits(value, step)
+
+
+def _number_limits(schema: Mapping[str, Any], step: float | None) -> dict[str, float]:
+    """Limits of a schema of integers or numbers, where it sets none."""
+    kind = schema.get("type")
+    types: list[Any] = kind if isinstance(kind, list) else [kind]
+    if not ("integer" in types or "number" in types) or "enum" in schema or "const" in schema:
+        return {}
+    names = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    given = {name: schema[name] for name in names if isinstance(schema.get(name), (int, float))}
+    limits: dict[str, float] = {}
+    if not any(name in given for name in names[:2]) and all(value > -LARGEST for value in given.values()):
+        limits["minimum"] = -LARGEST
+    if not any(name in given for name in names[2:]) and all(value < LARGEST for value in given.values()):
+        limits["maximum"] = LARGEST
+    if "number" in types and step is not None:
+        limits["multipleOf"] = step
+    return limits
 
 
 def _check_text(text: object, wanted: str) -> None:

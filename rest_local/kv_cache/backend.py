@@ -1,4 +1,4 @@
-"""What the step loop needs of a model: the seam between decoding and llama.cpp, and where tests put a fake."""
+"""What decoding needs of llama.cpp. Tests put a fake here."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Backend(Protocol):
 
 
 def remove_tail(backend: Backend, p0: int) -> bool:
-    """Forget every cell from position `p0` on, of all sequences; False where the model cannot.
+    """Remove the cells from position `p0` on from every sequence id; False where the model cannot do that.
 
-    Recurrent state rolls back by sequence, not for all at once, and has only one.
+    Recurrent state cannot be rolled back for all sequence ids at once. It has only one.
     """
     return backend.remove(-1 if backend.n_branches > 1 else 0, p0, -1)

@@ -1,10 +1,14 @@
-"""One sequence in the memory cells: its committed tokens, and the sequence ids of its branches.
+"""One text in the KV cache: how many of its tokens are in the cells, and the sequence ids of its branches.
 
-Contract: the first branch id is attached to the whole committed prefix; another is brought up to it when a tree has a
-leaf for it. Every `remove` and `copy` passes over all cells of the context, those of other slots too (12 us at 23 000
-cells), so a step makes one for each leaf, not for each id; a copy is of what an id missed (all of 7 000 cells
-takes 0.6 ms). A failed removal is never ignored: the cells are cleared and the tokens evaluated again at the next use.
-Memory that cannot be cut back (recurrent state) goes back to a checkpoint, of which each part of a prompt leaves one.
+Contract:
+
+- The text is the token list of the sequence that is at work here, not a copy. Nothing here changes it.
+- The first branch id is attached to the whole committed prefix. Another id is brought up to it when a tree has a leaf
+  for it.
+- Every `remove` and `copy` passes over all cells of the context, those of other slots too (12 us at 23 000 cells). So a
+  step makes one for each leaf, not for each id. A copy covers what an id missed (all of 7 000 cells take 0.6 ms).
+- A failed removal is never ignored: the cells are cleared, and the tokens are evaluated again at the next use.
+- Memory that cannot be cut back (recurrent state) goes back to a checkpoint. Each part of a prompt leaves one.
 """
 
 from __future__ import annotations
@@ -13,16 +17,16 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from rest_local.drafting.text import common_prefix
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
+from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.llama.batch import Batch
 
 
 @dataclass(slots=True)
-class Rows:
-    """The tokens of a batch under construction, of any number of slots. Plain lists: so few are no work for numpy."""
+class BatchBuilder:
+    """The tokens of a batch, of any number of slots. Plain lists: numpy is no faster for so few."""
 
     token: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
@@ -39,15 +43,8 @@ MOST_CHECKPOINTS = 6
 _runs = itertools.count()
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts share from the first on."""
-    limit = min(len(one), len(other))
-    differ = np.flatnonzero(np.asarray(one[:limit], np.int64) != np.asarray(other[:limit], np.int64))
-    return int(differ[0]) if len(differ) else limit
-
-
 def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
-    """Cells that slots hold with so many tokens each, those that they share counted once."""
+    """Cells that these slots hold with so many tokens each; shared cells count once."""
     ends: dict[tuple[int, int], int] = {}
     for slot, n_tokens in held:
         following = [*(begin for begin, _ in slot.runs[1:]), n_tokens]
@@ -58,9 +55,13 @@ def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
 
 
 class Slot:
-    """`tokens` are evaluated and in the cells; `len(tokens)` is the position of the next token. `checkpoints`: whether
-    to keep states to go back to. `runs`: whose cells they are, as (position from which on, number); slots that share
-    cells have the same number there.
+    """Place for one text in the cells of a context.
+
+    tokens    the text: the list of the sequence at work, or of the last one. It only grows.
+    n_past    how many of them are in the cells: the position of the next token
+    runs      which cells hold them, as (first position, number): slots that share cells have the same number there
+
+    `checkpoints`: whether states are kept to go back to.
     """
 
     def __init__(
@@ -72,21 +73,22 @@ class Slot:
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
         self.tokens: list[int] = []
+        self.n_past = 0
         self.runs = [(0, next(_runs))]
         self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
         self._held = [0] * self.n_branches  # of the others: to how many
 
-    @property
-    def n_past(self) -> int:
-        return len(self.tokens)
+    def common_prefix(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens the cells hold, from the first on."""
+        return common_prefix(self.tokens[: self.n_past], tokens)
 
-    def common_prefix(self, prompt: Sequence[int]) -> int:
-        """How many tokens of `prompt` the cells hold, from the first on. About 1 us for 100 tokens."""
-        return common_prefix(self.tokens, prompt)
-
-    def keep_prefix(self, prompt: Sequence[int]) -> int:
-        """Keep what the cells share with `prompt`, drop the rest; return how many tokens are kept."""
-        self.rewind(self.common_prefix(prompt))  # even to the end: an interrupt may leave cells nobody committed
+    def follow(self, tokens: list[int]) -> int:
+        """Make `tokens` the text of this slot. Keep what the cells share with it, without its last token, and free the
+        rest; return how many tokens are kept.
+        """
+        kept = min(self.common_prefix(tokens), len(tokens) - 1)
+        self.rewind(kept)  # even to the end: an interrupt may leave cells that were never committed
+        self.tokens = tokens
         return self.n_past
 
     def share_prefix(self, other: Slot, n: int) -> None:
@@ -96,17 +98,19 @@ class Slot:
         """
         self.clear()
         self.backend.copy(other.first_id, self.first_id, 0, n)
-        self.tokens = other.tokens[:n]
+        self.tokens, self.n_past = other.tokens, n
         self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
         self._joined, self._held = 1, [0] * self.n_branches
 
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
-        """Forget everything from position `n_past` on, drafts included. Where the model cannot, go back to the last
-        checkpoint before, or to nothing. `broken_off`: a decode did not come to its end; recurrent state is then
-        written half, whatever its position says. Nor can it be trusted where committed tokens go: llama.cpp says that
-        it rolled back, but has kept the states of the last decode only.
+        """Free the cells from position `n_past` on, drafts included. Where the model cannot do that, go back to the
+        last checkpoint before, or to nothing.
+
+        `broken_off`: a decode did not finish; recurrent state is then half written, whatever its position says. It is
+        not reliable either where committed tokens are removed: llama.cpp says that it rolled back, but has kept only
+        the states of the last decode.
         """
-        suspect = self._keeps_checkpoints and (broken_off or n_past < len(self.tokens))
+        suspect = self._keeps_checkpoints and (broken_off or n_past < self.n_past)
         self._forget(n_past)
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
@@ -114,14 +118,38 @@ class Slot:
         if (suspect or not removed) and not self._go_back():
             self.clear()
 
+    def commit(self, n: int) -> None:
+        """The next n tokens of the text were evaluated."""
+        self.n_past += n
+        self.checkpoint()
+
+    def rebuild(self, cut_back: bool) -> None:
+        """Have the committed tokens, and no others, in the cells again: evaluated from nothing or, with `cut_back`,
+        from the last position that the memory can be taken back to. Raises DecodeFailed; `n_past` is then less than
+        before.
+        """
+        n_tokens = self.n_past
+        if cut_back:
+            self.rewind(n_tokens, broken_off=True)
+        else:
+            self.clear()
+        while self.n_past < n_tokens:
+            part = self.tokens[self.n_past : min(n_tokens, self.n_past + self.backend.n_batch)]
+            batch = BatchBuilder()
+            self.add_prompt(batch, part)
+            batch.load(self.backend.batch)
+            if code := self.backend.decode():
+                raise DecodeFailed(code, len(part))
+            self.commit(len(part))
+
     def checkpoint(self) -> None:
-        """Keep what is evaluated so far as a place to come back to, if this memory needs one. About a millisecond."""
-        if self._keeps_checkpoints and self.tokens:
+        """Keep the state so far to come back to, if this memory needs that. About a millisecond."""
+        if self._keeps_checkpoints and self.n_past:
             self._checkpoints.append((self.n_past, self.backend.save(self.first_id, partial=True)))
             del self._checkpoints[:-MOST_CHECKPOINTS]
 
     def _go_back(self) -> bool:
-        """To the last checkpoint that works."""
+        """Go to the last checkpoint that works."""
         while self._checkpoints:
             n_past, state = self._checkpoints[-1]
             if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
@@ -139,49 +167,51 @@ class Slot:
             self.backend.clear()
 
     def _forget(self, n_past: int) -> None:
-        """The tokens from there on; what comes in their place are other cells, even where another slot keeps these."""
-        if n_past < len(self.tokens):
-            del self.tokens[n_past:]
+        """Uncommit the tokens from there on. Other cells will replace theirs, even where another slot keeps these."""
+        if n_past < self.n_past:
+            self.n_past = n_past
             self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]
 
-    def add_prompt(self, rows: Rows, tokens: Sequence[int]) -> None:
+    def add_prompt(self, batch: BatchBuilder, tokens: Sequence[int]) -> None:
         """Put the next tokens to commit into the batch, without logits."""
         n = len(tokens)
-        rows.token += tokens
-        rows.pos += range(self.n_past, self.n_past + n)
-        rows.first_id += [self.first_id] * n
-        rows.n_ids += [self._joined] * n
-        rows.output += [0] * n
+        batch.token += tokens
+        batch.pos += range(self.n_past, self.n_past + n)
+        batch.first_id += [self.first_id] * n
+        batch.n_ids += [self._joined] * n
+        batch.output += [0] * n
 
-    def add_step(self, rows: Rows, root: int, tree: DraftTree, layout: Layout | None) -> None:
-        """Put the root and its draft into the batch, with the logits of every node."""
+    def add_step(self, batch: BatchBuilder, tree: DraftTree, layout: Layout | None) -> None:
+        """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each."""
         n_past, first_id = self.n_past, self.first_id
         if tree.n_leaves > self._joined:
             self._join(tree.n_leaves)
-        rows.token.append(root)
-        rows.pos.append(n_past)
-        rows.first_id.append(first_id)
-        rows.n_ids.append(self._joined)
-        rows.output.append(1)
+        batch.token.append(self.tokens[n_past])
+        batch.pos.append(n_past)
+        batch.first_id.append(first_id)
+        batch.n_ids.append(self._joined)
+        batch.output.append(1)
         if layout is not None:
             token, depth = tree.token, tree.depth
-            rows.token += [token[node] for node in layout.order]
-            rows.pos += [n_past + depth[node] for node in layout.order]
-            rows.first_id += [first_id + layout.low[node] for node in layout.order]
-            rows.n_ids += [layout.count[node] for node in layout.order]
-            rows.output += [1] * len(layout.order)
+            batch.token += [token[node] for node in layout.order]
+            batch.pos += [n_past + depth[node] for node in layout.order]
+            batch.first_id += [first_id + layout.low[node] for node in layout.order]
+            batch.n_ids += [layout.count[node] for node in layout.order]
+            batch.output += [1] * len(layout.order)
 
-    def fill_step(self, root: int, tree: DraftTree, layout: Layout | None) -> None:
+    def fill_step(self, tree: DraftTree, layout: Layout | None) -> None:
         """A batch of this slot's step alone."""
-        rows = Rows()
-        self.add_step(rows, root, tree, layout)
-        rows.load(self.backend.batch)
+        batch = BatchBuilder()
+        self.add_step(batch, tree, layout)
+        batch.load(self.backend.batch)
 
-    def accept(self, root: int, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
-        """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt."""
+    def accept(self, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
+        """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt.
+
+        The text has the tokens of the accepted nodes after the root, or gets them next.
+        """
         start = self.n_past
-        self.tokens.append(root)
-        self.tokens.extend([tree.token[node] for node in path])
+        self.n_past += 1 + len(path)
         if layout is None:
             return True
         along = [0] * tree.n_leaves  # by leaf: how many accepted nodes lie on the way to it
@@ -210,7 +240,7 @@ class Slot:
         return True
 
     def _follow(self, first: int, along: Sequence[int], accepted: int, leader: int) -> None:
-        """Note who holds the accepted tokens, from position `first` on; the first id always does."""
+        """Note which ids hold the accepted tokens, from position `first` on; the first id always does."""
         if along[0] < accepted:
             self.backend.copy(self.first_id + leader, self.first_id, first + along[0], first + accepted)
         for branch in range(1, self._joined):
@@ -243,7 +273,9 @@ class Slot:
         return self.n_branches == self.backend.n_branches * self.backend.n_slots
 
     def _remove_all(self, p0: int) -> bool:
-        """Of every id; of one that is not attached to all tokens also what an interrupted `copy` may have left."""
+        """Remove [p0, infinity) from every sequence id. From an id that is not attached to all tokens, remove also what
+        an interrupted `copy` may have left.
+        """
         starts = [p0 if b < self._joined else min(held, p0) for b, held in enumerate(self._held)]
         self._held = starts
         if self._is_alone:
@@ -252,4 +284,4 @@ class Slot:
             starts = starts[self._joined :]
         ids = range(self.first_id + self.n_branches - len(starts), self.first_id + self.n_branches)
         removed = [self.backend.remove(seq, start, -1) for seq, start in zip(ids, starts, strict=True)]
-        return all(removed)  # every one was asked, also behind one that failed
+        return all(removed)  # every id is tried, also after one that failed

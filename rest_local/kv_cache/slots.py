@@ -1,11 +1,14 @@
-"""The slots of one context: who gets which, what of a prompt they already hold, and whom to forget first.
+"""The prefix cache: the slots of one context, which of them a prompt gets, and which is freed first.
 
-Contract: a slot is idle or somebody's. An idle one keeps its tokens for the next request that begins alike, until its
-cells are needed: the least recently used goes first. Attention passes over the cells of idle slots as well, so keeping
-one costs every decode a little: it is kept until that has cost as much as evaluating it again would (which is never
-more than twice the cost of having known what comes). So it is with what lies above the holes that freed cells leave.
-Where a prompt's beginning lies in a slot that is not to be given up (somebody's, or a longer conversation), the cells
-themselves are shared, which evaluates nothing.
+Contract:
+
+- A slot is idle or in use. An idle slot keeps its tokens for the next request with the same prefix until its cells are
+  needed. The least recently used one is freed first.
+- Attention passes over the cells of idle slots as well, so keeping one costs every decode a little. It is kept until
+  that has cost as much as evaluating it again would. The total is then at most twice the cost with a known future.
+- The same holds for tokens above the holes that freed cells leave.
+- Where the prefix of a prompt is in a slot that has to stay (it is in use, or holds a longer conversation), the cells
+  themselves are shared, and nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -16,17 +19,17 @@ from dataclasses import dataclass
 from rest_local.kv_cache.backend import Backend
 from rest_local.kv_cache.slot import Slot
 
-WORTH_KEEPING = 0.5  # a slot of which a prompt shares less is another conversation, to be kept where there is a choice
+WORTH_KEEPING = 0.5  # a slot that shares a smaller part with a prompt is another conversation: kept if possible
 LEAST_SHARED = 16  # tokens: sharing cells costs a pass over all of them for each branch
 
 
 @dataclass(frozen=True)
 class Match:
-    """The slot that a prompt is to be evaluated in, and the one whose beginning it shares."""
+    """The slot that a prompt is to be evaluated in, and the slot whose prefix it shares."""
 
     slot: Slot
     kept: int  # tokens of the prompt that need no evaluation
-    source: Slot | None  # where they lie, if it is another slot
+    source: Slot | None  # the slot that holds them, if it is another one
 
 
 class Slots:
@@ -37,10 +40,10 @@ class Slots:
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         self._shares = shares
         self._idle = list(self.slots)  # least recently used first
-        self.holes = 0  # cells that were freed below others that stayed, at most: attention passes over them
-        self._hole_rent = 0.0  # milliseconds that has cost since
-        self._per_token = 0.0  # what evaluating a token again would, at the last charge
-        self._rent = dict.fromkeys(self.slots, 0.0)  # milliseconds a cell, since the slot was last used
+        self.holes = 0  # upper bound of the cells that were freed below others that stayed: attention passes over them
+        self._fragmentation_ms = 0.0  # what the holes have cost
+        self._per_token = 0.0  # milliseconds that evaluating a token again costs, at the last charge
+        self._idle_ms = dict.fromkeys(self.slots, 0.0)  # what a cell has cost since the slot became idle
 
     @property
     def idle_cells(self) -> int:
@@ -59,8 +62,8 @@ class Slots:
         own = max(self._idle, key=lambda slot: (same[id(slot)], -slot.n_past))
         longest = max(self.slots, key=lambda slot: same[id(slot)])
         kept = same[id(own)]
-        at_home = kept >= WORTH_KEEPING * own.n_past or not self._shares
-        if at_home and (kept >= same[id(longest)] or not self._shares):
+        same_conversation = kept >= WORTH_KEEPING * own.n_past or not self._shares
+        if same_conversation and (kept >= same[id(longest)] or not self._shares):
             return Match(own, kept, None)
         spare = self._spare()
         if same[id(longest)] < LEAST_SHARED or longest is spare:
@@ -68,7 +71,7 @@ class Slots:
         return Match(spare, same[id(longest)], longest)
 
     def take(self, match: Match) -> Slot:
-        """Make a matched slot somebody's, with the shared beginning in it."""
+        """Put a matched slot in use, with the shared prefix in it."""
         self._idle.remove(match.slot)
         if match.source is not None:
             match.slot.share_prefix(match.source, match.kept)
@@ -77,31 +80,31 @@ class Slots:
         return match.slot
 
     def release(self, slot: Slot) -> None:
-        """Somebody is done with it; what it holds is kept while there is room."""
+        """The slot is idle from now on; its tokens are kept while there is room."""
         if slot not in self._idle:
             self._idle.append(slot)
-            self._rent[slot] = 0.0
+            self._idle_ms[slot] = 0.0
 
     def charge(self, per_cell: float, per_token: float) -> None:
-        """A decode was made over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating
-        a token again would. Frees the slots that have cost as much.
+        """Charge a decode over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating a
+        token again would cost. Frees the slots that have cost as much.
         """
-        self._hole_rent += per_cell * self.holes
+        self._fragmentation_ms += per_cell * self.holes
         self._per_token = per_token
         for slot in self._idle:
             if slot.n_past:
-                self._rent[slot] += per_cell
-                if self._rent[slot] > per_token:
+                self._idle_ms[slot] += per_cell
+                if self._idle_ms[slot] > per_token:
                     self.holes += slot.n_past
                     slot.clear()
         if not any(slot.n_past for slot in self.slots):
             self._close_holes()
 
     def starts_anew(self, kept: int) -> bool:
-        """Whether who could go on with `kept` tokens had better give them up, with all that is kept, to use the lowest
-        cells: the holes below have cost as much by now as evaluating these tokens again would.
+        """Whether a request that could reuse `kept` tokens should give them up, with everything else that is kept, and
+        use the lowest cells: the holes have cost as much by now as evaluating these tokens again would.
         """
-        return self.holes > 0 and (kept < LEAST_SHARED or self._hole_rent > kept * self._per_token)
+        return self.holes > 0 and (kept < LEAST_SHARED or self._fragmentation_ms > kept * self._per_token)
 
     def evict(self) -> bool:
         """Free the cells of the least recently used idle slot; False where no idle slot has any."""
@@ -118,7 +121,7 @@ class Slots:
             slot.clear()
 
     def _close_holes(self) -> None:
-        self.holes, self._hole_rent = 0, 0.0
+        self.holes, self._fragmentation_ms = 0, 0.0
 
     def _spare(self) -> Slot:
         """An empty idle slot, else the least recently used."""

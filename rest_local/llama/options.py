@@ -139,14 +139,14 @@ class Placement:
 class ModelOptions:
     """How a model is loaded and its context made. Raises OptionError for values that cannot be.
 
-    Weights: `mmap`, `mlock`, `check_tensors` (reads and checks every tensor), `repack` (weights rearranged for the
-    CPU), `override_kv`, `lora` (all applied at once).
-    Devices: `devices` (names of the GPUs to use, `("none",)` for none of them), `split_mode` over several GPUs,
-    `tensor_split` (their shares), `main_gpu`, `override_tensor`, `cpu_moe` (experts of all layers stay in main memory),
-    `n_cpu_moe` (those of the first N layers), `numa` (once per process).
-    Context: `n_batch` (tokens submitted at once) and `n_ubatch` (computed at once, 0 = the same), `threads_batch` (for
-    more than one token, 0 = as for one), `kv_offload`, `rope`. `flash_attention` and `cache_type_k`, `cache_type_v`:
-    `auto` and None leave the choice to measuring, anything else fixes it.
+    - Weights: `mmap`, `mlock`, `check_tensors` (reads and checks every tensor), `repack` (weights rearranged for the
+      CPU), `override_kv`, `lora` (all applied at once).
+    - Devices: `devices` (names of the GPUs to use, `("none",)` for none of them), `split_mode` over several GPUs,
+      `tensor_split` (their shares), `main_gpu`, `override_tensor`, `cpu_moe` (experts of all layers stay in main
+      memory), `n_cpu_moe` (those of the first N layers), `numa` (once per process).
+    - Context: `n_batch` (tokens submitted at once) and `n_ubatch` (computed at once, 0 = the same), `threads_batch`
+      (for more than one token, 0 = as for one), `kv_offload`, `rope`. `flash_attention` and `cache_type_k`,
+      `cache_type_v`: `auto` and None leave the choice to measuring, anything else fixes it.
     """
 
     mmap: bool = True

@@ -88,7 +88,7 @@ class Sampler:
     def _likeliest(self, logits: NDArray[np.float32]) -> int:
         """The likeliest token. Copies the row only if that is an end token which is not allowed yet."""
         token = int(logits.argmax())
-        if not self.constraint.holds_ends or not self.vocabulary.is_end(token):
+        if not self.constraint.forbids_ends or not self.vocabulary.is_end(token):
             return token
         without_ends = logits.copy()
         without_ends[self.vocabulary.ends] = -np.inf

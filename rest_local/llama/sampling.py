@@ -19,16 +19,21 @@ MAX_SEED = 0xFFFFFFFE  # llama.cpp takes 0xFFFFFFFF for "any seed"
 class Sampling:
     """Options of one generation, with the defaults of llama-server but for the temperature: 0 is greedy.
 
-    temperature     0 = the likeliest token; else logits are divided by it
-    top_k           keep the k likeliest (0 = all)
-    top_p, min_p    keep the smallest set of mass top_p; drop what has less than min_p of the likeliest's probability
-    seed            0 .. 2^32 - 2; None = a random one, which `Sampler.seed` tells
-    repeat_penalty  > 0, 1 = off; presence_penalty and frequency_penalty: 0 = off; all over the last `repeat_last_n`
-                    tokens, the prompt's included (0 = off, -1 = all)
-    logit_bias      pairs of token id and bias added to its logit; -inf forbids the token
-    grammar         what `rest_local.grammar` makes of GBNF, Lark or a JSON schema
+    Attributes:
+        temperature: 0 = the likeliest token; else logits are divided by it
+        top_k: keep the k likeliest (0 = all)
+        top_p: keep the smallest set of mass top_p
+        min_p: drop what has less than min_p of the likeliest's probability
+        seed: 0 .. 2^32 - 2; None = a random one, which `Sampler.seed` tells
+        repeat_penalty: greater than 0; 1 = off
+        repeat_last_n: how many of the newest tokens the penalties count, the prompt's included (0 = off, -1 = all)
+        presence_penalty: 0 = off
+        frequency_penalty: 0 = off
+        logit_bias: pairs of token id and bias added to its logit; -inf forbids the token
+        grammar: what `rest_local.grammar` makes of GBNF, Lark or a JSON schema
 
-    Raises OptionError for a value outside these."""
+    Raises OptionError for a value outside these.
+    """
 
     temperature: float = 0.0
     top_k: int = 40

@@ -1,22 +1,37 @@
-"""How likely a drafted token is accepted: counts by evidence cell, learned online.
+"""The acceptance rate of drafted tokens by evidence cell, learned online.
 
-Contract: a cell (see `rest_local.drafting.candidates`) goes in, a probability comes out. Raw shares are over-confident
-where a context was seen once (3% of such drafts were accepted, DESIGN.md section 5), so hits are counted per cell, and
-a thin cell backs off to the cells of the same source, length and share, and those to the shipped prior. Counts fade so
-that the estimate follows the text. Knows nothing about models or text.
+A cell (see `rest_local.drafting.candidates`) goes in, a probability comes out. The raw share of rows that agree is
+over-confident where a context was seen once: 3% of such drafts were accepted. So hits are counted per cell, a cell with
+few counts backs off to the cells of the same source, length and share (its marginal), and a marginal backs off to the
+shipped prior. Counts decay, so that the estimate follows the text. The module knows nothing about models or text.
+
+`priors.json` holds the shipped priors. `python -m benchmarks.priors` writes it from text that no benchmark tests, and
+the file says how much.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
-from rest_local.drafting.candidates import N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
-from rest_local.planning.priors import shipped_rates
+from rest_local.drafting.candidates import (
+    CELLS_PER_SOURCE,
+    N_CELLS,
+    N_LENGTHS,
+    N_ROWS,
+    N_SHARES,
+    SOURCES,
+    model_rates,
+)
 
-CELL_STRENGTH = 8.0  # observations the coarser estimate is worth
-MARGINAL_STRENGTH = 12.0  # observations the prior is worth
-MOST = 0.99  # what an estimate can be before anything was counted
-MEMORY = 400.0  # a cell that has seen this many halves its counts
+CELL_STRENGTH = 8.0  # observations that the estimate of the marginal counts for
+MARGINAL_STRENGTH = 12.0  # observations that the prior counts for
+MAX_PRIOR = 0.99  # the largest estimate of a cell without counts
+HALVE_AT = 400.0  # observations at which a cell halves its counts
+PRIORS = Path(__file__).with_name("priors.json")
+UNKNOWN = 0.2  # prior if the file has another layout: never in a release, only while the layout is being changed
 
 _N_MARGINALS = len(SOURCES) * N_LENGTHS * N_SHARES
 
@@ -34,11 +49,11 @@ def _marginal_priors(rates: Sequence[float]) -> list[float]:
     return sums
 
 
-Counts = Mapping[int, tuple[float, float]]  # by cell: how often the model said it, how often it was proposed
+Counts = Mapping[int, tuple[float, float]]  # by cell: (hits, proposals)
 
 
 class Acceptance:
-    """Beta counts per cell with decay. Not thread safe. 4 lists of a few thousand floats."""
+    """Beta counts per cell with decay. Not thread safe. Holds lists of a few thousand floats."""
 
     def __init__(self) -> None:
         self._marginal = [_marginal_of(cell) for cell in range(N_CELLS)]
@@ -51,11 +66,11 @@ class Acceptance:
         self._new_seen = [0.0] * N_CELLS
         self._marginal_hits = [0.0] * _N_MARGINALS
         self._marginal_seen = [0.0] * _N_MARGINALS
-        self._known: dict[int, float] = {}  # estimates made since something was learned
+        self._known: dict[int, float] = {}  # estimates since the last change
 
     def estimate(self, cell: int) -> float:
-        """Probability in (0, 1) that a candidate with this evidence is the model's token. Under 1 us, 0.1 us where it
-        was asked before.
+        """Probability in (0, 1) that a candidate with this evidence is the model's token. Takes under 1 us, and 0.1 us
+        if the estimate is cached.
         """
         known = self._known.get(cell)
         if known is None:
@@ -67,11 +82,11 @@ class Acceptance:
         coarse = (self._marginal_hits[marginal] + MARGINAL_STRENGTH * self._prior[marginal]) / (
             self._marginal_seen[marginal] + MARGINAL_STRENGTH
         )
-        coarse = min(coarse * self._lift[cell], MOST)
+        coarse = min(coarse * self._lift[cell], MAX_PRIOR)
         return (self._hits[cell] + CELL_STRENGTH * coarse) / (self._seen[cell] + CELL_STRENGTH)
 
     def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
-        """Count (cell, was it the model's token) of everything that was proposed, submitted or not."""
+        """Count (cell, whether it was the model's token) for every proposal, submitted or not."""
         self._known.clear()
         for cell, hit in outcomes:
             marginal = self._marginal[cell]
@@ -82,21 +97,21 @@ class Acceptance:
                 self._hits[cell] += 1.0
                 self._new_hits[cell] += 1.0
                 self._marginal_hits[marginal] += 1.0
-            if self._seen[cell] >= MEMORY:
+            if self._seen[cell] >= HALVE_AT:
                 self._seen[cell] /= 2
                 self._hits[cell] /= 2
-            if self._marginal_seen[marginal] >= 4 * MEMORY:
+            if self._marginal_seen[marginal] >= 4 * HALVE_AT:
                 self._marginal_seen[marginal] /= 2
                 self._marginal_hits[marginal] /= 2
 
     def drain(self) -> Counts:
-        """What was learned since the last call (or the beginning), to be kept for another run."""
+        """The counts since the last call, or since the start, to be stored for another run. They do not decay."""
         new = {cell: (self._new_hits[cell], seen) for cell, seen in enumerate(self._new_seen) if seen}
         self._new_hits, self._new_seen = [0.0] * N_CELLS, [0.0] * N_CELLS
         return new
 
     def add(self, counts: Counts) -> None:
-        """Counts of earlier runs: they weigh and fade as if learned here, and are not drained again."""
+        """Add counts of earlier runs. They weigh and decay like those of this run, but `drain` does not return them."""
         self._known.clear()
         for cell, (hits, seen) in counts.items():
             self._hits[cell] += hits
@@ -105,5 +120,15 @@ class Acceptance:
             self._marginal_seen[self._marginal[cell]] += seen
 
     def seen(self, cell: int) -> float:
-        """Observations that the estimate of a cell rests on."""
+        """The number of observations in a cell."""
         return self._seen[cell]
+
+
+@cache
+def shipped_rates() -> tuple[float, ...]:
+    """Prior probability by cell, N_CELLS of them. Takes a millisecond, once per process."""
+    data = json.loads(PRIORS.read_text("utf-8")) if PRIORS.exists() else {}
+    if (data.get("lengths"), data.get("rows"), data.get("shares")) != (N_LENGTHS, N_ROWS, N_SHARES):
+        return (UNKNOWN,) * (len(SOURCES) * CELLS_PER_SOURCE)
+    rates = {**data["rates"], "model": model_rates()}
+    return tuple(rate for source in SOURCES for rate in rates[source])

@@ -1,158 +1,141 @@
 """The policy `auto`: when to draft and how much, by expected gain over measured cost.
 
-Contract: `draft` before each step, `learn` after it. One rule decides (DESIGN.md section 6): submit the n nodes that
-maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding, of those that the request's budget allows: a
-draft may cost at most the credit plus a fixed share of its expected saving, and never more than a small floor
-(`rest_local.planning.budget`). Lookups follow a timer that successes reset (`rest_local.planning.trigger`).
+- `draft` is called before each step, `learn` after it.
+- One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
+  among those that the request's budget allows (`rest_local.planning.plan`).
+- A trigger decides whether a step makes a lookup at all (`rest_local.planning.trigger`).
+- A draft model is queried for as long as what it is likely to add is worth its time. A query costs a pass of the draft
+  model and, if its token is drafted, a node in the batch. It is worth that below a node if the joint probability of the
+  node, times how much more often the draft model's first candidate is right than what is known there already, exceeds
+  the price at the best rate of tokens per millisecond so far. Nodes are added by the same rule.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.draft_model import DraftModelSequence
+from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.budget import Budget
 from rest_local.planning.calibrator import TokenCalibrator
+from rest_local.planning.plan import Budget, Driver, Plan, Prices
 from rest_local.planning.policy import StepContext, StepCost
-from rest_local.planning.questions import LEAST_GAIN, DraftModelQueries, DraftModelStats
-from rest_local.planning.trigger import LOOKUP_MS, TEACHES, Trigger
+from rest_local.planning.trigger import EXPLORATION_VALUE, Gains, Trigger
 
-REFRESH_STEPS = 16  # how often the cost table follows what was learned
-OUTLIER_CLIP = 2.0  # a draft is charged at most so many times what was expected: a busy machine slows plain steps, too
+OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_SHARE = 0.5  # of a lookup's time that entropies may take: on unseen text about half of the lookups are skipped
-MARGIN = 1.02  # a draft must promise this much more than plain decoding
-LONG_RUN = 12  # after as many accepted tokens in one step, a draft may be as long as a batch; without this bound, what
-# is guessed where texts part grows long, and edits lose 3 to 5%
+LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
+# drafts grow long where two texts diverge, and edits lose 3 to 5%
+INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a draft model
+LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a draft model that has lost so far
+_SMOOTHING = 0.05
 
 
 @dataclass
-class Driver:
-    """The driver's own time of a step, in milliseconds, learned from real steps."""
+class DraftModelStats:
+    """What is known of a draft model: the share of steps in which its first candidate was right, and its saving per
+    step, in plain steps (0.3 until anything is measured).
+    """
 
-    lookup: float = LOOKUP_MS  # asking the sources where nothing comes of it
-    step: float = 0.05  # any step: batch, sampling, bookkeeping
-    tree: float = 0.08  # a step with a draft, more than that
-    NODE = 0.014  # and by drafted node: growing, laying out and walking
+    right: float = 0.6
+    gain: float = 0.3
 
-    def learn_lookup(self, ms: float) -> None:
-        self.lookup = _follow(self.lookup, ms)
-
-    def learn_step(self, n_nodes: int, ms: float) -> None:
-        if n_nodes:
-            self.tree = _follow(self.tree, max(0.01, ms - self.step - self.NODE * n_nodes))
-        else:
-            self.step = _follow(self.step, ms)
-
-
-def _follow(now: float, ms: float) -> float:
-    """Move a twentieth towards `ms`; an outlier counts as four times the usual at most."""
-    return now + 0.05 * (min(max(ms, 0.0), 4 * now) - now)
-
-
-@dataclass(slots=True)
-class Plan:
-    """The rule for one step. The drafter asks `worth` before each node; `best` is the number of nodes to submit."""
-
-    cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
-    slope: list[float]  # least milliseconds a further node can cost from here
-    guaranteed: float = 1.0  # tokens that the step gives without any of them: one for each request
-    budget: Budget | None = None  # of the request, where it drafts alone
-    best: int = 0
-    expected: float = 0.0  # accepted nodes of all that were counted in
-    saving: float = 0.0  # milliseconds that the `best` nodes are expected to save
-    best_rate: float = field(init=False)
-    _plain: float = field(init=False)
-    _grown: int = 0
-
-    def __post_init__(self) -> None:
-        self._plain = self.cost[0] / self.guaranteed
-        self.best_rate = MARGIN / self._plain
-
-    def worth(self, probability: float) -> bool:
-        """Count a node of this joint probability in, and say whether growth should go on to it. Constant time."""
-        n = self._grown + 1
-        if n >= len(self.cost) or probability <= self.best_rate * self.slope[n - 1]:
-            return False
-        self._grown = n
-        self.expected += probability
-        cost = self.cost[n]
-        rate = (self.guaranteed + self.expected) / cost
-        if rate >= self.best_rate:
-            extra = cost - self.cost[0]
-            saving = self.expected * self._plain - extra
-            if self.budget is None or self.budget.allows(extra, saving):
-                self.best, self.best_rate, self.saving = n, rate, saving
-        return True
-
-    def pays(self, gain: float, ms: float) -> bool:
-        """Whether `gain` more tokens are worth a further node and `ms` more. Only sizes that the credit affords count:
-        what else is asked for a draft that may not go is lost.
+    @property
+    def initial_credit(self) -> float:
+        """Plain steps that a new request may lose to the draft model. The user who loads one wants it tried at once,
+        not after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
         """
-        grown, now = self._grown, self.cost[self._grown]
-        most = math.inf if self.budget is None else self.cost[0] + self.budget.credit
-        further = [(cost - now) / n for n, cost in enumerate(self.cost[grown + 1 :], 1) if cost <= most]
-        return bool(further) and gain > self.best_rate * (ms + min(further))
+        return INITIAL_CREDIT * max(0.0, min(self.gain / DraftModelStats.gain, 1.0))
+
+    def learn(self, hits: Iterable[bool]) -> None:
+        for hit in hits:
+            self.right += _SMOOTHING * (hit - self.right)
+
+    def learn_gain(self, steps: float) -> None:
+        self.gain += _SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
+
+
+class DraftModelQueries:
+    """The queries of one step. `budget_ms`: milliseconds that they may take in all."""
+
+    def __init__(self, follower: DraftModelSequence, plan: Plan, stats: DraftModelStats, budget_ms: float) -> None:
+        self._follower, self._plan, self._stats = follower, plan, stats
+        self._budget_ms = budget_ms
+
+    def __call__(self, path: Sequence[int], joint: float, known: float) -> Sequence[Likely]:
+        """The likely tokens after `path`, whose joint probability is `joint`; nothing if a query is not worth its time.
+        `known`: probability of the best candidate that the other sources have there.
+        """
+        price = self._follower.model.pass_ms
+        if price > self._budget_ms or not self._plan.pays(joint * (self._stats.right - known), price):
+            return ()
+        self._budget_ms -= price
+        try:
+            return self._follower.ask(path)
+        except Exception as error:  # costs drafts, never an answer
+            self._follower.model.give_up("failed", error)
+            return ()
 
 
 class Auto:
-    """Owns the acceptance estimates, what corrects them, the trigger and the budget, and refines the cost curve. Its
-    forks, one for each request, share all but the budget and the trigger's timer. Not thread safe.
+    """Owns the acceptance estimates, their calibration by token, the trigger and the budget, and refines the cost
+    curve. There is one fork for each request; forks share everything except the budget and the trigger's timer. Not
+    thread safe.
 
-    With other requests in the same forward pass, a plain step's price is their share of it, a draft's is what it adds
-    to it. The sum over the requests is then the time that all of them lost or won.
+    With other requests in the same forward pass, the price of a plain step is the request's share of the pass, and the
+    price of a draft is what it adds to the pass. The sum over the requests is then the time that all of them lost or
+    saved.
     """
 
     name = "auto"
 
-    def __init__(self, curve: CostCurve) -> None:
+    def __init__(self, curve: CostCurve, has_draft_model: bool = False) -> None:
         self.curve = curve
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = Driver()
-        self.budget = Budget()
-        self.trigger = Trigger()
-        self.has_draft_model = False
+        self.has_draft_model = has_draft_model
         self.draft_model = DraftModelStats()
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
-        self._n_other = 0  # roots of others in the step under way
-        self._depth = DEPTH
-        self._saving = 0.0  # milliseconds that the draft under way is expected to save
-        self._found = False  # whether it had candidates
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
+        self._make_own(Gains())
+
+    def _make_own(self, gains: Gains) -> None:
+        """Everything that belongs to one request. Forks share the rest, `gains` included."""
+        self.budget = Budget()
+        self.trigger = Trigger(gains)
+        self._n_other = 0  # roots of other requests in the current step
+        self._depth = DEPTH
+        self._saving = 0.0  # milliseconds that the current draft is expected to save
+        self._found = False  # whether the current lookup had candidates
 
     def fork(self) -> Auto:
-        """One for another request, with a budget and a timer of its own."""
+        """Make the policy of another request, with its own budget and timer."""
         other = copy.copy(self)
-        other.budget = Budget()
-        other.trigger = Trigger(self.trigger.gains)
+        other._make_own(self.trigger.gains)
         return other
 
     def plain_ms(self, n_ctx: int) -> float:
-        """This request's share of a step without drafts."""
+        """This request's share of a step without drafts, in milliseconds."""
         return self._prices.at(n_ctx)[0][self._n_other] / (1 + self._n_other)
 
     def begin(self, n_ctx: int) -> None:
-        """A new request."""
+        """Start a new request."""
         self._n_other = 0
         self._depth = DEPTH
-        self.budget.begin(self.plain_ms(n_ctx), self.draft_model.stake if self.has_draft_model else 0.0)
+        self.budget.begin(self.plain_ms(n_ctx), self.draft_model.initial_credit if self.has_draft_model else 0.0)
         self.trigger.begin()
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
-        """Best first over the trees of all requests, by marginal gain under t(n)."""
+        """The rule over the trees of all requests: best first, by marginal gain under t(n)."""
         cost, slope = self._prices.at(n_ctx)
         limit = max(0, min(limit, LARGEST - 1 - n_other))
         return Plan(cost[n_other : n_other + limit + 1], slope[n_other:], 1.0 + n_other)
@@ -166,7 +149,9 @@ class Auto:
         return plan
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The tree of the best expected rate, often empty; with other requests, what it can grow from."""
+        """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
+        growth from which all trees are grown together.
+        """
         self._n_other = at.n_other
         self._saving = 0.0
         self.budget.earn(self.plain_ms(at.n_ctx))
@@ -195,13 +180,13 @@ class Auto:
         return result
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
-        """Whether to ask the sources in this step. `repeats`: as for `Sources`."""
+        """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
         price = self.driver.lookup / self.plain_ms(at.n_ctx)
-        self.watches_entropy = price > TEACHES and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
-        return self.trigger.wants(at.entropies, repeats, price)
+        self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
+        return self.trigger.fires(at.entropies, repeats, price)
 
     def _queries(self, follower: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
-        """For a draft model that follows the text."""
+        """The queries of this step, or None if the draft model has not evaluated the text yet."""
         saves_ms = max(LEAST_GAIN, self.draft_model.gain) * self.plain_ms(n_ctx)
         try:
             ready = follower.can_ask and follower.caught_up(saves_ms)
@@ -211,27 +196,29 @@ class Auto:
         return DraftModelQueries(follower, plan, self.draft_model, self.budget.credit / 2) if ready else None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Book the step, and note its proposals, which `tokens` decided, for `catch_up` to count."""
+        """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
         if done.asked_ms:
             self.draft_model.learn(drafted.hits(tokens))
-        self.book(done)
+        self.account(done)
 
     def catch_up(self) -> None:
-        """Count what was proposed in the newest steps, submitted or not."""
+        """Count the proposals of the newest steps, submitted or not."""
         for drafted, tokens in self._unlearned:
             self.acceptance.learn(drafted.outcomes(tokens))
             self.calibrator.learn(drafted.calibrations(tokens))
         self._unlearned.clear()
 
-    def book(self, done: StepCost) -> None:
-        """Charge what the draft cost beyond a plain step, credit what it saved; refine the curve and the driver."""
+    def account(self, done: StepCost) -> None:
+        """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
+        driver's times.
+        """
         nodes = done.n_nodes + done.n_other_nodes
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         if done.updates_curve:
             self.curve.observe(1 + done.n_other + nodes, done.n_ctx, done.decode_ms)
-            self._prices.grow_old()  # with the pass, not with everyone in it
+            self._prices.count_step()  # once per pass, not once per request
         if done.n_nodes or done.lookup_ms is None:
             self.driver.learn_step(done.n_nodes, done.driver_ms)
         else:
@@ -246,37 +233,8 @@ class Auto:
             self.trigger.learn(expected / plain, self.driver.lookup / plain, self._found)
 
     def _saved(self, done: StepCost) -> float:
-        """Milliseconds that this request's draft won for all of them; negative where it failed."""
+        """Milliseconds that this request's draft saved for all requests of the pass; negative if it failed."""
         cost = self._prices.at(done.n_ctx)[0]
         nodes = done.n_nodes + done.n_other_nodes
         spent = min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * cost[min(done.n_other + nodes, LARGEST - 1)])
         return done.n_accepted * self.plain_ms(done.n_ctx) - (spent - cost[done.n_other]) * done.n_nodes / nodes
-
-
-class Prices:
-    """Milliseconds of a step by its tokens, and the least slope from there: recomputed every few steps, 60 us."""
-
-    def __init__(self, curve: CostCurve, driver: Driver) -> None:
-        self._curve, self._driver = curve, driver
-        self._refresh_in = 0
-        self._bucket = -1
-        self._found: tuple[list[float], list[float]] = ([], [])
-
-    def grow_old(self) -> None:
-        """A step was learned from."""
-        self._refresh_in -= 1
-
-    def at(self, n_ctx: int) -> tuple[list[float], list[float]]:
-        """Both by tokens less one, [64], at so many tokens of context."""
-        if self._bucket != n_ctx >> 7 or self._refresh_in <= 0:
-            cost = self._curve.at(n_ctx) + self._driver.step
-            cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
-            cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is filled up
-            rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
-            slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
-            self._found = (cost.tolist(), slope.tolist())
-            self._bucket, self._refresh_in = n_ctx >> 7, REFRESH_STEPS
-        return self._found
-
-
-_GAPS = np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None]

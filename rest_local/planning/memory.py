@@ -1,13 +1,14 @@
-"""What was accepted, kept across runs: counts by evidence cell, one file a model and vocabulary.
+"""Acceptance counts across runs: counts by evidence cell, one file for each model and vocabulary.
 
     recall(path, acceptance)      when an engine opens
     remember(path, acceptance)    when it closes
 
-Only what this run counted is added, under a lock that all files of a directory share, so processes may write at once.
-A cell is kept with at most half the weight that the planner's own memory has, and counts in a new run as TRUST
-observations at most, so that its own text soon outweighs what earlier runs saw. Nothing here is ever fatal: a file that
-is damaged, or of other evidence cells, is renamed aside (`NAME.damaged-1`) with one warning; what cannot be read,
-locked or written costs a warning.
+- `remember` adds only the counts of this run, under a lock that all files of a directory share, so several processes
+  may write at the same time.
+- A cell is stored with at most half the observations that it has in memory, and counts in a new run as at most
+  RECALLED observations, so that the run's own text soon outweighs earlier runs.
+- No error here is fatal. A damaged file, or one with other evidence cells, is renamed aside (`NAME.damaged-1`) with one
+  warning; a file that cannot be read, locked or written costs one warning.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from rest_local.drafting.candidates import LENGTHS, N_CELLS, ROWS, SHARES, SOURCES
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 from rest_local.paths import write_atomically
-from rest_local.planning.acceptance import MEMORY, Acceptance, Counts
+from rest_local.planning.acceptance import HALVE_AT, Acceptance, Counts
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import sealed
 
@@ -31,34 +32,35 @@ log = logging.getLogger("rest_local.planning")
 MAGIC = "rest-local acceptance"
 FORMAT = 1
 LAYOUT = f"{N_CELLS} {SOURCES} {LENGTHS} {ROWS} {SHARES}"
-"""What a cell number means: counts of another layout are of no use."""
+"""The meaning of a cell number; counts of another layout are useless."""
 
-KEPT = MEMORY / 2
+KEPT = HALVE_AT / 2  # observations of a cell in the file, at most
 
-TRUST = 20.0
-"""Replays in sessions of 3 (MT-Bench, 60 answers) and 5 (chat, 200 answers) with history, by the CPU's curve: 1.067
-and 1.009 without memory, 1.063 and 1.011 with a trust of 20, 1.061 and 1.011 with 200; MT-Bench on a flat curve 1.457,
-1.455, 1.444. So it matters little next to the shipped priors, and more trust does harm where sessions differ."""
+RECALLED = 20.0
+"""Observations of a recalled cell, at most. Speed-up of replays in sessions of 3 (MT-Bench, 60 answers) and 5 (chat,
+200 answers) with history on the CPU's curve: 1.067 and 1.009 without a file, 1.063 and 1.011 with 20 observations,
+1.061 and 1.011 with 200; MT-Bench on a flat curve 1.457, 1.455 and 1.444. So the value matters little next to the
+shipped priors, and a large one does harm if sessions differ."""
 
-WAIT_S = 2.0
+WAIT_S = 2.0  # for the lock
 _LARGEST = 1 << 22
 
 
 def recall(path: Path, acceptance: Acceptance) -> None:
-    """Add what earlier runs counted, if anything. A millisecond."""
+    """Add the counts of earlier runs, if there are any. Takes a millisecond."""
     try:
         counts = _read(path)
     except ValueError as error:
-        _look_again(path, error)
+        _check_again(path, error)
         return
     except OSError as error:
-        log.warning("%s cannot be read (%s); what earlier runs accepted is not used", path, error)
+        log.warning("%s cannot be read (%s); the acceptance counts of earlier runs are not used", path, error)
         return
-    acceptance.add({cell: _scaled(hits, seen, TRUST) for cell, (hits, seen) in counts.items()})
+    acceptance.add({cell: _scaled(hits, seen, RECALLED) for cell, (hits, seen) in counts.items()})
 
 
 def remember(path: Path, acceptance: Acceptance) -> None:
-    """Add what was counted since `recall` or the last call to the file. A few milliseconds; waits for the lock."""
+    """Add the counts since `recall` or the last call to the file. Takes a few milliseconds; waits for the lock."""
     new = acceptance.drain()
     if not new:
         return
@@ -71,14 +73,14 @@ def remember(path: Path, acceptance: Acceptance) -> None:
                 old = {}
             write_atomically(path, _serialised(_merged(old, new)), durable=True)
     except DatastoreLocked as error:
-        log.warning("%s is locked by %s; what this run accepted is not kept", path, error.owner)
+        log.warning("%s is locked by %s; the acceptance counts of this run are not stored", path, error.owner)
     except (DatastoreUnwritable, OSError) as error:
         cause = error.cause if isinstance(error, DatastoreUnwritable) else error
-        log.warning("%s cannot be written (%s); what this run accepted is not kept", path, cause)
+        log.warning("%s cannot be written (%s); the acceptance counts of this run are not stored", path, cause)
 
 
 def _merged(old: Counts, new: Counts) -> dict[int, tuple[float, float]]:
-    """The sums by cell, each brought down to KEPT observations in its own proportions."""
+    """The sums by cell, each scaled down to at most KEPT observations at the same rate."""
     merged = {}
     for cell in sorted({*old, *new}):
         before, now = old.get(cell, (0.0, 0.0)), new.get(cell, (0.0, 0.0))
@@ -87,7 +89,7 @@ def _merged(old: Counts, new: Counts) -> dict[int, tuple[float, float]]:
 
 
 def _scaled(hits: float, seen: float, most: float) -> tuple[float, float]:
-    """The same rate, from at most so many observations."""
+    """The same rate with at most `most` observations."""
     weight = min(1.0, most / seen)
     return hits * weight, seen * weight
 
@@ -98,7 +100,7 @@ def _serialised(counts: Counts) -> bytes:
 
 
 def _read(path: Path) -> dict[int, tuple[float, float]]:
-    """The counts of a file, none where there is no file. Raises OSError, and ValueError saying what is wrong."""
+    """The counts of a file; none if there is no file. Raises OSError, or ValueError with what is wrong."""
     try:
         with path.open("rb") as file:
             data = file.read(_LARGEST + 1)
@@ -144,13 +146,13 @@ def _pair(pair: Any) -> tuple[float, float]:
         hits, seen = map(float, pair)
     except (TypeError, ValueError, OverflowError):
         hits = seen = math.nan
-    if not (0 <= hits <= seen <= MEMORY and seen > 0):
+    if not (0 <= hits <= seen <= HALVE_AT and seen > 0):
         raise ValueError(f"counts {str(pair)[:40]}")
     return hits, seen
 
 
-def _look_again(path: Path, error: ValueError) -> None:
-    """Under the lock: another process may have put the file right meanwhile."""
+def _check_again(path: Path, error: ValueError) -> None:
+    """Read the file again under the lock, because another process may have replaced it, and set it aside if needed."""
     try:
         with locked(path.parent, WAIT_S):
             try:
@@ -158,13 +160,13 @@ def _look_again(path: Path, error: ValueError) -> None:
             except ValueError as still:
                 _set_aside(path, still)
     except (DatastoreLocked, DatastoreUnwritable, OSError):
-        log.warning("%s: %s, and cannot be set aside; what earlier runs accepted is not used", path, error)
+        log.warning("%s: %s, and cannot be set aside; the acceptance counts of earlier runs are not used", path, error)
 
 
 def _set_aside(path: Path, error: ValueError) -> None:
-    """Renames the file, under the lock."""
+    """Rename the file; the caller holds the lock."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     path.rename(aside)
-    log.warning("%s: %s; set aside as %s, starting anew", path, error, aside.name)
+    log.warning("%s: %s; set aside as %s, starting from no counts", path, error, aside.name)

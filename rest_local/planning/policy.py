@@ -1,8 +1,11 @@
-"""What a policy is: who decides, before each step, whether to look anything up and which tree to submit.
+"""The interface of a policy, which decides before each step whether to make a lookup and which tree to submit.
 
-Contract: `fork` one for each request, `begin` with it, then for each step `draft` and, once the model has spoken,
-`learn`. `catch_up` comes later, perhaps after the next `draft`. A policy owns its parameters and what it has learned;
-it knows nothing of llama.cpp, memory cells or text. One module each: `off`, `auto`, `rest`, `sam`, `respec`.
+- `fork` makes the policy of a request, `begin` starts the request.
+- For each step the engine calls `draft` and, after the forward pass, `learn`. It calls `catch_up` later, possibly after
+  the next `draft`.
+- A policy owns its parameters and what it has learned. It knows nothing about llama.cpp, the KV cache or text.
+
+`off` is in this module; `auto`, `published` (`rest` and `sam`) and `respec` hold the others.
 """
 
 from __future__ import annotations
@@ -12,32 +15,35 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import DraftTree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NEWEST = 3  # tokens whose entropies are kept: ReSpec's trigger looks no further back
+NEWEST = 3  # newest tokens whose entropies are kept: ReSpec's trigger looks no further back
 
 
 class StepContext(NamedTuple):
-    """What a policy may know before a step."""
+    """What a policy knows before a step."""
 
-    n_ctx: int  # tokens in the cells: what attention has to pass over
-    limit: int  # most nodes that can be submitted; 0 where the model cannot verify any
-    leaves: int  # most branches; 1 where only chains can be verified
-    entropies: Sequence[float] = ()  # nats, of what gave the newest tokens, newest last; NEWEST at most
+    n_ctx: int  # tokens in the KV cache, which attention reads
+    limit: int  # most nodes that can be submitted; 0 if the model cannot verify any
+    leaves: int  # most branches; 1 if only chains can be verified
+    entropies: Sequence[float] = ()  # nats, of the distributions of the newest tokens, newest last; NEWEST at most
     n_other: int = 0  # roots of other requests in the same forward pass
-    entropy_ms: float = 0.0  # that computing entropies held up the last step; 0 where a device computes meanwhile
+    entropy_ms: float = 0.0  # that computing entropies delayed the last step; 0 if a device computes at the same time
 
 
 class StepCost(NamedTuple):
     """What one step did for one request, and how long it took, in milliseconds.
 
-    `lookup_ms`: the lookup and, where nothing was submitted, all drafting; None without a lookup. `driver_ms`: the rest
-    of the driver's time, without the decode. `decode_ms`: the whole forward pass, which also held `n_other` roots and
-    `n_other_nodes` drafted tokens of other requests. The cost curve learns from the one request of a pass whose
-    `updates_curve` is set, and from no pass that held a part of a prompt (`prompted`). `asked_ms`: queries to a draft
-    model, in none of the others.
+    - `lookup_ms`: the lookup and, if nothing was submitted, all drafting; None without a lookup.
+    - `driver_ms`: the rest of the driver's time, without the decode.
+    - `decode_ms`: the whole forward pass, which also evaluates `n_other` roots and `n_other_nodes` drafted tokens of
+      other requests.
+    - `updates_curve`: the cost curve learns from one request of each pass.
+    - `prompted`: the pass also evaluates a part of a prompt; the cost curve does not learn from it.
+    - `asked_ms`: queries to a draft model, which none of the other times include.
     """
 
     n_ctx: int
@@ -54,7 +60,7 @@ class StepCost(NamedTuple):
 
 
 class Plan(Protocol):
-    """A rule for growing one or many trees: asked before each node, in falling order of probability."""
+    """A rule for growing one or many trees, called before each node in falling order of probability."""
 
     best: int  # nodes to submit, of those counted so far
 
@@ -68,14 +74,14 @@ class Policy(Protocol):
     watches_entropy: bool  # whether `StepContext.entropies` is worth computing
 
     def fork(self) -> Policy:
-        """One for another request, at the same time: what was learned is shared, what is owed is not."""
+        """Make the policy of another request. Forks share what is learned, but not the budget."""
         ...
 
     def begin(self, n_ctx: int) -> None:
-        """A new request of `n_ctx` prompt tokens."""
+        """Start a new request of `n_ctx` prompt tokens."""
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
-        """The rule for `limit` nodes over the trees of 1 + `n_other` requests; None: all that was drafted, while it
+        """The rule for `limit` nodes over the trees of 1 + `n_other` requests; None submits every drafted node that
         fits.
         """
         ...
@@ -85,34 +91,44 @@ class Policy(Protocol):
         ...
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """What the model said after this draft, whether submitted or not, and what the step took. The next forward pass
-        waits for it: what needs more than some 10 us is noted, and left to `catch_up`.
+        """Learn from the `tokens` that the model generated after this draft, submitted or not, and from the step's
+        times. The next forward pass waits for this call, so anything over some 10 us is left to `catch_up`.
         """
 
     def catch_up(self) -> None:
-        """The part of learning that can wait. Once after each `learn`, of any fork; on a device that computes by
-        itself, after the next `draft`, while it computes.
+        """Do the part of learning that can wait. It is called once after each `learn`, on any fork. On a GPU it is
+        called after the next `draft`, while the device computes.
         """
 
 
 class Stateless:
-    """The part of a policy that learns nothing and prepares nothing."""
+    """The base of policies that learn nothing and prepare nothing."""
 
     watches_entropy = False
 
     def fork(self) -> Self:
-        """Nothing is owed to any request."""
+        """Return the same policy: it holds nothing that belongs to a request."""
         return self
 
     def begin(self, n_ctx: int) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
-        """No rule but the room."""
+        """Submit every node that fits."""
         return None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def catch_up(self) -> None:
-        """Nothing was noted."""
+        """Learn nothing."""
+
+
+class Off(Stateless):
+    """The policy `off`: plain decoding without lookups."""
+
+    name = "off"
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """The empty tree."""
+        return Draft(DraftTree())

@@ -1,16 +1,17 @@
 """The policy `respec`: ReSpec's retrieval (arXiv 2511.01282), for comparison; each part can be left out.
 
-Contract: `trigger` looks something up only where the target is certain (entropy at the newest tokens); `feedback`
-scores each place of the text that drafts come from by how much of them was accepted, leaves out those below the
-threshold and makes drafts as long as the score is high; `candidates` places are verified side by side as branches of
-one tree. The fourth part, relaxed verification, changes the output and is therefore the user's to ask for (`--verify
-relaxed`), never a policy's to decide.
+- `trigger` makes a lookup only if the target is certain (entropy of the newest tokens).
+- `feedback` scores each place in the text by how much of its drafts was accepted, leaves out places below the
+  threshold, and drafts more tokens from a place with a higher score.
+- `candidates` places are verified at the same time as branches of one tree.
+- The paper's fourth part, relaxed verification, changes the output. Only the user turns it on (`--verify relaxed`),
+  never a policy.
 
-Reported are the entropy rule, the score's update, start and threshold, one score "per match position". Not published
-are lambda, alpha, the number of candidates and the length that the score is a share of: those below were chosen on
-answers that no benchmark tests. Read as written, a position is a place of the text, and few places are met twice:
-`by="match"` keeps one score for each source and match length instead, which learns at once what does not pay.
-Positions are those of one datastore: two of them share scores where their positions coincide.
+The paper reports the entropy rule, the update of the score, its start and threshold, and one score "per match
+position". It does not publish lambda, alpha, the number of candidates and the length that a score of 1 stands for: the
+values below were chosen on answers that no benchmark tests. Taken literally, a position is a place in the text, and few
+places are met twice: `by="match"` keeps one score for each source and match length instead, which learns soon what does
+not pay. A position is relative to its datastore, so two datastores share the score of equal positions.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ ALPHA = 0.3
 START, THRESHOLD = 0.5, 0.5
 LONGEST = 8  # tokens of a draft at score 1
 CANDIDATES = 4
-_OF_REQUEST = (SOURCE_NUMBER["context"], SOURCE_NUMBER["prediction"])  # whose text ends with the request
+_OF_REQUEST = (SOURCE_NUMBER["context"], SOURCE_NUMBER["prediction"])  # their text belongs to the request
 
-MOST_SCORES = 100_000  # places remembered; then from the start
+MAX_SCORES = 100_000  # places with a score; beyond, all scores are dropped
 
 Place = tuple[int, int]  # source, and position in its text or length of the match
 By = Literal["position", "match"]
@@ -44,7 +45,7 @@ By = Literal["position", "match"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one place says, and its score."""
+    """The continuation at one place, and the score of the place."""
 
     place: Place
     tokens: Sequence[int]
@@ -52,7 +53,7 @@ class Candidate:
 
 
 class ReSpec:
-    """Scores of stored text outlast a request."""
+    """The policy `respec`. Scores of stored text are kept from one request to the next."""
 
     name = "respec"
 
@@ -63,27 +64,27 @@ class ReSpec:
         self._by = by
         self._trigger, self._feedback, self._most = trigger, feedback, candidates
         self._scores: dict[Place, float] = {}
-        self._own: dict[Place, float] = {}  # of places in the request's own text
-        self._proposed: list[tuple[Candidate, int]] = []  # and how many of its tokens were submitted
+        self._own: dict[Place, float] = {}  # scores of places in the request's own text
+        self._proposed: list[tuple[Candidate, int]] = []  # with the number of its tokens that were submitted
 
     def fork(self) -> ReSpec:
-        """One for another request: scores of stored text are shared."""
+        """Make the policy of another request; forks share the scores of stored text."""
         other = copy.copy(self)
         other._proposed, other._own = [], {}
         return other
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> None:
-        """No rule but the room."""
+        """Submit every node that fits."""
 
     def begin(self, n_ctx: int) -> None:
-        """A new request: its own text is another."""
+        """Start a new request, and drop the scores of the previous request's text."""
         if self._by == "position":
             self._own.clear()
-        if len(self._scores) > MOST_SCORES:
+        if len(self._scores) > MAX_SCORES:
             self._scores.clear()
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The chosen candidates as branches of one tree; nobody is asked where the target is uncertain."""
+        """The chosen candidates as branches of one tree; without a lookup if the target is uncertain."""
         self._proposed = []
         if at.limit < 1:
             return Draft(DraftTree())
@@ -97,7 +98,7 @@ class ReSpec:
         return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Score the places by what the model said; one that was not submitted by as much as can be known."""
+        """Update the scores of the places. A place that was not submitted is scored by the tokens that are known."""
         if not self._feedback:
             return
         for candidate, submitted in self._proposed:
@@ -106,17 +107,17 @@ class ReSpec:
             self._of(candidate.place)[candidate.place] = follow(candidate.score, accepted, proposed)
 
     def catch_up(self) -> None:
-        """Scores are kept as they come."""
+        """Do nothing: `learn` updates the scores."""
 
     def _score(self, place: Place) -> float:
         return self._of(place).get(place, START)
 
     def _of(self, place: Place) -> dict[Place, float]:
-        """A place of the request's own text is gone with it; a match length of it is not."""
+        """The scores that hold `place`: positions in the request's own text are kept apart, match lengths are not."""
         return self._own if self._by == "position" and place[0] in _OF_REQUEST else self._scores
 
     def _choose(self, found: Sequence[SourceRows]) -> Iterator[Candidate]:
-        """The longest matches, the better score first among equals; each continuation once."""
+        """The longest matches, of equal ones the better score first; each continuation once."""
         ranked: list[tuple[int, float, int, Place, list[int]]] = []
         for rows in found:
             for number, (match, position) in enumerate(zip(rows.match, rows.positions.tolist(), strict=True)):
@@ -136,7 +137,7 @@ class ReSpec:
 
 
 def certain(entropies: Sequence[float]) -> bool:
-    """Whether to retrieve, from the entropies of the newest tokens (newest last); yes where none are known."""
+    """Whether to make a lookup, by the entropies of the newest tokens (newest last); yes if none is known."""
     means = [sum(entropies[-k:]) / k for k in range(1, min(NEWEST, len(entropies)) + 1)]
     if not means:
         return True
@@ -155,7 +156,7 @@ def _agreeing(candidate: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def _add(tree: DraftTree, candidate: Candidate, limit: int) -> int:
-    """Walk the candidate down the tree and add what is not there yet; how many of its tokens there was room for."""
+    """Add the candidate to the tree, sharing existing nodes. Returns how many of its tokens there is room for."""
     node = ROOT
     for depth, token in enumerate(candidate.tokens):
         child = next((c for c in tree.children_of(node) if tree.token[c] == token), None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from rest_local.decoding.results import Timings
 from rest_local.llama.detokenizer import Detokenizer
 from rest_local.server.answers import origins
 from rest_local.server.filters import GATHERED, Gathered, Indentation, TimeLimit
@@ -203,9 +204,10 @@ class Answering:
 
     def _note(self, request: HttpRequest) -> None:
         """Counts for the log: nothing of what was said."""
+        total = Timings.total(result.timings for result in self.results)
         request.scope[LOG] = {
-            "prompt_tokens": sum(int(r.timings["cache_n"] + r.timings["prompt_n"]) for r in self.results),
-            "cached_tokens": sum(int(r.timings["cache_n"]) for r in self.results),
+            "prompt_tokens": total.cached_tokens + total.prompt_tokens,
+            "cached_tokens": total.cached_tokens,
             "completion_tokens": sum(len(r.tokens) for r in self.results),
             "finish": [r.finish_reason for r in self.results],
         }

@@ -6,14 +6,13 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rest_local.decoding.stream import timings as timings_of
+from rest_local.decoding.results import Timings, llama_timings
 
 if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.stream import Piece, Result
     from rest_local.llama.vocabulary import Vocabulary
 
-DRAFT_FIELDS = ("draft_n", "draft_n_accepted")
 COARSE_MS = 100
 """To which times are rounded where steps are not shown."""
 
@@ -28,9 +27,9 @@ def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps:
 
     `predicted`: the client sent a prediction, and is told how much of it came true. How much of a prompt was in memory
     is told only where `shows_steps`: it tells how much of it another client sent before."""
-    firsts = [result.timings for result in results[::choices]]
-    cached = sum(int(timings["cache_n"]) for timings in firsts)
-    prompt = cached + sum(int(timings["prompt_n"]) for timings in firsts)
+    firsts = Timings.total(result.timings for result in results[::choices])
+    cached = firsts.cached_tokens
+    prompt = cached + firsts.prompt_tokens
     completion = sum(len(result.tokens) for result in results)
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -40,9 +39,9 @@ def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps:
     if shows_steps:
         counts["prompt_tokens_details"] = {"cached_tokens": cached}
     if predicted:
-        of_prediction = [result.draft.get("by_source", {}).get("prediction", {}) for result in results]
-        drafted = sum(source.get("drafted", 0) for source in of_prediction)
-        accepted = sum(source.get("accepted", 0) for source in of_prediction)
+        of_prediction = [result.draft.of_source("prediction") for result in results]
+        drafted = sum(source.drafted for source in of_prediction)
+        accepted = sum(source.accepted for source in of_prediction)
         counts["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -53,18 +52,12 @@ def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps:
 def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
     """llama-server's `timings` over all answers. Where not `shows_steps`, what drafting did is left out, and what tells
     of the prompt's part in memory: `prompt_n` is then all of it, without a time, and the answer's time is rounded."""
-
-    def total(name: str) -> float:
-        return sum(result.timings[name] for result in results)
-
+    total = Timings.total(result.timings for result in results)
     if not shows_steps:
-        rounded = COARSE_MS * round(total("predicted_ms") / COARSE_MS)
-        answer = timings_of("predicted", int(total("predicted_n")), rounded)
-        return {"prompt_n": int(total("cache_n") + total("prompt_n"))} | answer
-    times = {"cache_n": total("cache_n")}
-    for what in ("prompt", "predicted"):
-        times |= timings_of(what, int(total(f"{what}_n")), total(f"{what}_ms"))
-    return times | {name: total(name) for name in DRAFT_FIELDS}
+        rounded = COARSE_MS * round(total.predicted_ms / COARSE_MS)
+        answer = llama_timings("predicted", total.predicted_tokens, rounded)
+        return {"prompt_n": total.cached_tokens + total.prompt_tokens} | answer
+    return total.to_dict()
 
 
 def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.chat.conversation import fixed_beginning
-from rest_local.chat.tools import AnswerFormat, AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
+from rest_local.chat.tools import AnswerFormat, AnswerParser, CallStart, Content, Delta, Reasoning, message_of
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.server.answering import Answering, Part, submitted
@@ -122,7 +122,7 @@ class ChatAnswer(Answering):
         if not self._asked_usage and not self.remaining:
             more = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         if self.tells:
-            more["rest_local"] = {"draft": self.results[number].draft}
+            more["rest_local"] = {"draft": self.results[number].draft.to_dict()}
         last = self._chunk(number, {}, finish_reason=self._finish_reason(number), **more)
         return [*(self._chunk(number, _openai(delta)) for delta in deltas), last]
 
@@ -140,7 +140,7 @@ class ChatAnswer(Answering):
         choices = [
             {
                 "index": number,
-                "message": _message(deltas),
+                "message": message_of(deltas),
                 "logprobs": self._logprobs(number),
                 "finish_reason": self._finish_reason(number),
             }
@@ -184,21 +184,3 @@ class ChatAnswer(Answering):
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return event(self._head("chat.completion.chunk") | {"choices": [choice]} | more)
-
-
-def _message(deltas: list[Delta]) -> dict[str, Any]:
-    """The deltas of an answer as one message."""
-    content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
-    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
-    calls: dict[int, dict[str, Any]] = {}
-    for delta in deltas:
-        if isinstance(delta, CallStart):
-            calls[delta.index] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
-        elif isinstance(delta, CallArguments):
-            calls[delta.index]["function"]["arguments"] += delta.text
-    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = list(calls.values())
-    return message

@@ -118,7 +118,7 @@ class CompletionAnswer(Answering):
         if not self._asked_usage and not self.remaining:
             more = self._counts()
         if self.tells:
-            more["rest_local"] = {"draft": self.results[number].draft}
+            more["rest_local"] = {"draft": self.results[number].draft.to_dict()}
         return [self._chunk(number, "", finish_reason=self.finish_reason(number), **more)]
 
     def end(self) -> list[bytes]:

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
+from rest_local.llama.sampling import Sampling
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody
 from rest_local.server.errors import ApiError, loading
 from rest_local.server.parsing import parse
@@ -16,6 +17,8 @@ from rest_local.server.prompts import chat_text, checked_ids, offered, prompt_te
 from rest_local.server.requests import TEMPERATURE
 from rest_local.server.running import json_response
 from rest_local.server.state import State, state_of
+
+_SAMPLING = Sampling()
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -70,7 +73,11 @@ async def props(request: HttpRequest) -> Response:
             "default_generation_settings": {
                 "id": 0,
                 "n_ctx": engine.n_ctx,
-                "params": {"temperature": TEMPERATURE, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "n_predict": -1},
+                "params": {
+                    "temperature": TEMPERATURE,
+                    **{name: getattr(_SAMPLING, name) for name in ("top_k", "top_p", "min_p")},
+                    "n_predict": -1,
+                },
             },
             "total_slots": slots,
             "model_alias": state.model_id,

@@ -120,13 +120,13 @@ class NativeAnswer(Answering):
             "truncated": result.truncated,
             "stop_type": self._stop_type(number),
             "stopping_word": result.stopping_word,
-            "tokens_cached": result.timings["cache_n"] + result.timings["prompt_n"] + len(result.tokens),
+            "tokens_cached": result.timings.cached_tokens + result.timings.prompt_tokens + len(result.tokens),
             "timings": timings([result], self.shows_steps),
         }
         if choice.logprobs:
             fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, choice.logprobs)
         if self.tells:
-            fields["rest_local"] = {"draft": result.draft}
+            fields["rest_local"] = {"draft": result.draft.to_dict()}
         return fields
 
     def _prompt_text(self, prompt: list[int]) -> str:

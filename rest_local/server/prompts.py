@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.chat.tools import format_of
+from rest_local.decoding.chat import chat_template
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.server.bodies import MAX_PROMPTS, Message, Prompt, Tool
 from rest_local.server.errors import ApiError
@@ -53,9 +54,7 @@ def template_of(engine: Engine) -> ChatTemplate:
     """The model's own. Raises ApiError 501 where it has none."""
     if not engine.model.chat_template:
         raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
-    vocabulary = engine.model.vocabulary
-    bos, eos = special_text(vocabulary, vocabulary.bos), special_text(vocabulary, vocabulary.eos)
-    return ChatTemplate(engine.model.chat_template, bos, eos)
+    return chat_template(engine.model)
 
 
 def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:

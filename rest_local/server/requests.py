@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rest_local.decoding.request import Request
+from rest_local.decoding.request import STRICT, Strict
+from rest_local.decoding.verify import Relaxed
 from rest_local.llama.sampling import MAX_SEED, Sampling
 from rest_local.server.bodies import ChatBody, Extension, Generation, Part, Prediction
 from rest_local.server.errors import ApiError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
+    from rest_local.decoding.request import Request
     from rest_local.grammar import Grammar
     from rest_local.llama.vocabulary import Vocabulary
 
@@ -43,18 +42,18 @@ def request_of(
     room = _WIDE if shifts else max(engine.n_ctx - len(prompt), 0)
     most = _WIDE if shifts else engine.n_ctx
     wanted = _max_tokens(body)
-    return Request(
-        prompt=prompt,
+    return engine.request(
+        prompt,
         max_tokens=room if wanted is None else min(wanted, most),
         sampling=_sampling(body, engine.model.vocabulary, grammar, choice),
         stop=_stops(body),
         min_tokens=min(max(body.min_tokens or 0, 0), most),
         ignore_end=bool(body.ignore_eos),
-        prediction=_predicted(engine, body.prediction),
+        prediction=_predicted(body.prediction),
         logprobs=logprobs,
         origins=bool(extension.origins),
         policy=extension.policy,
-        verify=extension.verify,
+        verify=_verify(extension.verify),
         exact=bool(extension.exact),
         datastores=_datastores(body),
         keep_prefix=body.cache_prompt is not False,
@@ -141,10 +140,12 @@ def _stops(body: Generation) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def _predicted(engine: Engine, prediction: Prediction | None) -> Sequence[int] | NDArray[np.int32]:
-    if prediction is None:
-        return ()
-    return engine.predictions.tokenize(text_of(prediction.content, "prediction"))
+def _predicted(prediction: Prediction | None) -> str:
+    return "" if prediction is None else text_of(prediction.content, "prediction")
+
+
+def _verify(text: str | None) -> Relaxed | Strict | None:
+    return None if text is None else Relaxed.parse(text) or STRICT
 
 
 def text_of(content: str | list[Part] | None, param: str = "messages") -> str:

@@ -11,6 +11,7 @@ import pytest
 from rest_local.bench import demo, prompts
 from rest_local.bench.prompts import Prompt
 from rest_local.bench.repeats import repeated_share
+from rest_local.decoding.results import DraftStatistics
 from rest_local.errors import OptionError
 
 PROMPT = Prompt("stored", "a title", "text")
@@ -31,8 +32,9 @@ class ScriptedEngine:
         self.prompts.append((prompt, prediction))
         tokens = self._answer(policy, sampling, len(self.calls))
         speed = {"off": 100.0, None: 100.0 + 10 * len(self.calls)}[policy]
-        draft = {"mat": 2.0, "accepted": 1, "drafted": 2, "by_source": {}}
-        return Stream(SimpleNamespace(tokens=tokens, draft=draft, timings={"predicted_per_second": speed}))
+        draft = DraftStatistics(steps=1, generated=2, drafted=2, accepted=1)
+        timings = SimpleNamespace(predicted_per_second=speed)
+        return Stream(SimpleNamespace(tokens=tokens, draft=draft, timings=timings))
 
 
 class Stream:

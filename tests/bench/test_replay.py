@@ -18,8 +18,7 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy, StepContext, StepCost
+from rest_local.planning.policy import Off, Policy, StepContext, StepCost
 
 TEXT = list(range(50))
 COPY = Recorded("copy", TEXT, TEXT)

@@ -15,9 +15,8 @@ from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.calibration.curves import curve_file, load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError
-from rest_local.planning.off import Off
 from rest_local.planning.policies import make_policy
-from rest_local.planning.policy import Policy
+from rest_local.planning.policy import Off, Policy
 
 TEXT = [10 + n % 7 + n // 3 for n in range(40)]
 ANSWERS = [Recorded("copy", TEXT, TEXT), Recorded("new", [5, 6], list(range(60, 100)))]

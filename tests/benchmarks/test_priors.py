@@ -5,8 +5,7 @@ import pytest
 
 from benchmarks.priors import rates
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
-from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.priors import shipped_rates
+from rest_local.planning.acceptance import Acceptance, shipped_rates
 
 
 def test_a_cell_seen_often_has_its_own_rate_and_a_new_one_that_of_shorter_matches() -> None:

@@ -1,4 +1,4 @@
-"""A cost curve is one that a machine can have, follows real steps in both directions, and knows its own doubt."""
+"""A cost curve is physical, follows real steps in both directions, and knows its uncertainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ steps = st.lists(
 
 
 def curve_of(per_token: float, attention: float = 0.0, plain: float = 10.0) -> CostCurve:
-    """n tokens cost `plain` (1 + per_token (n - 1)), and `attention` ms more for each token of context."""
+    """n tokens cost `plain` x (1 + per_token (n - 1)) ms, and `attention` ms more for each token of context."""
     base = [plain * (1 + per_token * (n - 1)) for n in SIZES]
     return CostCurve.from_points([0, 1000], SIZES, [base, [ms + 1000 * attention for ms in base]])
 
@@ -48,7 +48,7 @@ def test_times_never_fall_with_the_size_nor_exceed_single_steps(
 ) -> None:
     curve = CostCurve.from_points([64, 512, 2048][: len(table)], SIZES, table)
     assert_physical(curve)
-    for n, n_ctx, ms, busy in observed:  # any number that a clock gone mad could give
+    for n, n_ctx, ms, busy in observed:  # any number that a broken clock can return
         curve.observe(n, n_ctx, ms, busy)
     assert_physical(curve)
     assert_physical(CostCurve.from_json(curve.to_json()))
@@ -56,10 +56,10 @@ def test_times_never_fall_with_the_size_nor_exceed_single_steps(
 
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(0.2, 5.0), st.floats(0.001, 0.02))
 @settings(deadline=None, max_examples=60)
-def test_real_steps_bring_every_wrong_table_to_the_truth(
+def test_real_steps_correct_every_wrong_table(
     believed: float, per_token: float, speed: float, attention: float
 ) -> None:
-    """Too dear or too cheap, for the machine or for drafts: what is tried is known in the end."""
+    """The table is too expensive or too cheap, in all sizes or in drafts; every size that is tried becomes right."""
     curve, true = curve_of(believed, 0.004), curve_of(per_token, attention, 10.0 * speed)
     for _ in range(30):
         for n in (1, 2, 1, 4, 1, 8, 1, 16):
@@ -72,7 +72,7 @@ def test_real_steps_bring_every_wrong_table_to_the_truth(
 
 
 @pytest.mark.parametrize("believed", [0.05, 0.9])
-def test_neighbours_learn_with_a_size(believed: float) -> None:
+def test_neighbouring_sizes_learn_together(believed: float) -> None:
     curve, true = curve_of(believed), curve_of(0.3)
     before = abs(math.log(curve.expected(0)[5] / true.expected(0)[5]))
     for _ in range(20):
@@ -82,7 +82,7 @@ def test_neighbours_learn_with_a_size(believed: float) -> None:
     assert abs(math.log(curve.expected(0)[5] / true.expected(0)[5])) < 0.6 * before
 
 
-def test_one_hiccup_changes_little_and_several_steps_that_agree_much() -> None:
+def test_one_outlier_changes_little_and_many_equal_steps_much() -> None:
     curve = curve_of(0.3)
     before = curve.expected(10)[7]
     for _ in range(60):
@@ -92,19 +92,19 @@ def test_one_hiccup_changes_little_and_several_steps_that_agree_much() -> None:
     assert curve.expected(10)[7] < before * 1.2
     for _ in range(60):
         curve.observe(8, 10, 2 * before)
-        assert curve.expected(10)[0] > 0  # read, so that each comes alone
+        assert curve.expected(10)[0] > 0  # reading the curve makes each step its own update
     assert curve.expected(10)[7] == pytest.approx(2 * before, rel=0.1)
 
 
-def test_a_spike_among_plain_steps_is_no_other_machine() -> None:
+def test_a_spike_among_plain_steps_does_not_change_the_speed() -> None:
     curve = curve_of(0.3)
     for ms in [10.0] * 7 + [400.0] + [10.0] * 8:
         curve.observe(1, 10, ms)
     assert curve.expected(10)[0] == pytest.approx(10.0, rel=0.02)
 
 
-def test_another_speed_of_the_machine_changes_all_sizes_alike() -> None:
-    """Measured while something else ran: plain steps alone must not make drafts look ever dearer."""
+def test_another_speed_of_the_machine_scales_all_sizes() -> None:
+    """The table was measured under load. Plain steps alone must not make drafts relatively more expensive."""
     curve = CostCurve.from_points([64], [1, 64], [[2.0, 20.0]])
     before = curve.expected(64)[15] / curve.expected(64)[0]
     for _ in range(300):
@@ -113,7 +113,7 @@ def test_another_speed_of_the_machine_changes_all_sizes_alike() -> None:
     assert curve.expected(64)[15] / curve.expected(64)[0] == pytest.approx(before, rel=0.02)
 
 
-def test_a_length_that_was_right_stays_right_while_another_is_corrected() -> None:
+def test_correcting_one_length_keeps_the_others() -> None:
     curve = CostCurve.from_points([512, 4096], [1, 64], [[10, 60], [40, 120]])
     for _ in range(60):
         curve.observe(1, 4000, 20.0)
@@ -121,7 +121,7 @@ def test_a_length_that_was_right_stays_right_while_another_is_corrected() -> Non
     assert curve.at(512)[0] == pytest.approx(10.0, rel=0.15)
 
 
-def test_sizes_that_no_table_has_are_left_alone() -> None:
+def test_invalid_sizes_and_times_are_ignored() -> None:
     curve = CostCurve.from_points([64, 512], [1, 64], [[1, 10], [2, 20]])
     before = curve.ms.copy()
     for n, ms in ((LARGEST + 1, 5.0), (0, 5.0), (1, 0.0), (1, -3.0), (8, math.nan), (8, math.inf)):
@@ -129,46 +129,46 @@ def test_sizes_that_no_table_has_are_left_alone() -> None:
     assert (curve.ms == before).all()
 
 
-def test_a_busy_machine_moves_prices_with_caution_and_settles_nothing() -> None:
+def test_steps_on_a_busy_machine_have_little_weight_and_add_no_certainty() -> None:
     quiet = CostCurve.from_points([0], [1, 64], [[10.0, 100.0]], ESTIMATED)
     busy = quiet.copy()
-    doubt = busy.uncertainty(0)[7]
+    before = busy.uncertainty(0)[7]
     for _ in range(500):
         for curve, disturbed in ((quiet, False), (busy, True)):
             curve.observe(8, 10, 60.0, disturbed)
             curve.observe(1, 10, 10.0, disturbed)
     assert quiet.is_certain(0, [8])
     assert not busy.is_certain(0, [8])
-    assert busy.uncertainty(0)[7] == pytest.approx(doubt, rel=0.5)
+    assert busy.uncertainty(0)[7] == pytest.approx(before, rel=0.5)
     assert quiet.expected(0)[7] == pytest.approx(60.0, rel=0.05)
 
 
-def test_who_says_whether_the_machine_is_busy_is_asked_with_every_step() -> None:
-    asked: list[float] = []
+def test_the_load_is_checked_at_every_step() -> None:
+    seen: list[float] = []
     curve = curve_of(0.3)
-    curve.busy_now = lambda ms: bool(asked.append(ms)) or ms > 30
+    curve.busy_now = lambda ms: bool(seen.append(ms)) or ms > 30
     curve.observe(1, 10, 10.0)
     curve.observe(8, 10, 31.0)
-    assert asked == [10.0, 31.0]
+    assert seen == [10.0, 31.0]
 
 
-def test_a_size_that_was_hardly_tried_is_planned_with_as_if_it_were_cheaper() -> None:
-    """So that a price that is too high by mistake does not keep the size from being tried for ever."""
+def test_a_size_with_few_observations_is_planned_optimistically() -> None:
+    """Otherwise a wrong high price would keep the size from ever being tried."""
     curve = CostCurve.from_points([0], SIZES, [[10.0 * n**0.8 for n in SIZES]], ESTIMATED)
-    hope = curve.at(0) / curve.expected(0)
-    assert hope[0] == 1.0
-    assert 0.6 < hope[7] < 0.9
+    optimism = curve.at(0) / curve.expected(0)
+    assert optimism[0] == 1.0
+    assert 0.6 < optimism[7] < 0.9
     for _ in range(10):
         curve.observe(1, 0, 10.0)
         curve.observe(8, 0, float(curve.expected(0)[7]))
-    hope = curve.at(0) / curve.expected(0)
-    assert hope[7] == pytest.approx(1.0)
-    assert hope[63] < 0.95  # too far away to know
+    optimism = curve.at(0) / curve.expected(0)
+    assert optimism[7] == pytest.approx(1.0)
+    assert optimism[63] < 0.95  # too far from 8 to learn from it
     given_table = CostCurve.from_points([0], SIZES, [[10.0 * n**0.8 for n in SIZES]])
     assert (given_table.at(0) == given_table.expected(0)).all()
 
 
-def test_what_was_certain_is_doubted_again_after_thousands_of_other_steps() -> None:
+def test_certainty_fades_after_thousands_of_other_steps() -> None:
     curve = curve_of(0.3)
     for _ in range(40):
         curve.observe(1, 10, 10.0)
@@ -179,14 +179,14 @@ def test_what_was_certain_is_doubted_again_after_thousands_of_other_steps() -> N
     assert not curve.is_certain(10, [16])
 
 
-def test_a_curve_survives_json_with_what_it_knows() -> None:
+def test_a_curve_survives_json_with_its_deviations() -> None:
     curve = curve_of(0.3, 0.01)
     for _ in range(20):
         curve.observe(4, 2000, 50.0)
         curve.observe(1, 2000, 25.0)
     again = CostCurve.from_json(curve.to_json())
     assert np.allclose(again.ms, curve.ms)
-    assert again.doubt == curve.doubt
+    assert again.deviations == curve.deviations
     assert again.noise == curve.noise
 
 
@@ -204,16 +204,16 @@ def damaged() -> list[str]:
 
 
 @pytest.mark.parametrize("text", damaged())
-def test_what_is_not_a_curve_is_refused(text: str) -> None:
+def test_text_that_is_not_a_curve_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         CostCurve.from_json(text)
 
 
-def test_many_surprises_leave_the_uncertainty_positive() -> None:
-    """The clock of a machine with other work: times that differ by a factor of three, for an hour."""
+def test_many_outliers_keep_the_variances_positive() -> None:
+    """An hour on a busy machine: times differ by a factor of three."""
     rng = np.random.default_rng(5)
     corrections = Corrections(GIVEN)
-    corrections._covariance[0, 1] += 1e-6  # as rounding errors do in an hour
+    corrections._covariance[0, 1] += 1e-6  # like rounding errors after an hour
     for _ in range(5_000):
         n = int(rng.choice([1, 1, 1, 2, 3, 4, 8, 13, 64]))
         corrections.learn(n, float(rng.uniform(0, 0.9)), float(rng.normal(0, 0.6)), int(rng.integers(1, 9)), False)

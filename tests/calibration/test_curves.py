@@ -1,4 +1,4 @@
-"""Curve files: damaged or impossible ones are refused with their cause, and a new machine gets the nearest shape."""
+"""Damaged or impossible curve files are refused with their cause, and a new machine gets the nearest shape."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def written(tmp_path: Path, change: dict[str, Any] | str) -> str:
         ("7", "not a cost curve"),
     ],
 )
-def test_what_no_machine_can_have_measured_is_refused(tmp_path: Path, change: dict[str, Any] | str, cause: str) -> None:
+def test_an_impossible_curve_is_refused(tmp_path: Path, change: dict[str, Any] | str, cause: str) -> None:
     with pytest.raises(InputInvalid, match=cause):
         load_curve(written(tmp_path, change))
 
 
-def test_a_little_noise_in_a_file_is_evened_out(tmp_path: Path) -> None:
+def test_a_little_noise_in_a_file_is_smoothed(tmp_path: Path) -> None:
     curve = load_curve(written(tmp_path, {"ms": [[10.0, 16.0, 15.0], [11.0, 13.0, 17.0]]}))
     assert (np.diff(curve.expected(64)) >= 0).all()
     assert curve.expected(64)[1] == 15.0
@@ -63,7 +63,7 @@ def test_shipped_curves_load(name: str) -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_new_machine_gets_the_shape_of_the_nearest_one_of_its_backend(busy: bool) -> None:
+def test_a_new_machine_gets_the_nearest_shape_of_its_backend(busy: bool) -> None:
     for name, backend in (("xeon-amx-0.5b-q8_0", "CPU"), ("cpu-2-cores-0.5b-q4_0", "CPU"), ("m1pro-13b-q4_0", "Metal")):
         row = load_curve(name).ms[0]
         timed = [(n, Timing(3.0 * row[n - 1], busy)) for n in (1, 1, 4, 8)]
@@ -75,7 +75,7 @@ def test_a_new_machine_gets_the_shape_of_the_nearest_one_of_its_backend(busy: bo
         assert curve.expected(4000)[0] > curve.expected(0)[0]
 
 
-def test_an_unknown_gpu_and_a_clock_that_stands_still_get_some_curve() -> None:
+def test_an_unknown_gpu_without_valid_times_gets_a_curve() -> None:
     curve, name = estimated([], "Vulkan", 1e-4)
     assert "rtx" in name or name.startswith("m")
     assert (curve.at(100) > 0).all()

@@ -1,4 +1,4 @@
-"""The self-test finds what it looks for, and nothing where there is nothing."""
+"""The comparison finds every difference, and none on an exact backend."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def test_an_exact_backend_has_no_difference() -> None:
         assert backend.cells == []
 
 
-def test_a_longer_context_is_tried_too() -> None:
-    """Rounds differently only behind 100 tokens: seen with a prefix, not without."""
+def test_a_prefix_tests_a_longer_context() -> None:
+    """The backend rounds differently only after 100 tokens, which only a prefix reaches."""
     backend = FakeBackend()
     backend.compute = lambda history, n: logits_of(history) * np.float32(1 + (n > 1) * (len(history) > 100) * 1e-3)
     assert compare_chains(backend, TEXT, 16).exact
     assert not compare_chains(backend, TEXT, 16, TEXT + TEXT).exact
 
 
-def test_a_backend_that_rounds_by_batch_size_is_found_out() -> None:
+def test_rounding_by_batch_size_is_found() -> None:
     def rounded(history: Sequence[int], n: int) -> np.ndarray:
         return logits_of(history) + np.float32(1e-4 if n > 1 else 0.0)
 

@@ -1,4 +1,4 @@
-"""Scripted clocks: whatever disturbs a measurement, the curve stays near the truth, or is not called complete."""
+"""With scripted clocks, a disturbed curve stays near the truth or is not called complete."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, isotonic
-from rest_local.calibration.measuring import Timing, measure, quick
+from rest_local.calibration.measuring import Timing, advantages, explain, measure, quick
 
 CONTEXTS = (64, 512, 2048)
-Change = Callable[[int, float], Timing]  # (number of the batch, its true time) -> what the clock says
+Change = Callable[[int, float], Timing]  # (number of the batch, its true time) -> measured time
 
 
 def true_ms(n: int, n_ctx: int) -> float:
@@ -22,16 +22,16 @@ def true_ms(n: int, n_ctx: int) -> float:
 
 
 class Clock:
-    """A probe whose times `change` distorts."""
+    """A probe whose times `change` distorts. `batches`: (size, context) of each call."""
 
     def __init__(self, change: Change = lambda number, ms: Timing(ms)) -> None:
         self.change = change
         self.number = 0
-        self.asked: list[tuple[int, int]] = []
+        self.batches: list[tuple[int, int]] = []
 
     def __call__(self, n: int, n_ctx: int) -> Timing:
         self.number += 1
-        self.asked.append((n, n_ctx))
+        self.batches.append((n, n_ctx))
         return self.change(self.number, true_ms(n, n_ctx))
 
 
@@ -44,7 +44,7 @@ def worst(curve: CostCurve) -> float:
     return max(errors)
 
 
-def test_a_quiet_machine_is_measured_as_it_is() -> None:
+def test_a_quiet_machine_is_measured_exactly() -> None:
     result = measure(Clock(), CONTEXTS)
     assert result.complete
     assert result.noise == result.busy == 0.0
@@ -54,8 +54,8 @@ def test_a_quiet_machine_is_measured_as_it_is() -> None:
 
 @given(st.integers(0, 10**6))
 @settings(deadline=None, max_examples=40)
-def test_noise_and_bursts_of_it_stay_within_bounds(seed: int) -> None:
-    """Every batch takes up to 5% longer, and one in ten, at random, three to thirty times as long."""
+def test_the_error_under_noise_is_bounded(seed: int) -> None:
+    """Every batch takes up to 5% longer, and one in ten takes three to thirty times as long."""
     rng = np.random.default_rng(seed)
 
     def noisy(_: int, ms: float) -> Timing:
@@ -64,27 +64,27 @@ def test_noise_and_bursts_of_it_stay_within_bounds(seed: int) -> None:
     assert worst(measure(Clock(noisy), CONTEXTS).curve) < 0.2
 
 
-def test_a_busy_phase_in_the_middle_is_measured_around() -> None:
-    """One round of every length at a fifth of the speed."""
+def test_a_busy_phase_in_the_middle_does_no_harm() -> None:
+    """One round of every length runs at a fifth of the speed."""
     size = len(SIZES)
     result = measure(Clock(lambda i, ms: Timing(5 * ms if i % (5 * size) < size else ms)), CONTEXTS)
     assert worst(result.curve) < 0.05
 
 
-def test_a_busy_machine_is_never_complete_and_measured_longer() -> None:
+def test_a_busy_machine_is_measured_longer_and_never_complete() -> None:
     rng = np.random.default_rng(3)
     clock = Clock(lambda _, ms: Timing(ms * rng.uniform(1, 6), True))
     result = measure(clock, [64])
     assert not result.complete
     assert result.busy == 1.0
-    assert len(clock.asked) > 5 * len(SIZES) + 1
+    assert len(clock.batches) > 5 * len(SIZES) + 1
     assert not result.curve.is_certain(64)
-    only_slow = measure(Clock(lambda _, ms: Timing(2 * ms, True)), [64])  # evenly, as spinning threads make it
+    only_slow = measure(Clock(lambda _, ms: Timing(2 * ms, True)), [64])  # evenly, as under spinning threads
     assert not only_slow.complete
 
 
-def test_a_clock_that_jumps_leaves_no_trace() -> None:
-    """Set back now and then, or the machine was asleep for a day."""
+def test_a_jumping_clock_does_no_harm() -> None:
+    """The clock is set back now and then, or the machine sleeps for a day."""
     jumps = {3: -5000.0, 17: -0.001, 31: math.nan, 40: 86_400_000.0, 55: 0.0, 70: math.inf}
     result = measure(Clock(lambda i, ms: Timing(jumps.get(i % 90, ms))), CONTEXTS)
     assert worst(result.curve) < 0.02
@@ -92,19 +92,19 @@ def test_a_clock_that_jumps_leaves_no_trace() -> None:
     assert worst(low.curve) < 0.1
 
 
-def test_a_clock_that_stands_still_is_said_and_ends() -> None:
+def test_a_clock_that_stands_still_is_an_error() -> None:
     clock = Clock(lambda _, ms: Timing(0.0))
     with pytest.raises(ValueError, match="clock"):
         measure(clock, CONTEXTS)
-    assert len(clock.asked) < 500
+    assert len(clock.batches) < 500
     assert quick(Clock(lambda _, ms: Timing(-ms)), 16) == []
 
 
 @pytest.mark.parametrize("largest", [1, 3, 16])
-def test_a_context_with_small_batches_is_measured_and_not_complete(largest: int) -> None:
+def test_a_context_with_small_batches_is_never_complete(largest: int) -> None:
     clock = Clock()
     result = measure(clock, [64], largest=largest)
-    assert max(n for n, _ in clock.asked) == largest
+    assert max(n for n, _ in clock.batches) == largest
     assert not result.complete
     assert len(result.curve.at(64)) == LARGEST
 
@@ -117,8 +117,8 @@ def test_progress_ends_at_its_total() -> None:
 
 
 @pytest.mark.parametrize("machine", [lambda n: n, lambda n: 0.7 + 0.3 * n, lambda n: 1.0])
-def test_the_first_steps_cost_at_most_15_plain_ones(machine: Callable[[int], float]) -> None:
-    """On any machine, for t(n) is at most n t(1)."""
+def test_the_first_steps_cost_at_most_15_plain_steps(machine: Callable[[int], float]) -> None:
+    """This holds on any machine, because t(n) is at most n t(1)."""
     spent = []
 
     def probe(n: int, n_ctx: int) -> Timing:
@@ -130,14 +130,14 @@ def test_the_first_steps_cost_at_most_15_plain_ones(machine: Callable[[int], flo
     assert [n for n, _ in timed] == [1, 1, 4, 8]
 
 
-def test_a_busy_machine_is_asked_for_two_plain_steps_only() -> None:
+def test_a_busy_machine_runs_only_two_plain_steps() -> None:
     clock = Clock(lambda _, ms: Timing(ms, True))
     assert quick(clock, 0) == [(1, Timing(true_ms(1, 0), True))]
-    assert clock.asked == [(1, 0)] * 2
+    assert clock.batches == [(1, 0)] * 2
 
 
 @given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12))
-def test_isotonic_never_falls_and_leaves_alone_what_rises(values: list[float]) -> None:
+def test_isotonic_never_falls_and_keeps_rising_values(values: list[float]) -> None:
     fitted = isotonic(np.array(values))
     assert len(fitted) == len(values)
     assert (np.diff(fitted) >= -1e-9 * fitted[1:]).all()
@@ -145,5 +145,26 @@ def test_isotonic_never_falls_and_leaves_alone_what_rises(values: list[float]) -
     assert isotonic(np.array(sorted(values))).tolist() == sorted(values)
 
 
-def test_isotonic_follows_the_heavier_one() -> None:
+def test_isotonic_follows_the_larger_weight() -> None:
     assert isotonic(np.array([10.0, 5.0]), np.array([9.0, 1.0])).tolist() == [9.5, 9.5]
+
+
+def test_a_draft_pays_from_where_plain_steps_would_cost_more() -> None:
+    curve = CostCurve.from_points([64], SIZES, [[10.0 * (0.7 + 0.3 * n) for n in SIZES]])
+    for row in advantages(curve, 64):
+        steps = 0.7 + 0.3 * (row["draft"] + 1)
+        assert row["steps"] == pytest.approx(steps, abs=0.01)
+        least = row["least_accepted"]
+        assert least is not None
+        assert 1 + least > steps
+        assert least <= steps  # one token fewer would not pay
+    text = "\n".join(explain(curve, 64))
+    assert "At 64 tokens of context one token takes 10 ms, 100 tokens a second." in text
+    assert "A draft of 1 token costs 1.3 plain steps; it pays when over 31% are accepted." in text.replace("30%", "31%")
+    assert "A draft of 7 tokens costs 3.1 plain steps; it pays when at least 3 in 7 are accepted." in text
+
+
+def test_no_draft_pays_if_a_batch_costs_as_much_as_single_steps() -> None:
+    curve = CostCurve.from_points([64], [1, 64], [[1.0, 64.0]])
+    assert all(row["least_accepted"] is None for row in advantages(curve, 64))
+    assert all(line.endswith("it never pays.") for line in list(explain(curve, 64))[1:])

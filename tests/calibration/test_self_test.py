@@ -1,4 +1,4 @@
-"""What `--exact` promises rests on 256 rows or more, however slow the machine is, and none of them may differ."""
+"""The guarantee of `--exact` needs at least 256 rows on any machine, and none of them may differ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import FakeBackend, logits_of
-from support.fake_jobs import FLAT, job_of
+from support.fake_sequences import FLAT, sequence_of
 
 from rest_local import Engine
 from rest_local.calibration import tuning
 from rest_local.calibration.exactness import Comparison
-from rest_local.calibration.self_test import LEAST_ROWS, SelfTest, is_promise, plan_segments
+from rest_local.calibration.self_test import LEAST_ROWS, SelfTest, guarantees_exactness, plan_segments
+from rest_local.calibration.settings import EXACT
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding import lane as lane_module
 from rest_local.decoding.lane import Lane
@@ -31,7 +32,7 @@ Compute = Callable[[Sequence[int], int], np.ndarray]
 
 
 def rounds_after(position: int) -> Compute:
-    """Rounds differently in batches, from a position on."""
+    """A model that rounds differently in batches from a position on."""
     return lambda history, n: logits_of(history) * np.float32(1 + (n > 1) * (len(history) > position) * 1e-3)
 
 
@@ -43,7 +44,7 @@ def finish(test: SelfTest) -> SelfTest:
 
 
 @pytest.mark.parametrize("n_ctx", [8, 16, 100, 256, 891, 893, 1024, 4096])
-def test_every_plan_has_rows_enough_and_fits(n_ctx: int) -> None:
+def test_every_plan_has_enough_rows_and_fits_the_context(n_ctx: int) -> None:
     segments = plan_segments(n_ctx, 64)
     assert sum(segment.n for segment in segments) == LEAST_ROWS + 128 * (n_ctx > 892)
     assert all(segment.n > 0 and segment.position + segment.n <= n_ctx for segment in segments)
@@ -51,7 +52,7 @@ def test_every_plan_has_rows_enough_and_fits(n_ctx: int) -> None:
 
 
 @pytest.mark.parametrize("n_ctx", [8, 100, 1024])
-def test_an_exact_backend_is_promised_after_all_rows_and_not_before(n_ctx: int) -> None:
+def test_an_exact_backend_is_exact_after_all_rows_and_not_before(n_ctx: int) -> None:
     backend = FakeBackend(n_ctx)
     test = SelfTest(backend, TEXT, 63)
     compared = 0
@@ -63,14 +64,14 @@ def test_an_exact_backend_is_promised_after_all_rows_and_not_before(n_ctx: int) 
     assert test.comparison.rows == test.rows_needed >= LEAST_ROWS
 
 
-def test_one_difference_or_one_row_too_few_is_no_promise() -> None:
-    assert is_promise(Comparison(rows=384), 384)
-    assert not is_promise(Comparison(rows=384, different=1), 384)
-    assert not is_promise(Comparison(rows=383), 384)
-    assert not is_promise(Comparison(rows=LEAST_ROWS - 1), 1)
+def test_no_guarantee_with_one_difference_or_one_row_too_few() -> None:
+    assert guarantees_exactness(Comparison(rows=384), 384)
+    assert not guarantees_exactness(Comparison(rows=384, different=1), 384)
+    assert not guarantees_exactness(Comparison(rows=383), 384)
+    assert not guarantees_exactness(Comparison(rows=LEAST_ROWS - 1), 1)
 
 
-def test_chains_of_every_size_are_tried_with_rejected_tails() -> None:
+def test_chains_of_every_size_are_compared() -> None:
     backend, sizes = FakeBackend(1024), set[int]()
     backend.compute = lambda history, n: (sizes.add(n), logits_of(history))[1]
     finish(SelfTest(backend, TEXT, 63))
@@ -78,7 +79,7 @@ def test_chains_of_every_size_are_tried_with_rejected_tails() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 60, 200, 750])
-def test_a_difference_is_found_wherever_it_begins(position: int) -> None:
+def test_a_difference_is_found_at_any_position(position: int) -> None:
     backend = FakeBackend(1024)
     backend.compute = rounds_after(position)
     found = finish(SelfTest(backend, TEXT, 16)).to_dict()
@@ -86,8 +87,8 @@ def test_a_difference_is_found_wherever_it_begins(position: int) -> None:
     assert not found["exact"]
 
 
-def test_a_rejected_tail_that_leaves_something_is_found() -> None:
-    """A backend whose next row remembers that something was removed."""
+def test_a_rejected_tail_that_changes_later_rows_is_found() -> None:
+    """The rows of this backend change after a tail was removed."""
 
     class Remembers(FakeBackend):
         removed = 0
@@ -101,7 +102,7 @@ def test_a_rejected_tail_that_leaves_something_is_found() -> None:
     assert finish(SelfTest(backend, TEXT, 16)).comparison.different > 0
 
 
-def test_a_later_process_continues_where_the_first_one_ended() -> None:
+def test_a_later_process_continues_where_the_first_one_stopped() -> None:
     backend = FakeBackend(1024)
     first = SelfTest(backend, TEXT, 16)
     while first.comparison.rows < 100:
@@ -116,7 +117,7 @@ def test_a_later_process_continues_where_the_first_one_ended() -> None:
     assert not finish(SelfTest(late, TEXT, 16, known)).to_dict()["exact"]
 
 
-def test_a_decode_that_was_broken_off_costs_its_segment_only() -> None:
+def test_an_aborted_decode_costs_only_its_segment() -> None:
     backend = FakeBackend(1024)
     test = SelfTest(backend, TEXT, 16)
     while test.comparison.rows < 64:
@@ -138,7 +139,7 @@ def test_an_interrupt_does_not_end_the_test() -> None:
     assert finish(test).to_dict()["exact"]
 
 
-def test_what_is_done_before_the_first_token_is_bounded_by_the_plain_step() -> None:
+def test_the_part_before_the_first_token_is_bounded_by_the_time_of_a_plain_step() -> None:
     slow = SelfTest(FakeBackend(1024), TEXT, 63)
     assert not slow.begin(0.0)
     assert 0 < slow.comparison.rows < 32
@@ -148,8 +149,8 @@ def test_what_is_done_before_the_first_token_is_bounded_by_the_plain_step() -> N
     assert quick.to_dict()["exact"]
 
 
-class Bench:
-    """An exact lane over a fake backend, with a self-test of which a little is done. `stored`: what was written."""
+class ExactLane:
+    """An exact lane over a fake backend, with an unfinished self-test. `stored`: the tunings that were written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, compute: Compute | None = None, refuse: bool = False) -> None:
         self.opened: list[Any] = []
@@ -180,74 +181,74 @@ class Bench:
         self.lane._calibration.enabled = False  # the self-test is the only idle work here
 
     def idle(self, rows: int = 10_000) -> None:
-        """Use idle time until so many rows were compared, or nothing is left to do."""
+        """Use idle time until `rows` rows are compared or no work is left."""
         while self.lane.has_idle_work and self.tuning.rows_compared < rows:
             self.lane.use_idle_time(0.0)
 
 
-def test_drafting_is_off_until_all_rows_are_compared_and_on_from_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    lane = bench.lane
+def test_drafting_starts_when_all_rows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = ExactLane(monkeypatch)
+    lane = exact.lane
     assert lane.capability.kind == "none"
     assert "of 384 rows" in lane.capability.reason
     assert not lane.warnings
-    job = job_of(bench.context, [1, 2, 3], 40)
+    job = sequence_of(exact.context, [1, 2, 3], 40)
     lane.scheduler.submit(job)
     lane.scheduler.step()
-    assert job.generation is not None
-    job.generation.capability = lane.capability  # as `Lane.generation` makes it
-    bench.idle(rows=300)
-    assert (lane.capability.kind, lane.tuning.exact, job.generation.capability.kind) == ("none", False, "none")
-    assert not any(Tuning.from_json(text).exact for text in bench.stored)
-    bench.idle()
+    assert job.is_admitted
+    exact.idle(rows=300)
+    assert (lane.capability.kind, lane.tuning.exact) == ("none", False)
+    assert not any(Tuning.from_json(text).exact for text in exact.stored)
+    exact.idle()
     assert (lane.capability.kind, lane.tuning.exact) == ("chain", True)
-    assert job.generation.capability.kind == "chain"
-    assert Tuning.from_json(bench.stored[-1]).exact
-    assert not bench.opened
+    assert not job.done
+    assert lane.scheduler.forward.capability.kind == "chain", "in the next pass of this request, too"
+    assert Tuning.from_json(exact.stored[-1]).exact
+    assert not exact.opened
     assert not lane.warnings
 
 
 def test_a_difference_found_later_leaves_drafting_off_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench(monkeypatch, rounds_after(150))
+    exact = ExactLane(monkeypatch, rounds_after(150))
     with caplog.at_level(logging.WARNING):
-        bench.idle()
-        bench.idle()
-    assert bench.lane.capability.kind == "none"
-    assert len(bench.lane.warnings) == len(caplog.records) == 1
-    assert "decoding plainly" in bench.lane.warnings[0]
-    kept = Tuning.from_json(bench.stored[-1])
+        exact.idle()
+        exact.idle()
+    assert exact.lane.capability.kind == "none"
+    assert len(exact.lane.warnings) == len(caplog.records) == 1
+    assert "decoding plainly" in exact.lane.warnings[0]
+    kept = Tuning.from_json(exact.stored[-1])
     assert not kept.exact
-    assert kept.unsuitable == [bench.context.settings]
-    assert not bench.opened
+    assert kept.unsuitable == [exact.context.settings]
+    assert not exact.opened
 
 
-def test_a_test_that_finds_no_memory_leaves_drafting_off_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch, refuse=True)
-    bench.idle()
-    assert bench.lane.capability.kind == "none"
-    assert not bench.tuning.exact
-    assert len(bench.lane.warnings) == 1
-    assert "no memory" in bench.lane.warnings[0]
+def test_a_self_test_without_memory_leaves_drafting_off_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = ExactLane(monkeypatch, refuse=True)
+    exact.idle()
+    assert exact.lane.capability.kind == "none"
+    assert not exact.tuning.exact
+    assert len(exact.lane.warnings) == 1
+    assert "no memory" in exact.lane.warnings[0]
 
 
-def test_the_test_takes_its_share_of_the_time_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
+def test_the_background_test_takes_its_share_of_the_time_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = ExactLane(monkeypatch)
     for _ in range(5):
-        bench.lane.after_pass(0.0)
-    assert not bench.opened  # nothing was earned
-    bench.lane.after_pass(1e6)
-    assert bench.opened[0].calls == 1
-    while bench.lane.has_idle_work:
-        bench.lane.after_pass(1e6)
-    assert bench.tuning.exact
+        exact.lane.after_pass(0.0)
+    assert not exact.opened  # no time is earned yet
+    exact.lane.after_pass(1e6)
+    assert exact.opened[0].calls == 1
+    while exact.lane.has_idle_work:
+        exact.lane.after_pass(1e6)
+    assert exact.tuning.exact
 
 
-def test_a_file_that_promises_on_fewer_rows_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(monkeypatch)
-    bench.idle()
-    whole = bench.tuning
+def test_a_stored_guarantee_on_too_few_rows_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = ExactLane(monkeypatch)
+    exact.idle()
+    whole = exact.tuning
     assert Tuning.from_json(whole.to_json()).exact
     few = replace(whole, self_test={**whole.self_test, "rows": 32})
     assert not Tuning.from_json(few.to_json()).exact
@@ -256,11 +257,12 @@ def test_a_file_that_promises_on_fewer_rows_is_not_believed(monkeypatch: pytest.
             Tuning.from_json(replace(whole, self_test={**whole.self_test, **damage}).to_json())
 
 
-def test_settings_that_differ_are_not_chosen_again(
+def test_settings_with_a_difference_are_not_chosen_again(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A difference that a service finds later leads to the next settings at the next start, and to none where all
-    differ: which is not measured again and again."""
+    """After a difference that a service finds later, the next start takes the next settings. If all settings differ,
+    the first that work are kept and not tested again.
+    """
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
     monkeypatch.setattr(tuning, "SELF_TEST_S", 0.0)
     path = tiny_model("llama", quant="Q8_0")
@@ -274,7 +276,7 @@ def test_settings_that_differ_are_not_chosen_again(
                     pass
                 assert engine.capability.kind == "none"
                 assert len(engine.warnings) == 1
-    assert tried[:4] == list(tuning.EXACT)
+    assert tried[:4] == list(EXACT)
     assert tried[4] == tried[5]
 
 
@@ -283,7 +285,7 @@ def _differs_late(comparison: Comparison, alone: np.ndarray, other: np.ndarray) 
     comparison.different += comparison.rows > 30
 
 
-def test_a_slow_first_answer_is_plain_and_a_service_completes_the_test(
+def test_the_first_answer_on_a_slow_machine_is_plain_and_a_service_completes_the_test(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The long self-test: every combination once, neighbours noticed, bounded in time."""
+"""The survey tries every combination once, detects the effect of other sequences, and is bounded in time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_exact_backend_has_no_difference(drafts: str, neighbour: bool) -> Non
 
 
 @pytest.mark.parametrize("drafts", ["chains", "trees"])
-def test_what_depends_on_the_cells_of_others_is_found_out(drafts: str) -> None:
+def test_a_dependence_on_cells_of_other_sequences_is_found(drafts: str) -> None:
     backend = _backend()
     reference = rows_alone(backend, TEXT)
 
@@ -69,12 +69,12 @@ def test_every_combination_is_tried_once() -> None:
         (ModelOptions(flash_attention="off", cache_type_k="q4_0", cache_type_v="f16"), 1),
     ],
 )
-def test_what_the_user_fixed_is_not_tried_otherwise(options: ModelOptions, count: int) -> None:
+def test_fixed_options_are_not_varied(options: ModelOptions, count: int) -> None:
     assert len(list(combinations(ContextSettings(), options, 1))) == count
 
 
 def test_a_survey_of_a_model(tiny_model: TinyModel) -> None:
-    """All that is left open: enough rows of each kind of draft, prices related to the fastest."""
+    """Every open setting has enough rows of each kind of draft, and times relative to the fastest."""
     seen: list[tuple[str, int, int]] = []
     options = ModelOptions(flash_attention="off")
     with Model.open(tiny_model("llama", quant="Q8_0"), options=options) as model:
@@ -90,7 +90,7 @@ def test_a_survey_of_a_model(tiny_model: TinyModel) -> None:
         assert all(case.comparison.rows >= 23 for case in setting.cases)
 
 
-def test_a_chain_only_model_has_chains_and_a_plain_one_none(tiny_model: TinyModel) -> None:
+def test_a_model_gets_only_the_drafts_that_it_can_verify(tiny_model: TinyModel) -> None:
     options = ModelOptions(flash_attention="off", cache_type_k="f16", cache_type_v="f16")
     kinds = {}
     for arch in ("lfm2", "mamba"):
@@ -100,14 +100,14 @@ def test_a_chain_only_model_has_chains_and_a_plain_one_none(tiny_model: TinyMode
     assert kinds == {"lfm2": ("chain", ["chains", "chains"]), "mamba": ("none", [])}
 
 
-def test_without_time_the_rest_is_counted(tiny_model: TinyModel) -> None:
+def test_settings_without_time_are_counted(tiny_model: TinyModel) -> None:
     with Model.open(tiny_model("llama", quant="Q8_0")) as model:
         result = survey(model, 1, seconds=0)
     assert (result.settings, result.left_out) == ([], ALL)
     assert result.to_dict()["settings"] == []
 
 
-def test_a_setting_that_llama_cpp_refuses_is_told(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_setting_is_reported(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Context, model: Model, settings: ContextSettings) -> None:
         raise ModelError("no such cache")
 
@@ -118,7 +118,7 @@ def test_a_setting_that_llama_cpp_refuses_is_told(tiny_model: TinyModel, monkeyp
     assert all(s.plain == 0 for s in result.settings)
 
 
-def test_a_case_is_json_with_its_rate() -> None:
+def test_a_case_reports_its_rate_of_flips() -> None:
     data = Case("trees", True, Comparison(rows=200, different=10, flips=1, largest_gap=0.5)).to_dict()
     assert data["flips_per_10000"] == 50
     assert (data["drafts"], data["neighbours"], data["exact"]) == ("trees", True, False)

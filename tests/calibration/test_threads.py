@@ -1,4 +1,4 @@
-"""The number of threads follows what others do on the machine: scripted step times, no clock."""
+"""The number of threads follows the load of the machine. Step times are scripted; no clock is used."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine
-from rest_local.calibration.threads import LONG_PAUSE_S, ThreadGovernor, seconds_in_line
+from rest_local.calibration.threads import LONG_PAUSE_S, ThreadGovernor, run_delay_seconds
 from rest_local.llama import cores
 from rest_local.llama.context import Context
 
 
 def plain_steps(passes: Mapping[int, int]) -> float:
-    """A batch of n tokens costs half as much again per token."""
+    """Each further token of a batch costs half a plain step."""
     return sum(count * (1 + 0.5 * (n - 1)) for n, count in passes.items())
 
 
 class Machine:
-    """`step_ms(threads)`: of a plain step; `in_line`: the share of the time that the thread waits for a processor."""
+    """`step_ms(threads)`: of a plain step; `delay_share(threads)`: share of the time in which the thread waits."""
 
-    def __init__(self, most: int = 2, tells: bool = True) -> None:
+    def __init__(self, most: int = 2, reports: bool = True) -> None:
         self.step_ms: Callable[[int], float] = self.quiet
-        self.in_line: Callable[[int], float] = lambda threads: 0.0
-        self.stood = self.clock = 0.0
-        self.tells = tells
-        self.governor = ThreadGovernor(most, lambda: self.stood if self.tells else None)
-        self.history: list[tuple[float, int]] = []  # time of a pass, and its threads
+        self.delay_share: Callable[[int], float] = lambda threads: 0.0
+        self.delay = self.clock = 0.0
+        self.reports = reports
+        self.governor = ThreadGovernor(most, lambda: self.delay if self.reports else None)
+        self.history: list[tuple[float, int]] = []  # (time of a pass, its threads)
 
     @staticmethod
     def quiet(threads: int) -> float:
         return {1: 20.0, 2: 12.0, 4: 8.0, 8: 5.0}[threads]
 
     def busy(self, threads: int, best: int = 1) -> float:
-        """Slower by as many times as there are more threads than the best number, squared."""
+        """Slower by the square of how many times more threads there are than the best number."""
         return self.quiet(best) * 2 * (max(threads / best, 1.0) ** 2 if threads >= best else 1.5)
 
     def load(self, best: int = 1) -> None:
         self.step_ms = lambda threads: self.busy(threads, best)
-        self.in_line = lambda threads: 0.5
+        self.delay_share = lambda threads: 0.5
 
     def calm(self) -> None:
-        self.step_ms, self.in_line = self.quiet, lambda threads: 0.0
+        self.step_ms, self.delay_share = self.quiet, lambda threads: 0.0
 
     def run(self, seconds: float, n_tokens: int = 1) -> None:
         end = self.clock + seconds
@@ -51,12 +51,12 @@ class Machine:
             threads = self.governor.threads
             took = 1e-3 * self.step_ms(threads) * plain_steps({n_tokens: 1})
             self.clock += took
-            self.stood += took * self.in_line(threads)
+            self.delay += took * self.delay_share(threads)
             self.governor.after_pass(n_tokens, took, plain_steps)
             self.history.append((took, threads))
 
     def share(self, threads: int, last: float) -> float:
-        """Of the last seconds, how many were decoded with so many threads."""
+        """The share of the `last` seconds that was decoded with `threads` threads."""
         found = total = 0.0
         for took, used in reversed(self.history):
             if total >= last:
@@ -66,16 +66,16 @@ class Machine:
         return found / total
 
 
-def test_a_quiet_machine_decodes_with_all_threads_all_the_time() -> None:
+def test_a_quiet_machine_always_decodes_with_all_threads() -> None:
     machine = Machine()
     for n_tokens in (1, 8, 1, 3) * 20:
         machine.run(1.0, n_tokens)
     assert {threads for _, threads in machine.history} == {2}
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_a_busy_machine_gets_fewer_threads_and_a_quiet_one_all_of_them_again(tells: bool) -> None:
-    machine = Machine(tells=tells)
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_busy_machine_gets_fewer_threads_and_a_quiet_one_all_of_them(reports: bool) -> None:
+    machine = Machine(reports=reports)
     machine.run(3.0)
     machine.load()
     machine.run(3.0)
@@ -85,7 +85,7 @@ def test_a_busy_machine_gets_fewer_threads_and_a_quiet_one_all_of_them_again(tel
     machine.calm()
     machine.run(LONG_PAUSE_S + 2.0)
     assert machine.share(2, last=0.5) == 1.0
-    if tells:  # known at once, without waiting for the pause to end
+    if reports:  # it notices at once, without waiting for the end of the pause
         machine.load()
         machine.run(60.0)
         machine.calm()
@@ -93,7 +93,7 @@ def test_a_busy_machine_gets_fewer_threads_and_a_quiet_one_all_of_them_again(tel
         assert machine.share(2, last=0.5) == 1.0
 
 
-def test_a_machine_that_is_busy_from_the_first_step_on_gets_fewer_at_once() -> None:
+def test_a_machine_that_is_busy_from_the_start_gets_fewer_threads_at_once() -> None:
     machine = Machine()
     machine.load()
     machine.run(1.0)
@@ -102,7 +102,7 @@ def test_a_machine_that_is_busy_from_the_first_step_on_gets_fewer_at_once() -> N
 
 
 def test_it_does_not_oscillate() -> None:
-    """Trials of more threads under a load that stays become rare."""
+    """Trials of more threads become rare under a constant load."""
     machine = Machine()
     machine.load()
     machine.run(200.0)
@@ -117,36 +117,36 @@ def test_it_does_not_oscillate() -> None:
     assert len(runs) < 16
 
 
-def test_trials_that_bring_nothing_cost_little() -> None:
-    """Others want the processors, yet all threads are the fastest."""
+def test_fruitless_trials_cost_little() -> None:
+    """Other programs use the processors, yet all threads are the fastest."""
     machine = Machine()
     machine.step_ms = lambda threads: {2: 24.0, 1: 100.0}[threads]
-    machine.in_line = lambda threads: 0.5
+    machine.delay_share = lambda threads: 0.5
     machine.run(120.0)
     assert machine.share(2, last=120.0) > 0.9
     machine.run(100.0)
     assert machine.share(2, last=100.0) > 0.93
 
 
-def test_one_other_program_that_leaves_a_core_free_keeps_it_there() -> None:
-    """With one thread nothing is in line, with two there is: tried now and then, and not kept."""
+def test_one_other_program_keeps_decoding_on_one_thread() -> None:
+    """With one thread nothing waits, with two a thread does. Two are tried now and then, and not kept."""
     machine = Machine()
     machine.step_ms = lambda threads: {2: 60.0, 1: 20.0}[threads]
-    machine.in_line = lambda threads: 0.4 if threads == 2 else 0.0
+    machine.delay_share = lambda threads: 0.4 if threads == 2 else 0.0
     machine.run(200.0)
     assert machine.share(1, last=150.0) > 0.93
 
 
-def test_a_moment_of_speed_under_load_does_not_lure_it_back() -> None:
-    """Under load two threads are as fast as one now and then, and five times slower otherwise."""
+def test_a_short_fast_phase_under_load_does_not_bring_all_threads_back() -> None:
+    """Under load, two threads are sometimes as fast as one, and otherwise five times slower."""
     machine = Machine()
     machine.step_ms = lambda threads: 40.0 if threads == 1 else 36.0 if int(machine.clock) % 3 == 0 else 200.0
-    machine.in_line = lambda threads: 0.5
+    machine.delay_share = lambda threads: 0.5
     machine.run(300.0)
     assert machine.share(1, last=250.0) > 0.9
 
 
-def test_of_many_threads_the_best_number_is_found() -> None:
+def test_the_best_of_many_thread_counts_is_found() -> None:
     machine = Machine(most=8)
     machine.load(best=2)
     machine.run(5.0)
@@ -157,17 +157,17 @@ def test_of_many_threads_the_best_number_is_found() -> None:
     assert machine.share(8, last=0.5) == 1.0
 
 
-def test_a_prompt_between_says_nothing() -> None:
+def test_passes_with_prompts_are_ignored() -> None:
     machine = Machine()
     for _ in range(200):
         machine.run(0.05)
-        machine.stood += 1.0
+        machine.delay += 1.0
         machine.governor.restart()
     assert {threads for _, threads in machine.history} == {2}
 
 
-def test_a_longer_context_is_not_taken_for_a_busy_machine() -> None:
-    machine = Machine(tells=False)
+def test_a_longer_context_does_not_count_as_load() -> None:
+    machine = Machine(reports=False)
     slower = 1.0
     machine.step_ms = lambda threads: slower * machine.quiet(threads)
     for _ in range(400):
@@ -177,13 +177,13 @@ def test_a_longer_context_is_not_taken_for_a_busy_machine() -> None:
     assert {threads for _, threads in machine.history} == {2}
 
 
-def test_the_system_tells_of_this_thread_or_says_so() -> None:
-    stood = seconds_in_line()
-    assert stood is None if not Path("/proc/thread-self/schedstat").exists() else stood is not None and stood >= 0
+def test_the_run_delay_is_a_number_or_none() -> None:
+    delay = run_delay_seconds()
+    assert delay is None if not Path("/proc/thread-self/schedstat").exists() else delay is not None and delay >= 0
 
 
 @pytest.mark.parametrize(("exact", "threads", "adapts"), [(False, None, True), (True, None, False), (False, 2, False)])
-def test_exact_mode_and_a_number_the_user_gave_stay_as_they_are(
+def test_exact_mode_and_a_given_thread_count_keep_all_threads(
     exact: bool,
     threads: int | None,
     adapts: bool,
@@ -195,7 +195,7 @@ def test_exact_mode_and_a_number_the_user_gave_stay_as_they_are(
     monkeypatch.setattr(cores, "usable_cpus", lambda: {0, 1})
     monkeypatch.setattr(cores, "cores", lambda *_: 2)
     monkeypatch.setattr("rest_local.calibration.threads.WINDOW_S", 0.0)
-    monkeypatch.setattr(ThreadGovernor, "_stands_in_line", lambda *_: True)
+    monkeypatch.setattr(ThreadGovernor, "_is_delayed", lambda *_: True)
     use = Context.use_threads
     monkeypatch.setattr(Context, "use_threads", lambda context, n: (set_to.append(n), use(context, n))[1])
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=exact, threads=threads) as engine:

@@ -1,4 +1,4 @@
-"""What the user fixed is kept, what was left open is chosen, and a measurement belongs to what it was made of."""
+"""Tuning keeps what the user fixed and chooses the rest, and each measurement has its own key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rest_local.calibration import tuning
 from rest_local.calibration.corrections import ESTIMATED
 from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.calibration.measuring import Measured, Timing, measure
-from rest_local.calibration.tuning import EXACT, FAST, Tuning, candidates, settings_for
-from rest_local.decoding.earlier import key_of
+from rest_local.calibration.settings import EXACT, FAST, candidates, settings_for
+from rest_local.calibration.tuning import Tuning
+from rest_local.decoding.persistence import key_of
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.options import Adapter, ModelOptions, Rope
@@ -30,13 +31,13 @@ def choices(options: ModelOptions, exact: bool) -> list[tuple[bool, str, str]]:
     return [(s.flash_attention, s.cache_type_k, s.cache_type_v) for s in settings]
 
 
-def test_with_nothing_fixed_all_is_tried() -> None:
+def test_all_settings_are_candidates_if_nothing_is_fixed() -> None:
     assert choices(ModelOptions(), exact=False) == [(f, t, t) for f, t in FAST]
     assert choices(ModelOptions(), exact=True) == [(f, t, t) for f, t in EXACT]
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_what_is_fixed_restricts_what_is_tried(exact: bool) -> None:
+def test_fixed_options_restrict_the_candidates(exact: bool) -> None:
     assert choices(ModelOptions(cache_type_k="q8_0", cache_type_v="q4_0"), exact) == [(True, "q8_0", "q4_0")]
     on = choices(ModelOptions(flash_attention="on"), exact)
     assert on
@@ -50,14 +51,14 @@ def test_what_is_fixed_restricts_what_is_tried(exact: bool) -> None:
     assert len(only_k) == len(set(only_k))
 
 
-def test_the_options_of_a_context_are_handed_over() -> None:
+def test_options_reach_the_context_settings() -> None:
     options = ModelOptions(n_batch=99, n_ubatch=33, threads_batch=3, kv_offload=False, rope=Rope(freq_base=5.0))
     assert settings_for(options, 256, 2, n_slots=4) == ContextSettings(
         256, 99, 33, n_slots=4, n_cells=1024, threads=2, threads_batch=3, offload_kqv=False, rope=Rope(freq_base=5.0)
     )
 
 
-def _say(engine: Engine) -> list[int]:
+def _generate(engine: Engine) -> list[int]:
     stream = engine.generate("for i in range(3):", max_tokens=40)
     for _ in stream:
         pass
@@ -65,7 +66,7 @@ def _say(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_an_engine_computes_as_it_is_told(tiny_model: TinyModel, exact: bool) -> None:
+def test_an_engine_uses_the_given_options(tiny_model: TinyModel, exact: bool) -> None:
     options = ModelOptions(
         flash_attention="on", cache_type_k="q8_0", cache_type_v="bf16", n_batch=128, n_ubatch=32, threads_batch=1
     )
@@ -74,11 +75,11 @@ def test_an_engine_computes_as_it_is_told(tiny_model: TinyModel, exact: bool) ->
         assert (engine.settings["cache_type_k"], engine.settings["cache_type_v"]) == ("q8_0", "bf16")
         assert (engine.settings["n_batch"], engine.settings["n_ubatch"]) == (128, 32)
         assert (engine.settings["threads"], engine.settings["threads_batch"]) == (1, 1)
-        assert len(_say(engine)) == 40
+        assert len(_generate(engine)) == 40
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_setting_that_no_context_can_have_is_refused_with_its_cause(tmp_path: Path, exact: bool) -> None:
+def test_an_impossible_setting_is_refused_with_its_cause(tmp_path: Path, exact: bool) -> None:
     """Heads of 16 cannot be cut into blocks of 32."""
     shape = Shape(layers=1, width=128, heads=8, kv_heads=8, feed=256, vocab=512, tied=True)
     path = synthetic(shape, "Q8_0", tmp_path / "narrow.gguf")
@@ -88,32 +89,34 @@ def test_a_setting_that_no_context_can_have_is_refused_with_its_cause(tmp_path: 
     Engine.load(path, n_ctx=128, exact=exact).close()
 
 
-def test_an_adapter_has_measurements_and_a_history_of_its_own(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_each_adapter_has_its_own_measurements_and_history(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model("llama", quant="Q8_0", seed=31)
     one, two = (tiny_adapter("llama", tmp_path / f"{seed}.gguf", seed=seed, strength=0.1) for seed in (1, 2))
     plain = ModelOptions()
     several = [plain, *(ModelOptions(lora=(Adapter(p, s),)) for p, s in ((one, 1.0), (one, 0.5), (two, 1.0)))]
-    said, keys = [], []
+    answers, keys = [], []
     before = set((cache_dir() / "tuning").glob("*.json"))
     for options in (*several, *several):
         with Engine.load(path, n_ctx=128, threads=1, options=options) as engine:
-            said.append(_say(engine))
+            answers.append(_generate(engine))
             keys.append(key_of(engine.model))
     assert len(set((cache_dir() / "tuning").glob("*.json")) - before) == len(several)
     assert keys[:4] == keys[4:]
     assert len(set(keys)) == 4
-    assert said[0] != said[1] != said[3] != said[0]
+    assert answers[0] != answers[1] != answers[3] != answers[0]
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 0), (3, 0), (9, 4), (64, 1), (100_000, 0)])
-def test_batches_of_any_size_say_the_same(tiny_model: TinyModel, n_batch: int, n_ubatch: int, exact: bool) -> None:
+def test_batches_of_any_size_generate_the_same_tokens(
+    tiny_model: TinyModel, n_batch: int, n_ubatch: int, exact: bool
+) -> None:
     path = tiny_model("llama")
     with Engine.load(path, n_ctx=128, threads=1) as engine:
-        whole = _say(engine)
+        whole = _generate(engine)
     options = ModelOptions(n_batch=n_batch, n_ubatch=n_ubatch)
     with Engine.load(path, n_ctx=128, threads=1, options=options, exact=exact) as engine:
-        assert _say(engine)[:3] == whole[:3]  # further on a near-tie may fall the other way
+        assert _generate(engine)[:3] == whole[:3]  # further on a near-tie may fall the other way
 
 
 def stored() -> list[Path]:
@@ -126,8 +129,8 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_the_first_run_times_few_steps_and_promises_nothing(tiny_model: TinyModel) -> None:
-    """It counts batches, not seconds: a batch of n tokens costs at most n plain steps."""
+def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyModel) -> None:
+    """The bound counts tokens, not seconds: a batch of n tokens costs at most n plain steps."""
     path, spent = tiny_model("llama"), list[int]()
     decode = Context.decode
 
@@ -150,7 +153,7 @@ def test_the_first_run_times_few_steps_and_promises_nothing(tiny_model: TinyMode
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_neither_context_size_nor_slots_make_a_machine_new(
+def test_another_context_size_or_slot_count_needs_no_new_measurement(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_model("llama")
@@ -160,7 +163,7 @@ def test_neither_context_size_nor_slots_make_a_machine_new(
         with Engine.load(path, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
             assert engine.n_ctx == n_ctx
             assert len(engine.slots) == slots
-            assert len(_say(engine)) > 0
+            assert len(_generate(engine)) > 0
     assert len(stored()) == 1
 
 
@@ -205,7 +208,7 @@ def test_a_damaged_file_is_measured_again_with_a_warning(
         assert Tuning.from_json(file.read_text()).curve
 
 
-def test_what_is_partial_is_never_stored_as_final() -> None:
+def test_a_partial_curve_is_never_stored_as_final() -> None:
     partial = CostCurve.from_points([0, 4096], SIZES, [[10.0 * n**0.5 for n in SIZES]] * 2, ESTIMATED)
     assert not tuning_of(partial).final
     for busy in (True, False):
@@ -213,20 +216,20 @@ def test_what_is_partial_is_never_stored_as_final() -> None:
             for n in (1, 2, 4, 8):
                 partial.observe(n, 20, 10.0 * n**0.5, busy)
         again = Tuning.from_json(tuning_of(partial).to_json())
-        assert not again.final  # sizes from 16 on were never seen
+        assert not again.final  # no size from 16 on was observed
         assert json.loads(again.to_json())["final"] is False
     whole = measure(lambda n, n_ctx: Timing(10.0 * n**0.5 + 0.001 * n_ctx), [64, 512, 2048]).curve
     assert Tuning.from_json(tuning_of(whole).to_json()).final
 
 
-def test_a_clock_that_was_set_back_gives_no_negative_age() -> None:
+def test_the_age_is_never_negative_if_the_clock_was_set_back() -> None:
     curve = CostCurve.from_points([0], [1, 64], [[1.0, 9.0]])
     assert Tuning(ContextSettings(), curve, {}, False, measured_at=1e12).age == 0.0
 
 
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_thorough_measurement_is_kept_where_it_is_complete(
+def test_a_thorough_measurement_is_stored_if_it_is_complete(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, complete: bool
 ) -> None:
     path = tiny_model("llama")

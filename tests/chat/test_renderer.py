@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 
 import pytest
@@ -57,6 +58,37 @@ def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TemplateTooCostly, match="memory"):
         rendered(HUNGRY)
     assert size() - before < 200 << 20
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the system does not tell the limits of another process")
+def test_the_child_has_a_limit_of_memory_and_writes_no_core() -> None:
+    own = Renderer()
+    own.render(PLAIN, {"messages": SAID})
+    assert own._child is not None
+    assert resource.prlimit(own._child.pid, resource.RLIMIT_AS) == (module.MEMORY, module.MEMORY)
+    assert resource.prlimit(own._child.pid, resource.RLIMIT_CORE) == (0, 0)
+    own.close()
+
+
+def test_a_template_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It allocates nothing, so only the clock ends it."""
+    monkeypatch.setattr(module, "SECONDS", 1.0)
+    idle, causes, stop = ENDLESS.replace("{{ '' }}", ""), [], Stop()
+
+    def work() -> None:
+        try:
+            with stop.here():
+                rendered(idle)
+        except (TemplateTooCostly, ServiceClosed) as error:
+            causes.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    stop.set()
+    thread.join(30)
+    assert len(causes) == 1
+    assert "longer than 1 s" in causes[0]
 
 
 def test_one_child_renders_everything() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from rest_local.cli.options import EngineChoice
+from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
+from rest_local.decoding.stream import Result
 from rest_local.llama.options import ModelOptions
 
 
@@ -17,21 +18,6 @@ class FakePiece:
     text: str
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
-
-
-@dataclass
-class FakeResult:
-    text: str
-    tokens: list[int]
-    finish_reason: str
-    draft: dict[str, Any]
-    timings: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "tokens": len(self.tokens)}
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict())
 
 
 class FakeStream:
@@ -56,22 +42,22 @@ class FakeStream:
         self._cancelled = True
 
     @property
-    def result(self) -> FakeResult:
+    def result(self) -> Result:
         tokens = [token for piece in self._said for token in piece.tokens]
         sources = [source for piece in self._said for source in piece.sources if source != "target"]
         steps = len(self._said)
-        return FakeResult(
+        return Result(
             text="".join(piece.text for piece in self._said),
             tokens=tokens,
             finish_reason="cancelled" if self._cancelled else "stop",
-            draft={
-                "steps": steps,
-                "drafted": 2 * len(sources),
-                "accepted": len(sources),
-                "mat": len(tokens) / max(steps, 1),
-                "by_source": {s: {"drafted": 2, "accepted": sources.count(s)} for s in dict.fromkeys(sources)},
-            },
-            timings={"predicted_n": len(tokens), "predicted_ms": 10.0, "predicted_per_second": self._speed},
+            draft=DraftStatistics(
+                steps=steps,
+                generated=len(tokens),
+                drafted=2 * len(sources),
+                accepted=len(sources),
+                by_source={s: SourceCounts(2, sources.count(s)) for s in dict.fromkeys(sources)},
+            ),
+            timings=Timings(predicted_tokens=len(tokens), predicted_ms=1e3 * len(tokens) / self._speed),
         )
 
 
@@ -138,7 +124,7 @@ class FakeEngine:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
             raise script[0]
-        return FakeStream(script, self.speeds[arguments.get("policy")])
+        return FakeStream(script, self.speeds[arguments["policy"]] if "policy" in arguments else 500.0)
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

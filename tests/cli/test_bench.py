@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from rest_local.calibration import curves
 from rest_local.calibration.curves import shipped
 from rest_local.cli.main import run
-from rest_local.planning import curves
 
 COPY = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep. "
 

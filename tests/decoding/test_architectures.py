@@ -1,5 +1,5 @@
 """Every kind of memory through the engine: half-right drafts at every step change nothing, near a sliding window's
-edge, over recurrent state that is rolled back, and behind a prefix that is kept or partly taken back.
+edge, over recurrent state that is rolled back, and after a prefix that is kept or partly taken back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXT = "for number in range(10): print(number)\n"
 
 
 class HalfRight(Stateless):
-    """Drafts what is known to come, right for some tokens and then wrong, and wrong branches beside it."""
+    """Drafts the known answer, right for some tokens and then wrong, and wrong branches in addition."""
 
     name = "half right"
 
@@ -75,7 +75,7 @@ def half_right(engine: Engine, prompt: Sequence[int], answer: Sequence[int]) -> 
 
 
 def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Result, drafted: Result) -> None:
-    """Where drafted output first differs, the two tokens' logits behind the same text are nearly equal: as near as the
+    """Where drafted output first differs, the two tokens' logits after the same text are nearly equal: as near as the
     engine's own self-test reports, by its largest gap at a flip or, where it saw none, the largest change of a logit.
     """
     pairs = enumerate(zip(plain.tokens, drafted.tokens, strict=True))
@@ -112,7 +112,7 @@ def test_exact_drafts_change_nothing(arch: str, sampling: Sampling, tiny_model: 
         )
         assert drafted.tokens == plain.tokens
         if arch != "mamba":
-            assert 60 < drafted.draft["accepted"] < drafted.draft["drafted"] - 60
+            assert 60 < drafted.draft.accepted < drafted.draft.drafted - 60
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -130,7 +130,7 @@ def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(
             drafts = HalfRight([*prompt, *plain.tokens], engine.model.n_vocab, seed)
             drafted = finish(engine, prompt, 20, policy=drafts, sampling=sampling)
             assert drafted.tokens == plain.tokens
-            accepted += drafted.draft["accepted"]
+            accepted += drafted.draft.accepted
         assert accepted > 300
 
 
@@ -143,8 +143,8 @@ def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model:
         plain = finish(engine, prompt, 160, policy="off")
         drafted = finish(engine, prompt, 160, policy=half_right(engine, prompt, plain.tokens))
         # drafts follow the plain answer: behind a place where the two part, which a router does soon, none is accepted
-        assert (drafted.draft["drafted"] > 20) == (arch != "mamba")
-        assert arch in ("mamba", "gpt-oss") or drafted.draft["accepted"] > 20
+        assert (drafted.draft.drafted > 20) == (arch != "mamba")
+        assert arch in ("mamba", "gpt-oss") or drafted.draft.accepted > 20
         leaves_at_a_near_tie_only(engine, prompt, plain, drafted)
 
 
@@ -162,7 +162,7 @@ def test_what_is_kept_of_a_prompt_changes_nothing(arch: str, tiny_model: TinyMod
         kept = []
         for prompt, answer in zip(prompts, fresh, strict=True):
             result = finish(engine, prompt, 40, policy=half_right(engine, prompt, answer))
-            kept.append(result.timings["cache_n"])
+            kept.append(result.timings.cached_tokens)
             assert result.tokens == answer
         assert kept[0] == 0
         if KINDS[arch] == "tree":
@@ -177,7 +177,7 @@ def test_hybrid_state_is_rolled_back_at_most_as_far_as_llama_cpp_says(tiny_model
         plain = finish(engine, prompt, 100, policy="off")
         drafted = finish(engine, prompt, 100, policy=half_right(engine, prompt, plain.tokens))
         assert drafted.tokens == plain.tokens
-        assert drafted.draft["mat"] <= 1 + engine.capability.longest
+        assert drafted.draft.tokens_per_step <= 1 + engine.capability.longest
 
 
 def test_recurrent_state_that_cannot_be_rolled_back_says_so(tiny_model: TinyModel) -> None:

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
+from support.fake_sequences import Alone
 
 from rest_local.decoding import constrain
 from rest_local.decoding.constrain import prune
-from rest_local.decoding.forward import evaluate_prompt, step_alone
-from rest_local.decoding.generation import Generation
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
@@ -189,22 +188,22 @@ def test_what_the_grammar_forbids_is_never_submitted(vocabulary: Vocabulary, see
     with Sampler(vocabulary, Sampling(seed=seed, grammar=SCHEMA_LIKE, temperature=1.0)) as sampler:
 
         def look() -> None:
-            kept = prune(task.tree, sampler.constraint)
-            submitted[0] += len(task.tree)
-            forbidden[0] += len(task.tree) - len(kept)
+            kept = prune(task.sequence.tree, sampler.constraint)
+            submitted[0] += len(task.sequence.tree)
+            forbidden[0] += len(task.sequence.tree) - len(kept)
 
         policy = Counting(seed, compute, None)
         backend = Watched(lambda: None)
         backend.n_vocab = vocabulary.size
         backend.compute = lambda history, n: compute(history)
-        task = Generation(backend, Slot(backend), policy, Silent(), sampler, TREE, vocabulary.is_end)  # type: ignore[arg-type]
-        task.constraint = sampler.constraint
-        evaluate_prompt(task, [5, 6, 7])
+        task = Alone(backend, Slot(backend), policy, Silent(), sampler, TREE, vocabulary.is_end)  # type: ignore[arg-type]
+        task._constraint = sampler.constraint
+        task.evaluate([5, 6, 7])
         backend._look = look
         policy.tokens = [5, 6, 7]
         out: list[int] = []
         while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
-            out += [token for token, _ in step_alone(task, 30 - len(out))]
+            out += [token for token, _ in task.step(30 - len(out))]
     assert forbidden[0] == 0
     assert 0 < submitted[0] < proposed
 
@@ -230,14 +229,14 @@ def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, se
             backend.n_vocab = vocabulary.size
             backend.compute = lambda history, n: compute(history)
             kind = Capability("none", "plain") if how == "plain" else TREE
-            task = Generation(backend, Slot(backend), policy, Silent(), sampler, kind, vocabulary.is_end)  # type: ignore[arg-type]
+            task = Alone(backend, Slot(backend), policy, Silent(), sampler, kind, vocabulary.is_end)  # type: ignore[arg-type]
             prompt = [5, 6, 7 + seed % 90]
-            evaluate_prompt(task, prompt)
+            task.evaluate(prompt)
             sampler.observe(prompt)
             policy.tokens = prompt
             out: list[int] = []
             while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
-                out += [token for token, _ in step_alone(task, 30 - len(out))]
+                out += [token for token, _ in task.step(30 - len(out))]
             if how == "plain":
                 assert task.statistics.drafted == 0
             elif how == "pruned":

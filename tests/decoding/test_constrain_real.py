@@ -53,14 +53,14 @@ def test_drafted_is_plain(engine: Engine, name: str) -> None:
     plain = engine.generate(PROMPT, max_tokens=60, sampling=sampling, policy="off")
     for _ in plain:
         pass
-    assert plain.result.timings["draft_n"] == 0
+    assert plain.result.timings.drafted_tokens == 0
     for policy in ("auto", "sam"):
         stream = engine.generate(PROMPT, max_tokens=60, sampling=sampling, policy=policy, prediction=PREDICTION)
         for _ in stream:
             pass
         assert stream.result.tokens == plain.result.tokens, policy
         assert stream.result.finish_reason == plain.result.finish_reason
-        drafted += int(stream.result.timings["draft_n_accepted"])
+        drafted += int(stream.result.timings.accepted_tokens)
     assert drafted > 0
     if "schema" in name and plain.result.finish_reason == "stop":
         value = json.loads(plain.result.text)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, FakeBackend, Greedy, plain
+from support.fake_sequences import Alone
 from support.fake_sources import Keen
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.forward import evaluate_prompt, step_alone
-from rest_local.decoding.generation import Generation
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
 from rest_local.kv_cache.backend import Capability
@@ -39,13 +38,13 @@ def generate(store: Datastore) -> tuple[list[int], int]:
     backend = FakeBackend(n_ctx=64)
     sources = Sources([store], N_VOCAB)
     sources.restart(PROMPT)
-    task = Generation(
+    task = Alone(
         backend, Slot(backend), Keen(FLAT), sources, Greedy(), Capability("tree", "fake"), lambda token: token == END
     )
-    evaluate_prompt(task, PROMPT)
+    task.evaluate(PROMPT)
     out: list[int] = []
     while len(out) < len(ANSWER):
-        out += [token for token, _ in step_alone(task, len(ANSWER) - len(out))]
+        out += [token for token, _ in task.step(len(ANSWER) - len(out))]
     return out, task.statistics.accepted
 
 

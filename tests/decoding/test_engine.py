@@ -22,7 +22,8 @@ from rest_local.errors import DatastoreNotFound, ModelError, OptionError, Prompt
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Rope
 from rest_local.paths import cache_dir
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepCost
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore
@@ -78,7 +79,7 @@ def test_a_prediction_drafts_and_changes_nothing(tiny_model: TinyModel) -> None:
         plain = finish(engine, PROMPT, policy="off")
         right = finish(engine, PROMPT, prediction=plain.tokens)
         assert right.tokens == plain.tokens
-        assert right.draft["by_source"]["prediction"]["accepted"] > 60
+        assert right.draft.by_source["prediction"].accepted > 60
         for wrong in (
             plain.tokens[::-1],
             plain.tokens[:1],
@@ -86,7 +87,7 @@ def test_a_prediction_drafts_and_changes_nothing(tiny_model: TinyModel) -> None:
             "x = 1\n" * 5000,
         ):
             assert finish(engine, PROMPT, prediction=wrong).tokens == plain.tokens
-        assert "prediction" not in finish(engine, PROMPT).draft["by_source"]
+        assert "prediction" not in finish(engine, PROMPT).draft.by_source
 
 
 @pytest.mark.usefixtures("keen")
@@ -104,10 +105,10 @@ def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: 
             assert drafted.tokens == plain.tokens
             assert drafted.text == plain.text
             if sampling.is_greedy and arch != "mamba":
-                assert drafted.draft["accepted"] > 60
-                assert drafted.draft["by_source"]["datastore"]["accepted"] > 60
-                assert drafted.draft["mat"] > 2
-            assert drafted.draft["accepted"] == drafted.timings["draft_n_accepted"]
+                assert drafted.draft.accepted > 60
+                assert drafted.draft.by_source["datastore"].accepted > 60
+                assert drafted.draft.tokens_per_step > 2
+            assert drafted.draft.accepted == drafted.timings.accepted_tokens
 
 
 @pytest.mark.usefixtures("keen")
@@ -124,7 +125,7 @@ def test_fast_output_differs_at_most_at_near_ties(
         assert (engine.capability.kind == "none") == bool(engine.warnings)
         plain = finish(engine, PROMPT, policy="off")
         drafted = finish(engine, PROMPT)
-        assert (drafted.draft["accepted"] > 20) == (arch != "mamba")
+        assert (drafted.draft.accepted > 20) == (arch != "mamba")
         differ = next((i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b), None)
         if differ is None:
             return
@@ -147,19 +148,19 @@ def test_a_sliding_window_rolls_back_across_its_edge(
         plain = finish(engine, "x = 1\n", 200, policy="off")
         drafted = finish(engine, "x = 1\n", 200)
         assert drafted.tokens == plain.tokens
-        assert drafted.draft["drafted"] > drafted.draft["accepted"]
+        assert drafted.draft.drafted > drafted.draft.accepted
 
 
 def test_the_prompt_that_was_already_evaluated_is_kept(tiny_model: TinyModel) -> None:
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
         first = finish(engine, PROMPT, 30)
-        assert first.timings["cache_n"] == 0
+        assert first.timings.cached_tokens == 0
         longer = PROMPT + first.text + " and more"
         second = finish(engine, longer, 30)
-        assert second.timings["cache_n"] > 40
+        assert second.timings.cached_tokens > 40
         engine.forget()
         fresh = finish(engine, longer, 30)
-        assert fresh.timings["cache_n"] == 0
+        assert fresh.timings.cached_tokens == 0
         assert fresh.tokens == second.tokens
 
 
@@ -178,8 +179,8 @@ def test_exact_answers_do_not_depend_on_drafts_or_kept_prefixes(
             result = finish(engine, prompt, 60, policy="auto" if drafts else "off")
             if not reuse:
                 engine.forget()
-        assert (result.timings["cache_n"] > 0) == reuse
-        assert (result.draft["accepted"] > 0) == drafts
+        assert (result.timings.cached_tokens > 0) == reuse
+        assert (result.draft.accepted > 0) == drafts
         assert result.tokens == wanted
 
 
@@ -198,7 +199,7 @@ def test_a_request_drafts_from_what_is_open_when_it_begins(
             engine.datastores = [Datastore.open(store)]
             engine.submit(job)
             assert not all(engine.step() for _ in range(1000)), "it ends"
-            assert job.result.draft["by_source"]["datastore"]["accepted"] > 20
+            assert job.result.draft.by_source["datastore"].accepted > 20
 
 
 @pytest.mark.parametrize("names", [None, ("parrot",)])
@@ -247,7 +248,7 @@ def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: Ti
         again = finish(engine, whole, 4, keep_tokens=5)
         assert len(whole) > 64
         assert again.truncated
-        assert again.timings["prompt_n"] < 8 < 25 < again.timings["cache_n"]
+        assert again.timings.prompt_tokens < 8 < 25 < again.timings.cached_tokens
         assert len(again.tokens) == 4
 
 
@@ -259,10 +260,10 @@ def test_memory_that_cannot_be_cut_back_goes_back_to_a_checkpoint(arch: str, tin
         finish(engine, prompt, 20)
         for other, least in ((prompt + "\nnum", 100), (prompt + "\nnumber", 100), (prompt[: len(prompt) // 2], 0)):
             reused = finish(engine, other, 20)
-            assert reused.timings["cache_n"] >= least
+            assert reused.timings.cached_tokens >= least
             engine.forget()
             fresh = finish(engine, other, 20)
-            assert fresh.timings["cache_n"] == 0
+            assert fresh.timings.cached_tokens == 0
             assert fresh.tokens == reused.tokens
 
 
@@ -451,8 +452,8 @@ def test_a_context_beyond_training_is_a_warning(
         assert any("3000" in warning and "2048" in warning for warning in engine.warnings) == warns
 
 
-def test_a_context_of_zero_is_the_models_own(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama"), n_ctx=0) as engine:
+def test_a_context_as_trained_is_the_models_own(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama"), n_ctx="trained") as engine:
         assert engine.n_ctx == engine.model.n_ctx_train
         assert not engine.warnings
 
@@ -479,7 +480,7 @@ def test_exact_log_probabilities_are_the_same_with_drafts(
             engine.submit(job)
             assert not all(engine.step() for _ in range(1000)), "it ends"
             told[policy] = job.result
-    assert told["auto"].draft["accepted"] > 40
+    assert told["auto"].draft.accepted > 40
     assert len(told["off"].logprobs) == len(told["off"].tokens) == 100
     assert told["auto"].logprobs == told["off"].logprobs
 
@@ -498,7 +499,7 @@ def test_no_mmap_reaches_datastores_and_history(
         for store in engine.datastores:
             assert bool(store._maps) == mmap
         finish(engine, PROMPT, 5)
-        earlier = engine._earlier
+        earlier = engine._persisted
         assert earlier is not None
         earlier.history.commit()
         assert earlier.history._store is not None

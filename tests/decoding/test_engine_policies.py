@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Plan
 from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]
@@ -48,7 +50,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
 
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
     monkeypatch.setattr(Auto, "plan", keen)
-    monkeypatch.setattr(Auto, "book", lambda self, done: None)
+    monkeypatch.setattr(Auto, "account", lambda self, done: None)
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
@@ -64,18 +66,18 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._lane.policies["auto"].draft_model.right > 0.8  # type: ignore[attr-defined]
+                assert engine._lane.auto.draft_model.right > 0.8
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:
     model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=256, threads=1, policy="sam", verify="relaxed:40,0.01") as engine:
+    with Engine.load(model, n_ctx=256, threads=1, policy="sam", verify=Relaxed(40, 0.01)) as engine:
         assert engine.settings["verify"] == "relaxed:40,0.01"
         stream = engine.generate(PROMPT, max_tokens=120, sampling=Sampling(temperature=1.5, top_k=0, seed=1))
         for _ in stream:
             pass
         marked = sum(source.endswith("~") for source in stream.result.sources)
-        assert stream.result.draft["relaxed"] >= marked > 0
+        assert stream.result.draft.relaxed >= marked > 0
         for refused in (
             Sampling(grammar=gbnf('root ::= "a"')),
             Sampling(repeat_penalty=1.1),
@@ -89,4 +91,4 @@ def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_mod
         with pytest.raises(OptionError, match="policy best"):
             answer(engine, policy="best")
     with pytest.raises(OptionError, match="exact"):
-        Engine.load(model, exact=True, verify="relaxed")
+        Engine.load(model, exact=True, verify=Relaxed())

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
+from support.fake_sequences import Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.forward import evaluate_prompt, step_alone
-from rest_local.decoding.generation import Generation
+from rest_local.decoding.clock import PassClock
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
@@ -35,15 +35,15 @@ def generation(
     chooser: Greedy | Draws,
     kind: Capability = TREE,
     slot: Slot | None = None,
-) -> Generation:
-    return Generation(backend, slot or Slot(backend), Keen(FLAT), sources, chooser, kind, lambda token: token == END)
+) -> Alone:
+    return Alone(backend, slot or Slot(backend), Keen(FLAT), sources, chooser, kind, lambda token: token == END)
 
 
-def run(generation: Generation, prompt: Sequence[int], n: int) -> list[int]:
-    evaluate_prompt(generation, prompt)
+def run(generation: Alone, prompt: Sequence[int], n: int) -> list[int]:
+    generation.evaluate(prompt)
     out: list[int] = []
     while len(out) < n and (not out or out[-1] != END) and generation.room:
-        out += [token for token, _ in step_alone(generation, n - len(out))]
+        out += [token for token, _ in generation.step(n - len(out))]
     return out
 
 
@@ -77,11 +77,11 @@ def test_sampled_frequencies_are_the_models_own() -> None:
     backend, chooser = FakeBackend(), Draws(9)
     sources = Fortune(6, 8, 2, 0.7)
     task = generation(backend, sources, chooser)
-    evaluate_prompt(task, [3, 1, 4])
+    task.evaluate([3, 1, 4])
     for _ in range(20_000):
-        counts[step_alone(task, 2).tokens[0]] += 1
+        counts[task.step(2).tokens[0]] += 1
         task.slot.rewind(2)
-        task.root = 4
+        del task.sequence.tokens[3:]
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
     expected = 20_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
@@ -147,9 +147,7 @@ def test_a_thousand_requests_without_acceptance_leave_no_cell() -> None:
     backend = FakeBackend(n_ctx=64)
     slot = Slot(backend)
     for number in range(1000):
-        task = Generation(
-            backend, slot, Keen(FLAT), Fortune(number, 6, 4, 0.0), Greedy(), TREE, lambda token: token == END
-        )
+        task = Alone(backend, slot, Keen(FLAT), Fortune(number, 6, 4, 0.0), Greedy(), TREE, lambda token: token == END)
         run(task, [number % END, 2, 3], 4)
         assert len(backend.cells) == slot.n_past <= 8
 
@@ -164,14 +162,16 @@ def test_a_draft_is_never_longer_than_the_room_in_the_context() -> None:
             return super().draft(sources, context)
 
     backend = FakeBackend(n_ctx=48)
-    task = Generation(
+    task = Alone(
         backend, Slot(backend), Watched(FLAT), Fortune(1, 20, 2, 1.0), Greedy(), TREE, lambda token: token == END
     )
-    evaluate_prompt(task, list(range(1, 11)))
+    task.evaluate(list(range(1, 11)))
     while task.room > 1:
-        task.draft(1000, task.slot.n_past)
-        assert len(task.tree) < task.room
-        task.slot.tokens.append(0)  # as if a token more was committed
+        task.sequence.answer.left = 1000
+        task.forward._draft([task.sequence], PassClock(task.slot.n_past, 1, False))
+        assert len(task.sequence.tree) < task.room
+        task.sequence.tokens.append(0)  # as if a token more was committed
+        task.slot.n_past += 1
     assert all(limit <= room - 1 for limit, room in limits)
     assert min(limit for limit, _ in limits) <= 1
 
@@ -188,22 +188,22 @@ def test_generation_runs_to_the_last_cell_of_a_small_context() -> None:
 def test_prompts_that_do_not_fit_are_refused_with_both_numbers() -> None:
     task = generation(FakeBackend(n_ctx=64), fortune("tree"), Greedy())
     with pytest.raises(PromptTooLong, match=r"64 tokens and the context holds 64"):
-        evaluate_prompt(task, [1] * 64)
+        task.evaluate([1] * 64)
     with pytest.raises(PromptEmpty):
-        evaluate_prompt(task, [])
+        task.evaluate([])
     assert run(task, [1] * 63, 10) == plain([1] * 63, Greedy(), 2)[:2]
 
 
 def test_the_shared_prefix_is_not_evaluated_again() -> None:
     backend = FakeBackend()
     slot = Slot(backend)
-    first = Generation(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
+    first = Alone(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
     prompt = list(range(20)) * 4
     answer = run(first, prompt, 10)
     backend.evaluated = 0
     follow_up = [*prompt, *answer, 7, 8]
-    second = Generation(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
-    evaluate_prompt(second, follow_up)
+    second = Alone(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
+    second.evaluate(follow_up)
     assert second.statistics.cached_tokens >= len(prompt) + len(answer) - 1
     assert backend.evaluated <= 3
     assert run(second, follow_up, 20) == plain(follow_up, Greedy(), 20)[:20]
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_roll_back_starts_over() -> None:
     none = Capability("none", "fake")
     slot = Slot(backend)
     for prompt in ([1, 2, 3, 4], [1, 2, 9, 9, 9], [1, 2, 9, 9, 9, 4]):
-        task = Generation(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), none, lambda token: token == END)
+        task = Alone(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), none, lambda token: token == END)
         assert run(task, prompt, 20) == plain(prompt, Greedy(), 20)
         assert task.statistics.drafted == 0
 
@@ -235,7 +235,7 @@ def test_chains_are_as_long_as_the_state_can_roll_back(n_branches: int) -> None:
     assert max(widths) == 4
 
 
-def test_cells_that_nobody_committed_are_dropped_by_the_next_request() -> None:
+def test_uncommitted_cells_are_dropped_by_the_next_request() -> None:
     """As an interrupt between a decode and its bookkeeping leaves them."""
     backend = FakeBackend()
     task = generation(backend, fortune("tree"), Greedy())
@@ -272,7 +272,7 @@ class Clerk(Keen):
 @pytest.mark.parametrize(
     ("drafted", "lookup_us", "lookup_ms", "driver_ms"),
     [([1, 2], 1000.0, 1.0, 9.0), ([], 1000.0, 10.0, 0.0), ([], None, None, 10.0)],
-    ids=["a draft pays its own growth", "a lookup in vain is one whole", "nobody was asked"],
+    ids=["a draft pays its own growth", "a lookup without a draft pays all of it", "no lookup"],
 )
 def test_what_drafting_took_is_the_lookups_or_the_drafts(
     drafted: list[int],
@@ -285,14 +285,14 @@ def test_what_drafting_took_is_the_lookups_or_the_drafts(
     step, which are booked with the next one.
     """
     ticks = count()
-    monkeypatch.setattr("rest_local.decoding.generation.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks)))
+    monkeypatch.setattr("rest_local.decoding.sequence.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks)))
     monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: 0.0))
     clerk = Clerk(drafted, lookup_us)
     backend = FakeBackend()
-    task = Generation(backend, Slot(backend), clerk, fortune("wrong"), Greedy(), TREE, lambda token: False)
-    evaluate_prompt(task, [3, 1, 4])
+    task = Alone(backend, Slot(backend), clerk, fortune("wrong"), Greedy(), TREE, lambda token: False)
+    task.evaluate([3, 1, 4])
     for before in (0.0, 20.0):
-        step_alone(task, 8)
+        task.step(8)
         done = clerk.told[-1]
         assert done.lookup_ms == (None if lookup_ms is None else pytest.approx(lookup_ms))
         assert done.driver_ms == pytest.approx(driver_ms + 10.0 + before)

@@ -12,31 +12,40 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy, logits_of
+from support.fake_backend import N_VOCAB, Draws, FakeBackend, logits_of
 from support.fake_device import FakeDevice
-from support.fake_jobs import FLAT, TREE, Owned, Silent, check_cells, job_of, prompts_of, run, said, scheduler_of
+from support.fake_sequences import (
+    FLAT,
+    TREE,
+    Owned,
+    check_cells,
+    prompts_of,
+    run,
+    said,
+    scheduler_of,
+    sequence_of,
+)
 from support.fake_sources import SHAPES, Keen, fortune
 
+from rest_local.decoding.engine import Engine
 from rest_local.decoding.entropy import entropy_of
-from rest_local.decoding.forward import Forward, Prompt, Running
-from rest_local.decoding.generation import Generation
-from rest_local.decoding.job import Job
-from rest_local.decoding.lanes import Lanes
+from rest_local.decoding.forward import Forward
+from rest_local.decoding.lane import Lanes
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import Scheduler
+from rest_local.decoding.sequence import Sequence, Taken
 from rest_local.decoding.stream import Piece
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Stateless, StepContext
+from rest_local.planning.policy import Off, Stateless, StepContext
 
 
 class Reader:
     """What the owner of a job reads, and whether a pass was under way whenever it was woken."""
 
-    def __init__(self, job: Job, device: FakeDevice) -> None:
+    def __init__(self, job: Sequence, device: FakeDevice) -> None:
         self.pieces: list[Piece] = []
         self.woken: list[bool] = []
         self._job, self._device = job, device
@@ -44,7 +53,7 @@ class Reader:
 
     def _wake(self) -> None:
         self.woken.append(self._device.under_way)
-        self.pieces += self._job.take()
+        self.pieces += self._job.read()
 
     def check(self) -> None:
         """Everything was read once, in order."""
@@ -66,7 +75,7 @@ def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts
     device = FakeDevice(n_ctx=1024, n_slots=n_slots)
     asked = prompts_of(8)
     jobs = [
-        job_of(
+        sequence_of(
             device, prompt, 40, Draws(seed, 0.7) if seed % 2 else None, fortune(shape),
             Keen(FLAT) if drafts else Off(), logprobs=2 if seed % 3 else None,
         )
@@ -82,9 +91,9 @@ def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts
         if seed % 3:
             rows = [logits_of([*prompt, *tokens[:n]]) for n in range(len(tokens))]
             assert job.result.logprobs == [logprobs_of(r, t, 2) for r, t in zip(rows, tokens, strict=True)]
-        assert job.answer.statistics.generated >= len(tokens)
+        assert job.statistics.generated >= len(tokens)
         reader.check()
-    statistics = [job.answer.statistics for job in jobs]
+    statistics = [job.statistics for job in jobs]
     assert sum(each.accepted for each in statistics) > 5 or not drafts or shape == "wrong"
 
 
@@ -92,7 +101,7 @@ def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts
 def test_text_is_delivered_while_the_next_pass_is_computed(overlaps: bool, stop: tuple[str, ...]) -> None:
     """All but the last step, whose end is known from its tokens; at once where a decode returns with all computed."""
     device = FakeDevice(n_slots=2)
-    jobs = [job_of(device, [n], 20, Draws(n), stop=stop) for n in (3, 5)]
+    jobs = [sequence_of(device, [n], 20, Draws(n), stop=stop) for n in (3, 5)]
     readers = [Reader(job, device) for job in jobs]
     run(scheduler_of(device, overlaps=overlaps), jobs)
     for reader in readers:
@@ -116,9 +125,9 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
             continue
         stop = whole[12:15]
 
-        def job(backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop) -> Job:
+        def job(backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop) -> Sequence:
             policy = Keen(FLAT) if drafts else Off()
-            return job_of(backend, prompt, 40, Draws(seed), fortune("chain"), policy, stop=(stop,))
+            return sequence_of(backend, prompt, 40, Draws(seed), fortune("chain"), policy, stop=(stop,))
 
         device, plain = FakeDevice(), FakeBackend()
         late, once = job(device), job(plain)
@@ -135,12 +144,12 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
 
 
 @pytest.mark.parametrize("whom", ["itself", "another"])
-def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str) -> None:
+def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None:
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
     ended: list[Any] = []
     jobs = [
-        job_of(device, [n], 40, Draws(n), fortune("tree"), Keen(FLAT), finished=ended.append, ignore_end=True)
+        sequence_of(device, [n], 40, Draws(n), fortune("tree"), Keen(FLAT), finished=ended.append, ignore_end=True)
         for n in (3, 5)
     ]
     target = jobs[0] if whom == "itself" else jobs[1]
@@ -160,18 +169,18 @@ def test_who_is_cancelled_while_a_pass_is_computed_gets_nothing_of_it(whom: str)
     )
     assert other.result.tokens == said([5 if target is jobs[0] else 3], 40, Draws(5 if target is jobs[0] else 3))
     assert len(ended) == 2, "each is counted once"
-    assert isinstance(target.sampler, Owned)
-    assert target.sampler.late == 0
+    assert isinstance(target.chooser, Owned)
+    assert target.chooser.late == 0
     assert all(job.error is None for job in jobs)
-    run(scheduler, [again := job_of(device, [3], 10)])
+    run(scheduler, [again := sequence_of(device, [3], 10)])
     assert again.result.tokens == said([3], 10)
 
 
-def test_who_is_cancelled_by_its_last_text_ends_once() -> None:
+def test_a_request_cancelled_by_its_last_text_ends_once() -> None:
     device = FakeDevice()
     scheduler = ahead(device)
     ended: list[Any] = []
-    job = job_of(device, [3], 10, Draws(3), finished=ended.append, ignore_end=True)
+    job = sequence_of(device, [3], 10, Draws(3), finished=ended.append, ignore_end=True)
 
     def cancel() -> None:
         if len(job.result.tokens) == 10 and not job.done:
@@ -181,8 +190,8 @@ def test_who_is_cancelled_by_its_last_text_ends_once() -> None:
     run(scheduler, [job])
     assert len(ended) == 1
     assert job.result.tokens == said([3], 10, Draws(3))
-    assert isinstance(job.sampler, Owned)
-    assert job.sampler.closed == 1
+    assert isinstance(job.chooser, Owned)
+    assert job.chooser.closed == 1
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
@@ -190,7 +199,7 @@ def test_who_is_cancelled_by_its_last_text_ends_once() -> None:
 def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) -> None:
     device = FakeDevice(n_slots=3)
     asked = [[1, 2, 3], [4] * 12, [5, 6]]
-    jobs = [job_of(device, prompt, 12, Draws(n), fortune("tree"), Keen(FLAT)) for n, prompt in enumerate(asked)]
+    jobs = [sequence_of(device, prompt, 12, Draws(n), fortune("tree"), Keen(FLAT)) for n, prompt in enumerate(asked)]
     readers = [Reader(job, device) for job in jobs]
     device.failures = {call: code}
     run(ahead(device), jobs)
@@ -201,11 +210,11 @@ def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) 
 
 
 @pytest.mark.parametrize("call", range(2, 8))
-def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int) -> None:
+def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> None:
     """Nobody expects it, so it ends the step; the pass before was delivered, the cells are what is committed."""
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
-    jobs = [job_of(device, [n], 12, Draws(n)) for n in (3, 5)]
+    jobs = [sequence_of(device, [n], 12, Draws(n)) for n in (3, 5)]
     readers = [Reader(job, device) for job in jobs]
     device.faults = {call: RuntimeError("lost")}
     with pytest.raises(RuntimeError, match="lost"):
@@ -217,17 +226,17 @@ def test_an_error_while_the_logits_are_waited_for_leaves_what_was_said(call: int
         reader.check()
 
 
-def test_who_is_sent_back_for_want_of_cells_has_got_its_text() -> None:
+def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None:
     device = FakeDevice(n_ctx=64, n_slots=2)
     scheduler = ahead(device)
     asked = [[1] * 20, [2] * 20]
-    jobs = [job_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
+    jobs = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
     readers = [Reader(job, device) for job in jobs]
     for job in jobs:
         scheduler.submit(job)
-    while jobs[1] not in scheduler.waiting or jobs[1].generation is None:
+    while jobs[1] not in scheduler.waiting or not jobs[1].has_begun:
         scheduler.step()
-    assert jobs[1].n_tokens - len(asked[1]) == len(jobs[1].result.tokens) > 0
+    assert len(jobs[1].tokens) - len(asked[1]) == len(jobs[1].result.tokens) > 0
     run(scheduler, [])
     for n, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
         assert job.result.tokens == said(prompt, 40, Draws(n + 3))
@@ -238,7 +247,7 @@ def test_who_is_sent_back_for_want_of_cells_has_got_its_text() -> None:
 def test_a_full_context_is_the_same(shift: bool) -> None:
     jobs = []
     for backend, overlaps in ((FakeDevice(n_ctx=48), True), (FakeBackend(n_ctx=48), False)):
-        job = job_of(backend, [1, 2, 3] * 5, 120, Draws(11), fortune("deep"), Keen(FLAT), context_shift=shift)
+        job = sequence_of(backend, [1, 2, 3] * 5, 120, Draws(11), fortune("deep"), Keen(FLAT), context_shift=shift)
         run(scheduler_of(backend, overlaps=overlaps), [job])
         jobs.append(job)
     assert jobs[0].result.tokens == jobs[1].result.tokens
@@ -270,7 +279,7 @@ def test_every_step_is_delivered_once_whatever_happens(
         stop = ("a", "bcd", "e") if seed % 3 == 0 else ()
         policy = Keen(FLAT) if drafts else Off()
         shape = [*SHAPES][seed % len(SHAPES)]
-        job = job_of(
+        job = sequence_of(
             device, prompt, 5 + seed % 30, Draws(seed), fortune(shape), policy, finished=ended.append, stop=stop
         )
         jobs.append(job)
@@ -291,7 +300,7 @@ def test_every_step_is_delivered_once_whatever_happens(
         expected = said(prompt, 5 + seed % 30, Draws(seed))
         reader.check()
         assert job.result.tokens == expected[: len(job.result.tokens)]
-        assert job.answer.statistics.generated >= len(job.result.tokens)
+        assert job.statistics.generated >= len(job.result.tokens)
         if job is not cancelled and seed % 3 and not failures and n_ctx == 512:
             assert job.result.tokens == expected
 
@@ -314,7 +323,7 @@ def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
     ended: list[Any] = []
     policies = [Off(), Forgetful(step), Keen(FLAT)]
     jobs = [
-        job_of(device, [n], 20, Draws(n), fortune("tree"), policy, finished=ended.append, ignore_end=True)
+        sequence_of(device, [n], 20, Draws(n), fortune("tree"), policy, finished=ended.append, ignore_end=True)
         for n, policy in enumerate(policies)
     ]
     scheduler = ahead(device)
@@ -326,14 +335,14 @@ def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
     assert "cannot learn" in str(jobs[1].error)
     assert jobs[1].result.tokens == said([1], 20, Draws(1))[: step - 1]
     assert len(ended) == 3
-    run(scheduler, [again := job_of(device, [1], 10)])
+    run(scheduler, [again := sequence_of(device, [1], 10)])
     assert again.result.tokens == said([1], 10)
 
 
 def test_ending_all_flushes_what_was_left() -> None:
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
-    jobs = [job_of(device, [n], 100, Draws(n), ignore_end=True) for n in (3, 5)]
+    jobs = [sequence_of(device, [n], 100, Draws(n), ignore_end=True) for n in (3, 5)]
     readers = [Reader(job, device) for job in jobs]
     for job in jobs:
         scheduler.submit(job)
@@ -343,7 +352,7 @@ def test_ending_all_flushes_what_was_left() -> None:
     scheduler.cancel_all()
     for n, job, reader in zip((3, 5), jobs, readers, strict=True):
         assert job.result.tokens == said([n], 4, Draws(n))
-        assert job.answer.statistics.steps == 4
+        assert job.statistics.steps == 4
         reader.check()
 
 
@@ -364,7 +373,7 @@ class Watcher(Stateless):
 def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
     """From a copy of the newest row: the next pass has overwritten it by then."""
     device, policy = FakeDevice(), Watcher()
-    job = job_of(device, [1, 2], 8, policy=policy)
+    job = sequence_of(device, [1, 2], 8, policy=policy)
     run(ahead(device), [job])
     tokens = job.result.tokens
     every = [entropy_of(logits_of([1, 2, *tokens[:n]])) for n in range(len(tokens))]
@@ -374,7 +383,7 @@ def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
 
 
 @pytest.mark.parametrize("wait", [0.2, 5.0])
-def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whether reading the logits takes longer than submitting; here submitting takes a second."""
     now = 0.0
 
@@ -394,27 +403,29 @@ def test_whether_a_device_computes_on_its_own_is_measured(wait: float, monkeypat
     monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: now))
     backend = Slow()
     scheduler = scheduler_of(backend)
-    job = job_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
+    job = sequence_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
     scheduler.submit(job)
-    behind = []
+    missing = []
     while not job.done:
         scheduler.step()
         if not job.done:
-            assert job.generation is not None
-            behind.append(job.n_tokens - len(job.prompt) - len(job.result.tokens))
-    assert set(behind[1:]) == {1 if wait > 1.0 else 0}
+            assert job.has_begun
+            missing.append(len(job.tokens) - len(job.request.prompt) - len(job.result.tokens))
+    assert set(missing[1:]) == {1 if wait > 1.0 else 0}
     assert job.result.tokens == said([1, 2], 10, Draws(5))
 
 
 def test_a_prompt_is_waited_for_by_its_own_pass() -> None:
     """Or the first step of the answer would be charged with it."""
     device = FakeDevice()
-    generation = Generation(device, Slot(device), Off(), Silent(), Greedy(), TREE, lambda token: False)
-    generation.begin([1] * 20)
-    Forward(device, overlaps=True).step([], [Prompt(generation, 19)])
+    sequence = sequence_of(device, [1] * 20, 5)
+    sequence.admit(Slot(device))
+    forward = Forward(device, TREE, overlaps=True)
+    forward.step([], [(sequence, 19)])
     assert not device.under_way
-    (taken,) = Forward(device, overlaps=True).step([Running(generation, 5)])
-    assert taken.tokens == said([1] * 20, 1)
+    (taken,) = forward.step([sequence])
+    assert isinstance(taken, Taken)
+    assert taken.verdict.tokens == said([1] * 20, 1)
 
 
 def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
@@ -433,15 +444,17 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     shared.warnings = []
     lanes = Lanes(shared)  # type: ignore[arg-type]
     lanes._exact = exact  # type: ignore[assignment]
-    jobs = [job_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)]
+    engine = object.__new__(Engine)
+    engine._lanes = lanes
+    jobs = [sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)]
     for scheduler, job in zip(schedulers, jobs, strict=True):
         scheduler.submit(job)
     for step in range(1, 10):
-        lanes.step(step)
+        engine.step(step)
         assert [len(job.result.tokens) for job in jobs] == [step, step]
-    lanes.cancel(jobs[1])
+    engine.cancel(jobs[1])
     for step in range(10, 15):
-        lanes.step(step)
+        engine.step(step)
         assert len(jobs[0].result.tokens) == step - 1, "alone again, with the next pass"
-    lanes.deliver()
+    schedulers[0].deliver()
     assert len(jobs[0].result.tokens) == 14, "before stores that were drafted from are closed, say"

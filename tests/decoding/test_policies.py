@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
+from support.fake_sequences import Alone
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.entropy import entropy_of
-from rest_local.decoding.forward import evaluate_prompt, step_alone
-from rest_local.decoding.generation import TARGET, Generation
+from rest_local.decoding.sequence import TARGET
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.drafter import Draft
@@ -30,16 +30,16 @@ CONTEXT, MODEL = SOURCE_NUMBER["context"], SOURCE_NUMBER["model"]
 SEQUENTIAL = Draws | Greedy
 
 
-def task(policy: Policy, sources: Lookup, chooser: SEQUENTIAL, relaxed: Relaxed | None = None) -> Generation:
+def task(policy: Policy, sources: Lookup, chooser: SEQUENTIAL, relaxed: Relaxed | None = None) -> Alone:
     backend = FakeBackend()
-    return Generation(backend, Slot(backend), policy, sources, chooser, TREE, lambda token: token == END, relaxed)
+    return Alone(backend, Slot(backend), policy, sources, chooser, TREE, lambda token: token == END, relaxed)
 
 
-def run(generation: Generation, prompt: Sequence[int], n: int) -> list[tuple[int, str]]:
-    evaluate_prompt(generation, prompt)
+def run(generation: Alone, prompt: Sequence[int], n: int) -> list[tuple[int, str]]:
+    generation.evaluate(prompt)
     out: list[tuple[int, str]] = []
     while len(out) < n and (not out or out[-1][0] != END):
-        out += step_alone(generation, n - len(out))
+        out += generation.step(n - len(out))
     return out
 
 
@@ -75,7 +75,7 @@ class Told(Sources):
 
     @property
     def text(self) -> list[int]:
-        return list(self._tokens)
+        return self._from(0)
 
 
 class Scripted:
@@ -113,11 +113,11 @@ def test_entropies_are_those_of_the_newest_three_tokens() -> None:
     prompt = [1, 2, 3]
     policy = Scripted()
     generation = task(policy, Told([], N_VOCAB), Greedy())
-    evaluate_prompt(generation, prompt)
+    generation.evaluate(prompt)
     said: list[int] = []
     for _ in range(4):
         every = [entropy_of(logits_of([*prompt, *said[:n]])) for n in range(len(said))]
-        said += [token for token, _ in step_alone(generation, 20)]
+        said += [token for token, _ in generation.step(20)]
         assert policy.seen[-1] == pytest.approx(every[-3:])
     assert len(said) > 8
 
@@ -153,7 +153,7 @@ def test_relaxed_tokens_are_counted_and_marked_one_by_one(rule: Relaxed) -> None
         out = run(generation, prompt, 40)
         assert out == relaxed_by_hand(prompt, rule, 40)
         marked = sum(source == "context~" for _, source in out)
-        assert generation.statistics.relaxed == generation.statistics.to_dict()["relaxed"] == marked
+        assert generation.statistics.relaxed == generation.statistics.summary().relaxed == marked
         passed += marked
         strict = iter(policy.taught)  # what passed only by being relaxed is no evidence of what the model says
         step: list[tuple[int, str]] = []

@@ -61,7 +61,7 @@ def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
     ]
 
 
-def test_a_prediction_that_fits_is_whole_and_nobody_is_warned(
+def test_a_prediction_that_fits_is_whole_without_a_warning(
     vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
 ) -> None:
     predictions, text = Predictions(vocabulary, 512), LINE * 4000  # more than one part

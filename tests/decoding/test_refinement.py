@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.fake_backend import FakeBackend
-from support.fake_jobs import job_of, said, scheduler_of
+from support.fake_sequences import said, scheduler_of, sequence_of
 
 from rest_local.calibration import timing
 from rest_local.calibration.corrections import ESTIMATED
@@ -58,7 +58,7 @@ def test_between_steps_prices_heal_within_their_share_of_the_time(probed: Probed
     backend = FakeBackend(n_ctx=512)
     scheduler, curve = scheduler_of(backend), estimate()
     calibrating = make(scheduler, curve)
-    scheduler.submit(job_of(backend, PROMPT, 400, policy=Auto(estimate())))
+    scheduler.submit(sequence_of(backend, PROMPT, 400, policy=Auto(estimate())))
     steps = 0
     while scheduler.busy and steps < 300:
         scheduler.step()
@@ -90,7 +90,7 @@ def test_nothing_is_measured_without_need(probed: Probed, curve: CostCurve, poli
     backend = FakeBackend(n_ctx=512)
     scheduler = scheduler_of(backend)
     calibrating = make(scheduler, curve, enabled=shares)
-    scheduler.submit(job_of(backend, PROMPT, 20, policy=make_policy(policy, curve)))
+    scheduler.submit(sequence_of(backend, PROMPT, 20, policy=make_policy(policy, curve)))
     while scheduler.busy:
         scheduler.step()
         calibrating.after_pass(10.0)
@@ -127,7 +127,7 @@ def test_a_batch_in_a_slot_leaves_its_cells_and_answers_as_they_were(n_slots: in
     """The fake backend asserts that every token sees exactly its own text."""
     backend = FakeBackend(n_ctx=256, n_slots=n_slots)
     scheduler = scheduler_of(backend)
-    job = job_of(backend, PROMPT, N)
+    job = sequence_of(backend, PROMPT, N)
     scheduler.submit(job)
     while scheduler.busy:
         scheduler.step()
@@ -141,7 +141,7 @@ def test_a_batch_in_a_slot_leaves_its_cells_and_answers_as_they_were(n_slots: in
 def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None:
     backend = FakeBackend(n_ctx=32)
     scheduler = scheduler_of(backend)
-    job = job_of(backend, PROMPT, N)
+    job = sequence_of(backend, PROMPT, N)
     scheduler.submit(job)
     scheduler.step()
     slot = scheduler.slots.slots[0]
@@ -174,7 +174,7 @@ def test_cpu_time_against_the_clock_tells_a_busy_machine(monkeypatch: pytest.Mon
     meter = LoadMeter(lambda: 4)
     assert not meter.busy(usage.step(40.0, 3.9, 0))
     assert meter.busy(usage.step(80.0, 2.0, 30))
-    assert not meter.busy(usage.step(40.0, 2.0, 0))  # threads that wait without spinning: nobody took their cores
+    assert not meter.busy(usage.step(40.0, 2.0, 0))  # threads wait without spinning: no other process took their cores
     assert not meter.busy(usage.step(40.0, 3.9, 30))  # preempted, and hardly slower
     assert not meter.busy(usage.step(40.0, 1.0, 30, pause_ms=500.0))  # a pause of the user's, not a step
     assert not meter.busy(usage.step(-5.0, 1.0, 30))  # the clock was set back

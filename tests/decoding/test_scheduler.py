@@ -1,4 +1,4 @@
-"""Many requests over the fake backend, whose arithmetic is exact: who else is served never changes an answer."""
+"""Many requests over the fake backend, whose arithmetic is exact: other requests never change an answer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, plain
-from support.fake_jobs import FLAT, Owned, check_cells, job_of, prompts_of, run, said, scheduler_of
+from support.fake_sequences import FLAT, Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import SHAPES, Keen, fortune
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.job import Job
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
+from rest_local.decoding.sequence import Sequence
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.planning.auto import Auto
-from rest_local.planning.off import Off
+from rest_local.planning.policy import Off
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -32,7 +32,7 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     system = list(range(20))
     asked = [[*system, *prompt] for prompt in prompts_of(10)]
     jobs = [
-        job_of(
+        sequence_of(
             backend, prompt, 40, Draws(seed, 0.7) if seed % 2 else None, fortune(shape),
             Keen(FLAT) if drafts else Off(), keep_prefix=keep,
         )
@@ -42,13 +42,13 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     for seed, (prompt, job) in enumerate(zip(asked, jobs, strict=True)):
         assert job.result.tokens == said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
         assert job.error is None
-        assert isinstance(job.sampler, Owned)
-        assert job.sampler.closed == 1
+        assert isinstance(job.chooser, Owned)
+        assert job.chooser.closed == 1
     if keep:
-        assert sum(job.answer.statistics.cached_tokens for job in jobs) >= 20
+        assert sum(job.statistics.cached_tokens for job in jobs) >= 20
     else:
-        assert all(job.answer.statistics.cached_tokens == 0 for job in jobs)
-    drafted = sum(job.answer.statistics.drafted for job in jobs)
+        assert all(job.statistics.cached_tokens == 0 for job in jobs)
+    drafted = sum(job.statistics.drafted for job in jobs)
     assert (drafted > 0) == drafts
 
 
@@ -62,57 +62,60 @@ def test_a_hundred_prompts_say_the_same_with_drafts(shape: str, temperature: flo
     def chooser(seed: int) -> Draws | None:
         return None if temperature is None else Draws(seed, temperature)
 
-    jobs = [job_of(backend, prompt, 16, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)]
+    jobs = [
+        sequence_of(backend, prompt, 16, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)
+    ]
     run(scheduler_of(backend), jobs)
     assert [job.result.tokens for job in jobs] == [said(p, 16, chooser(seed)) for seed, p in enumerate(asked)]
-    statistics = [job.answer.statistics for job in jobs]
+    statistics = [job.statistics for job in jobs]
     assert sum(each.drafted for each in statistics) > 1000
     assert (sum(each.accepted for each in statistics) > 100) == (shape != "wrong")
 
 
 def test_the_budget_is_shared_by_all() -> None:
-    """Of eight whose sources are as good, each has drafts submitted and accepted while all of them run: nodes go to
-    who is likeliest, not to who came first."""
+    """Eight sequences with sources of one quality all have drafts submitted and accepted while all of them run: nodes
+    go to the likeliest candidates, not to the first sequence."""
     backend = FakeBackend(n_ctx=2048, n_slots=8)
     scheduler = scheduler_of(backend)
     jobs = [
-        job_of(backend, prompt, 400, Draws(n), fortune("deep"), Keen(FLAT)) for n, prompt in enumerate(prompts_of(8, 5))
+        sequence_of(backend, prompt, 400, Draws(n), fortune("deep"), Keen(FLAT))
+        for n, prompt in enumerate(prompts_of(8, 5))
     ]
     for job in jobs:
         scheduler.submit(job)
     drafted: list[int] = []
     while not any(job.done for job in jobs):
-        drafted = [job.answer.statistics.drafted for job in jobs]
+        drafted = [job.statistics.drafted for job in jobs]
         scheduler.step()
     assert min(drafted) > 5
-    assert all(job.answer.statistics.accepted for job in jobs)
+    assert all(job.statistics.accepted for job in jobs)
 
 
 def test_the_least_recently_used_idle_slot_goes_first() -> None:
-    """Three conversations and a fourth that does not fit beside them: who spoke last longest ago makes room."""
+    """Three conversations and a fourth that does not fit with them: the least recently used one makes room."""
     backend = FakeBackend(n_ctx=256, n_slots=4)
     scheduler = scheduler_of(backend)
     rng = np.random.default_rng(5)
     texts = [rng.integers(0, END, 60).tolist() for _ in range(3)]
     for text in (*texts, texts[0]):  # the first speaks again, so the second is the oldest
-        run(scheduler, [job_of(backend, text, 1)])
-    run(scheduler, [job_of(backend, rng.integers(0, END, 100).tolist(), 1)])
+        run(scheduler, [sequence_of(backend, text, 1)])
+    run(scheduler, [sequence_of(backend, rng.integers(0, END, 100).tolist(), 1)])
     kept = [any(slot.common_prefix(text) >= 50 for slot in scheduler.slots.slots) for text in texts]
     assert kept == [True, False, True]
 
 
 @pytest.mark.parametrize("drafts", [True, False])
 def test_log_probabilities_are_those_of_each_tokens_own_row(drafts: bool) -> None:
-    """Whether it was drafted or not: the row behind the text before it."""
+    """Whether it was drafted or not: the row after the text before it."""
     backend = FakeBackend(n_ctx=512, n_slots=2)
     prompts = prompts_of(2, 9)
     jobs = [
-        job_of(backend, prompt, 60, sources=fortune("tree"), policy=Keen(FLAT) if drafts else Off(), logprobs=3)
+        sequence_of(backend, prompt, 60, sources=fortune("tree"), policy=Keen(FLAT) if drafts else Off(), logprobs=3)
         for prompt in prompts
     ]
     run(scheduler_of(backend), jobs)
     for prompt, job in zip(prompts, jobs, strict=True):
-        assert (job.answer.statistics.accepted > 5) == drafts
+        assert (job.statistics.accepted > 5) == drafts
         history, expected = list(prompt), []
         for token in job.result.tokens:
             expected.append(logprobs_of(logits_of(history), token, 3))
@@ -122,7 +125,7 @@ def test_log_probabilities_are_those_of_each_tokens_own_row(drafts: bool) -> Non
 
 def test_eight_share_their_forward_passes() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=8)
-    jobs = [job_of(backend, prompt, 30) for prompt in prompts_of(8, 5)]
+    jobs = [sequence_of(backend, prompt, 30) for prompt in prompts_of(8, 5)]
     run(scheduler_of(backend), jobs)
     assert backend.calls <= 30 + 2
 
@@ -131,18 +134,18 @@ def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=4)
     scheduler = scheduler_of(backend)
     system = prompts_of(1, 200)[0] * 3
-    first = job_of(backend, [*system, 1], 60)
+    first = sequence_of(backend, [*system, 1], 60)
     scheduler.submit(first)
-    while first.prefilling or first.generation is None:
+    while first.is_prefilling or not first.is_admitted:
         scheduler.step()
     before = backend.evaluated
-    others = [job_of(backend, [*system, n, n], 5) for n in range(2, 5)]
+    others = [sequence_of(backend, [*system, n, n], 5) for n in range(2, 5)]
     for other in others:
         scheduler.submit(other)
     scheduler.step()
     check_cells(scheduler)
     assert backend.evaluated - before < 20
-    assert all(other.answer.statistics.cached_tokens == len(system) for other in others)
+    assert all(other.statistics.cached_tokens == len(system) for other in others)
     run(scheduler, [])
     for n, other in enumerate(others, 2):
         assert other.result.tokens == said([*system, n, n], 5)
@@ -152,9 +155,9 @@ def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
 def test_requests_that_come_together_evaluate_their_common_beginning_once() -> None:
     backend = FakeBackend(n_ctx=4096, n_slots=8)
     system = np.random.default_rng(1).integers(0, END, 300).tolist()
-    jobs = [job_of(backend, [*system, n, n], 5) for n in range(8)]
+    jobs = [sequence_of(backend, [*system, n, n], 5) for n in range(8)]
     run(scheduler_of(backend), jobs)
-    assert sum(job.answer.statistics.cached_tokens for job in jobs) == 7 * len(system)
+    assert sum(job.statistics.cached_tokens for job in jobs) == 7 * len(system)
     assert backend.evaluated < len(system) + 8 * (2 + 5)
     for n, job in enumerate(jobs):
         assert job.result.tokens == said([*system, n, n], 5)
@@ -164,14 +167,14 @@ def test_a_second_turn_evaluates_what_is_new() -> None:
     backend = FakeBackend(n_ctx=8192, n_slots=2)
     scheduler = scheduler_of(backend)
     history = np.random.default_rng(0).integers(0, END, 4000).tolist()
-    first = job_of(backend, history, 20)
+    first = sequence_of(backend, history, 20)
     run(scheduler, [first])
     before = backend.evaluated
     follow_up = [*history, *first.result.tokens, 3, 4, 5]
-    second = job_of(backend, follow_up, 1)
+    second = sequence_of(backend, follow_up, 1)
     run(scheduler, [second])
     assert backend.evaluated - before <= 3 + 2
-    assert second.answer.statistics.cached_tokens >= len(follow_up) - 4
+    assert second.statistics.cached_tokens >= len(follow_up) - 4
 
 
 def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_again() -> None:
@@ -179,18 +182,18 @@ def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend, curve)
-    run(scheduler, [job_of(backend, [1] * 200, 1)])
+    run(scheduler, [sequence_of(backend, [1] * 200, 1)])
     idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
-    other = job_of(backend, [2, 3], 300, Draws(1), ignore_end=True)
+    other = sequence_of(backend, [2, 3], 300, Draws(1), ignore_end=True)
     scheduler.submit(other)
     for _ in range(90):
         scheduler.step()
     assert idle.n_past == 200
-    again = job_of(backend, [1] * 200, 1)  # somebody needs it: it begins anew
+    again = sequence_of(backend, [1] * 200, 1)  # another text needs it: it begins anew
     scheduler.submit(again)
     while not again.done:
         scheduler.step()
-    assert again.answer.statistics.cached_tokens == 199
+    assert again.statistics.cached_tokens == 199
     kept = 0
     while idle.n_past and not other.done:
         scheduler.step()
@@ -200,21 +203,21 @@ def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_
 
 
 def test_holes_below_what_is_kept_cost_no_conversation_its_prefix() -> None:
-    """Who goes on with kept text keeps it; who comes with another text starts again from the lowest cell."""
+    """A request that continues kept text keeps it; one with another text starts again from the lowest cell."""
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=3)
     scheduler = scheduler_of(backend, curve)
-    run(scheduler, [job_of(backend, [1] * 200, 1)])
+    run(scheduler, [sequence_of(backend, [1] * 200, 1)])
     idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
-    other = job_of(backend, [2, 3], 150, Draws(1), ignore_end=True)
+    other = sequence_of(backend, [2, 3], 150, Draws(1), ignore_end=True)
     run(scheduler, [other])
     assert not idle.n_past  # it has cost more than it was worth
     assert scheduler.slots.holes == 200
     follow_up = [2, 3, *other.result.tokens, 4, 5]
-    second = job_of(backend, follow_up, 3)
+    second = sequence_of(backend, follow_up, 3)
     run(scheduler, [second])
-    assert second.answer.statistics.cached_tokens >= 150
-    third = job_of(backend, [7] * 20, 3)
+    assert second.statistics.cached_tokens >= 150
+    third = sequence_of(backend, [7] * 20, 3)
     run(scheduler, [third])
     assert scheduler.slots.idle_cells < 30
     assert not scheduler.slots.holes
@@ -226,14 +229,14 @@ def test_a_conversation_above_holes_starts_anew_when_they_have_cost_as_much() ->
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend, curve)
-    run(scheduler, [job_of(backend, [1] * 200, 1)])
+    run(scheduler, [sequence_of(backend, [1] * 200, 1)])
     text = [2] * 100
     kept = []
     for _ in range(40):
-        turn = job_of(backend, text, 9, ignore_end=True)
+        turn = sequence_of(backend, text, 9, ignore_end=True)
         run(scheduler, [turn])
         check_cells(scheduler)
-        kept.append(turn.answer.statistics.cached_tokens)
+        kept.append(turn.statistics.cached_tokens)
     anew = [turn for turn, n in enumerate(kept) if n == 0 and turn]
     assert len(anew) == 1
     assert 10 <= anew[0] <= 30
@@ -244,27 +247,27 @@ def test_another_conversation_does_not_push_out_a_longer_one() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend)
     long = prompts_of(3, 300)[0] * 2
-    run(scheduler, [job_of(backend, long, 5)])
+    run(scheduler, [sequence_of(backend, long, 5)])
     other: list[int] = []
     for prompt in prompts_of(5):
         other += prompt
-        run(scheduler, [job_of(backend, other, 5)])
-    again = job_of(backend, [*long, 7], 5)
+        run(scheduler, [sequence_of(backend, other, 5)])
+    again = sequence_of(backend, [*long, 7], 5)
     run(scheduler, [again])
-    assert again.answer.statistics.cached_tokens >= len(long) - 1
+    assert again.statistics.cached_tokens >= len(long) - 1
 
 
-def test_a_long_prompt_is_evaluated_in_parts_beside_those_who_generate() -> None:
+def test_a_long_prompt_is_evaluated_in_parts_while_others_generate() -> None:
     """Every pass gives each running request a token, and no part is larger than its time allows."""
     slow = CostCurve.from_points([0], [1, 64], [[10.0, 200.0]])  # 3 ms a token: 100 ms are 33
     backend = FakeBackend(n_ctx=2048, n_batch=512, n_slots=4)
     scheduler = scheduler_of(backend, slow)
-    running = [job_of(backend, prompt, 400) for prompt in prompts_of(2, 5)]
+    running = [sequence_of(backend, prompt, 400) for prompt in prompts_of(2, 5)]
     for job in running:
         scheduler.submit(job)
     for _ in range(3):
         scheduler.step()
-    late = job_of(backend, [5] * 600, 5)
+    late = sequence_of(backend, [5] * 600, 5)
     scheduler.submit(late)
     sizes = []
     while not late.done:
@@ -283,14 +286,14 @@ def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
     backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend, curve)
     policy = Auto(curve)
-    scheduler.submit(job_of(backend, [1, 2, 3], 400, Draws(2), policy=policy))
+    scheduler.submit(sequence_of(backend, [1, 2, 3], 400, Draws(2), policy=policy))
     scheduler.step()
     scheduler.step()
     before = curve.ms.copy()
-    scheduler.submit(job_of(backend, [5] * 600, 5, policy=policy))
+    scheduler.submit(sequence_of(backend, [5] * 600, 5, policy=policy))
     scheduler.step()
     assert (curve.ms == before).all()
-    while scheduler.admitted[-1].prefilling:
+    while scheduler.admitted[-1].is_prefilling:
         scheduler.step()
     for _ in range(20):
         scheduler.step()
@@ -300,12 +303,12 @@ def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
 def test_two_long_prompts_take_turns() -> None:
     backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend)
-    jobs = [job_of(backend, [n] * 500, 1) for n in (1, 2)]
+    jobs = [sequence_of(backend, [n] * 500, 1) for n in (1, 2)]
     for job in jobs:
         scheduler.submit(job)
     for _ in range(8):
         scheduler.step()
-    left = [len(job.generation.pending) for job in jobs if job.generation]
+    left = [job.n_pending for job in jobs if job.is_admitted]
     assert max(left) - min(left) <= 64
 
 
@@ -314,7 +317,7 @@ def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int)
     backend = FakeBackend(n_ctx=96, n_slots=n_slots)
     scheduler = scheduler_of(backend)
     asked = [[n % END] * (20 + 5 * n) for n in range(8)]
-    jobs = [job_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, jobs)
     for prompt, job in zip(asked, jobs, strict=True):
         assert job.error is None
@@ -324,11 +327,11 @@ def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int)
 
 def test_a_context_that_is_full_ends_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
-    job = job_of(backend, [1] * 40, 1000, Draws(3))
+    job = sequence_of(backend, [1] * 40, 1000, Draws(3))
     run(scheduler_of(backend), [job])
     assert job.result.finish_reason in ("length", "stop")
     assert len(job.result.tokens) <= 64 - 39
-    refused = job_of(backend, [1] * 64, 5)
+    refused = sequence_of(backend, [1] * 64, 5)
     run(scheduler_of(backend), [refused])
     assert isinstance(refused.error, PromptTooLong)
 
@@ -337,7 +340,7 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
     """What is said after a shift is what plain decoding says to the shortened text."""
     backend = FakeBackend(n_ctx=64)
     prompt = [7, 8, 9, *([1, 2] * 10)]
-    job = job_of(backend, prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
+    job = sequence_of(backend, prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
     run(scheduler_of(backend), [job])
     if len(job.result.tokens) < 150:
         assert job.result.finish_reason == "stop"
@@ -356,12 +359,12 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
 @pytest.mark.parametrize("code", [1, 2, -1, -2])
 @pytest.mark.parametrize("at", range(1, 15))
 def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
-    """At the N-th call; whoever is not served gets an error, and everybody else the right answer."""
+    """At the N-th call: a sequence that is not served gets an error, and all others the right answer."""
     backend = FakeBackend(n_ctx=512, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = prompts_of(5, 80)
     backend.failures = {at: code}
-    jobs = [job_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, jobs)
     for prompt, job in zip(asked, jobs, strict=True):
         assert job.error is None
@@ -375,14 +378,14 @@ def test_decodes_that_keep_failing_end_requests_and_the_next_works(code: int, at
     scheduler = scheduler_of(backend)
     backend.failures = dict.fromkeys(range(at, at + 60), code)
     asked = prompts_of(4, 80)
-    jobs = [job_of(backend, prompt, 12) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 12) for prompt in asked]
     run(scheduler, jobs)
     assert any(isinstance(job.error, DecodeFailed) for job in jobs)
     for prompt, job in zip(asked, jobs, strict=True):
         assert job.error is not None or job.result.tokens == said(prompt, 12)
         assert job.error is None or job.result.finish_reason == "error"
     backend.failures = {}
-    after = job_of(backend, asked[0], 12)
+    after = sequence_of(backend, asked[0], 12)
     run(scheduler, [after])
     assert after.result.tokens == said(asked[0], 12)
 
@@ -392,11 +395,11 @@ def test_cells_return_to_the_baseline_after_requests_that_accept_nothing() -> No
     scheduler = scheduler_of(backend)
     prompt = [1, 2, 3]
     for _ in range(1000):
-        job = job_of(backend, prompt, 3, sources=fortune("wrong"), policy=Keen(FLAT))
+        job = sequence_of(backend, prompt, 3, sources=fortune("wrong"), policy=Keen(FLAT))
         scheduler.submit(job)
         while not job.done:
             scheduler.step()
-        assert job.answer.statistics.accepted == 0
+        assert job.statistics.accepted == 0
     check_cells(scheduler)
     assert len(backend.cells) <= 2 * (len(prompt) + 3)
     scheduler.slots.forget()
@@ -408,7 +411,7 @@ def test_cancelling_at_any_step_frees_the_slot_and_leaves_the_others(at: int) ->
     backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=2)
     scheduler = scheduler_of(backend)
     asked = [[3] * 50, [4] * 30, [5] * 3]
-    jobs = [job_of(backend, prompt, 8) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 8) for prompt in asked]
     for job in jobs:
         scheduler.submit(job)
     for _ in range(at):
@@ -431,7 +434,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.backend = FakeBackend(n_ctx=80, n_batch=16, n_slots=3)
         self.scheduler: Scheduler = scheduler_of(self.backend)
-        self.jobs: list[tuple[list[int], int, Job]] = []
+        self.jobs: list[tuple[list[int], int, Sequence]] = []
 
     @rule(
         common=st.integers(0, 40),
@@ -444,7 +447,7 @@ class Life(RuleBasedStateMachine):
         prompt = [*range(20), *range(20)][:common] + prompt  # so that cells are shared
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
-        job = job_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
+        job = sequence_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
         self.jobs.append((prompt, n, job))
         self.scheduler.submit(job)
 
@@ -472,11 +475,11 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def cells_at_work_are_counted(self) -> None:
-        """Each once, whoever shares it and whoever made it; and those to come."""
-        at_work = [job for job in self.scheduler.admitted if job.slot and job.generation]
-        ids = {job.slot.first_id + n for job in at_work if job.slot for n in range(job.slot.n_branches)}
+        """Each counts once, shared or not; and those to come."""
+        at_work = [job for job in self.scheduler.admitted if job.is_admitted]
+        ids = {job.slot.first_id + n for job in at_work for n in range(job.slot.n_branches)}
         held = sum(not ids.isdisjoint(cell.ids) for cell in self.backend.cells)
-        to_come = sum(len(job.generation.pending) + 1 for job in at_work if job.generation)
+        to_come = sum(job.n_pending + 1 for job in at_work)
         assert self.scheduler._in_use() == held + to_come
 
     @invariant()

@@ -1,4 +1,4 @@
-"""What the scheduler keeps count of, over the fake backend: time, cells, who has to wait, what is expected next."""
+"""The counts of the scheduler, over the fake backend: time, cells, waiting sequences, predictions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 from support.fake_backend import N_VOCAB, Draws, FakeBackend
-from support.fake_jobs import FLAT, check_cells, job_of, prompts_of, run, said, scheduler_of
+from support.fake_sequences import FLAT, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
 
-from rest_local.decoding.totals import Totals
+from rest_local.decoding.counts import Totals
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.slots import Match
 
@@ -30,13 +30,13 @@ def test_what_all_requests_are_charged_is_the_time_that_passed(monkeypatch: pyte
     monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
     scheduler = scheduler_of(backend)
     asked = prompts_of(12, 150)
-    jobs = [job_of(backend, prompt, 30, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 30, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, jobs)
     totals = Totals()
     for job in jobs:
-        totals.add(job.answer.statistics, job.result)
+        totals.add(job.statistics, len(job.result.tokens))
     evaluated = sum(len(prompt) - 1 for prompt in asked)
-    stated = sum(job.answer.statistics.prompt_tokens for job in jobs)
+    stated = sum(job.statistics.prompt_tokens for job in jobs)
     assert totals.prompt_tokens + totals.cached_tokens == evaluated + len(asked) == stated
     assert totals.prompt_seconds > 3600 * evaluated / 32
     assert totals.predicted_seconds > 3600
@@ -47,10 +47,10 @@ def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None
     backend = FakeBackend(n_ctx=512, n_slots=4)
     scheduler = scheduler_of(backend)
     system = [1, 2, 3, 4] * 25
-    owner = job_of(backend, [*system, 5], 30, ignore_end=True)
-    sharers = [job_of(backend, [*system, n], 60) for n in (6, 7)]
+    owner = sequence_of(backend, [*system, 5], 30, ignore_end=True)
+    sharers = [sequence_of(backend, [*system, n], 60) for n in (6, 7)]
     scheduler.submit(owner)
-    while owner.prefilling or owner.generation is None:
+    while owner.is_prefilling or not owner.is_admitted:
         scheduler.step()
     for job in sharers:
         scheduler.submit(job)
@@ -68,20 +68,20 @@ def test_a_kept_beginning_takes_cells_as_well() -> None:
     """Half of the cells are at work; the prompt that waits has most of the others already, and needs a few more."""
     backend = FakeBackend(n_ctx=200, n_slots=2)
     scheduler = scheduler_of(backend)
-    run(scheduler, [job_of(backend, [1] * 95, 1)])
-    first, second = job_of(backend, [2] * 90, 10, Draws(1)), job_of(backend, [*([1] * 95), *([3] * 30)], 5)
+    run(scheduler, [sequence_of(backend, [1] * 95, 1)])
+    first, second = sequence_of(backend, [2] * 90, 10, Draws(1)), sequence_of(backend, [*([1] * 95), *([3] * 30)], 5)
     scheduler.submit(first)
     scheduler.step()
     scheduler.submit(second)
     while not first.done:
         scheduler.step()
-        assert second.generation is None or first.done  # it would only be sent back
+        assert not second.has_begun or first.done  # it would only be sent back
     run(scheduler, [])
-    assert second.answer.statistics.cached_tokens >= 95
+    assert second.statistics.cached_tokens >= 95
     assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
 
 
-def test_who_waits_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend(n_ctx=160, n_slots=3)
     scheduler = scheduler_of(backend)
     compared = []
@@ -92,12 +92,12 @@ def test_who_waits_is_not_compared_with_every_slot_at_every_step(monkeypatch: py
         return match(prompt, keep)
 
     monkeypatch.setattr(scheduler.slots, "match", counted)
-    first, second = job_of(backend, [1] * 60, 60, Draws(1)), job_of(backend, [2] * 110, 5)
+    first, second = sequence_of(backend, [1] * 60, 60, Draws(1)), sequence_of(backend, [2] * 110, 5)
     for job in (first, second):
         scheduler.submit(job)
     while not first.done:
         scheduler.step()
-        assert second.slot is None or first.done
+        assert not second.is_admitted or first.done
     assert len(first.result.tokens) > 20
     assert len(compared) <= 3
     run(scheduler, [])
@@ -109,7 +109,7 @@ def test_a_context_shift_goes_on_following_the_prediction() -> None:
     told = []
     for expected in ([], None):
         backend = FakeBackend(n_ctx=64)
-        job = job_of(
+        job = sequence_of(
             backend, prompt, 200, Draws(2), Sources([], N_VOCAB), Keen(FLAT),
             context_shift=True, keep_tokens=3, prediction=told[0].result.tokens if expected is None else expected,
         )  # fmt: skip
@@ -120,4 +120,4 @@ def test_a_context_shift_goes_on_following_the_prediction() -> None:
     assert with_it.result.tokens == without.result.tokens
     n_said = len(with_it.result.tokens)
     assert n_said == 200
-    assert with_it.answer.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said
+    assert with_it.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy
-from support.fake_jobs import FLAT, check_cells, job_of, run, said, scheduler_of
+from support.fake_sequences import FLAT, check_cells, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
 
-from rest_local.decoding.generation import Generation
-from rest_local.decoding.job import Job
+from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.drafter import Growth
+from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.auto import Auto, Driver
+from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
+from rest_local.planning.plan import Driver
 
 
 def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
@@ -30,7 +31,7 @@ def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> 
         backend = FakeBackend(n_ctx=256, n_slots=2)
         scheduler = scheduler_of(backend)
         asked = [[3] * 20, [4] * 30]
-        jobs = [job_of(backend, prompt, 8) for prompt in asked]
+        jobs = [sequence_of(backend, prompt, 8) for prompt in asked]
         backend.failures = {1: -2, 2: -2, refused: 1}
         run(scheduler, jobs)
         for prompt, job in zip(asked, jobs, strict=True):
@@ -42,7 +43,7 @@ def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> 
 def test_more_slots_than_a_batch_has_places_wait_for_each_other(n_batch: int) -> None:
     backend = FakeBackend(n_ctx=256, n_batch=n_batch, n_slots=6)
     asked = [[n] for n in range(6)]  # nothing to evaluate before they generate
-    jobs = [job_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler_of(backend), jobs)
     for prompt, job in zip(asked, jobs, strict=True):
         assert job.result.tokens == said(prompt, 10)
@@ -69,8 +70,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_time_for_a_prompt_runs_in_the_queue_as_well(clock: Clock) -> None:
     backend = FakeBackend(n_slots=1)
     scheduler = scheduler_of(backend)
-    first = job_of(backend, [1, 2], 30)
-    late = job_of(backend, [3, 4], 30, prompt_seconds=5.0)
+    first = sequence_of(backend, [1, 2], 30)
+    late = sequence_of(backend, [3, 4], 30, prompt_seconds=5.0)
     scheduler.submit(first)
     scheduler.submit(late)
     scheduler.step()
@@ -86,7 +87,7 @@ def test_the_time_for_a_prompt_is_over_with_the_first_token(clock: Clock) -> Non
     """A context shift evaluates text anew: that is part of the answer."""
     backend = FakeBackend(n_ctx=64)
     scheduler = scheduler_of(backend)
-    job = job_of(
+    job = sequence_of(
         backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True, keep_tokens=3, prompt_seconds=5.0
     )
     scheduler.submit(job)
@@ -101,8 +102,8 @@ def test_the_time_for_a_prompt_is_over_with_the_first_token(clock: Clock) -> Non
 def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> None:
     backend = FakeBackend(n_ctx=64, n_slots=2)
     scheduler = scheduler_of(backend)
-    old = job_of(backend, [1] * 20, 60, Draws(3))
-    young = job_of(backend, [2] * 20, 60, Draws(4), seconds=5.0)
+    old = sequence_of(backend, [1] * 20, 60, Draws(3))
+    young = sequence_of(backend, [2] * 20, 60, Draws(4), seconds=5.0)
     scheduler.submit(old)
     scheduler.submit(young)
     while young not in scheduler.waiting or not young.result.tokens:
@@ -119,12 +120,12 @@ def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> N
 def test_idle_slots_go_before_drafts_do() -> None:
     backend = FakeBackend(n_ctx=64, n_slots=2)
     scheduler = scheduler_of(backend)
-    run(scheduler, [job_of(backend, [1] * 40, 2)])
-    job = job_of(backend, [2] * 15, 12, sources=fortune("deep"), policy=Keen(FLAT))
+    run(scheduler, [sequence_of(backend, [1] * 40, 2)])
+    job = sequence_of(backend, [2] * 15, 12, sources=fortune("deep"), policy=Keen(FLAT))
     calls = backend.calls
     run(scheduler, [job])
     assert sum(slot.n_past for slot in scheduler.slots.slots) < 40
-    statistics = job.answer.statistics
+    statistics = job.statistics
     assert backend.calls - calls <= 1 + statistics.steps + 1  # one was refused, and done again as it was
     assert job.result.tokens == said([2] * 15, 12)
 
@@ -145,8 +146,8 @@ class Broken(Greedy):
 def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
     backend = FakeBackend(n_slots=2)
     scheduler = scheduler_of(backend)
-    broken = job_of(backend, [1, 2], 20, Broken(3), fortune("bush"), Keen(FLAT))
-    other = job_of(backend, [3, 4], 20)
+    broken = sequence_of(backend, [1, 2], 20, Broken(3), fortune("bush"), Keen(FLAT))
+    other = sequence_of(backend, [3, 4], 20)
     run(scheduler, [broken, other])
     assert isinstance(broken.error, GenerationError)
     assert isinstance(broken.error.__cause__, MemoryError)
@@ -155,33 +156,33 @@ def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
     assert other.result.tokens == said([3, 4], 20)
 
 
-BREAKS: dict[str, Callable[[Job, Generation], tuple[object, str]]] = {
-    "admit": lambda job, generation: (generation.sources, "restart"),
-    "draft": lambda job, generation: (generation.policy, "draft"),
-    "prune": lambda job, generation: (generation, "prune"),
-    "choose": lambda job, generation: (generation.chooser, "sample"),
-    "learn": lambda job, generation: (generation.policy, "learn"),
-    "checkpoint": lambda job, generation: (generation.slot, "checkpoint"),
-    "tell": lambda job, generation: (job.answer, "take"),
-    "end": lambda job, generation: (job.sampler, "close"),
+BREAKS: dict[str, Callable[[Sequence], tuple[object, str]]] = {
+    "admit": lambda job: (job.sources, "restart"),
+    "draft": lambda job: (job.policy, "draft"),
+    "prune": lambda job: (job, "prune"),
+    "choose": lambda job: (job.chooser, "sample"),
+    "learn": lambda job: (job.policy, "learn"),
+    "checkpoint": lambda job: (job.slot, "checkpoint"),
+    "tell": lambda job: (job.answer, "take"),
+    "end": lambda job: (job.chooser, "close"),
 }
 
 
 @pytest.mark.parametrize("call", [1, 3])
 @pytest.mark.parametrize("place", BREAKS)
-def test_a_fault_that_nobody_expected_ends_the_request_that_it_is_in(
+def test_an_unexpected_fault_ends_only_its_own_request(
     place: str, call: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the n-th call. It is told and logged, the others get their answers, the cells stay in order."""
     backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[n] * 40 for n in range(6)]
-    jobs = [job_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
-    make, calls = jobs[1]._make, []
+    jobs = [sequence_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    calls, connect = [], jobs[1]._connect
 
-    def breaking(slot: Slot) -> Generation:
-        generation = make(slot)
-        where, name = BREAKS[place](jobs[1], generation)
+    def breaking(slot: Slot) -> Lookup:
+        jobs[1]._sources = connect(slot)
+        where, name = BREAKS[place](jobs[1])
         whole = getattr(where, name)
 
         def breaks(*arguments: Any) -> Any:
@@ -191,9 +192,9 @@ def test_a_fault_that_nobody_expected_ends_the_request_that_it_is_in(
             return whole(*arguments)
 
         monkeypatch.setattr(where, name, breaks)
-        return generation
+        return jobs[1].sources
 
-    monkeypatch.setattr(jobs[1], "_make", breaking)
+    monkeypatch.setattr(jobs[1], "_connect", breaking)
     run(scheduler, jobs)
     for n, (prompt, job) in enumerate(zip(asked, jobs, strict=True)):
         if n != 1:
@@ -208,7 +209,7 @@ def test_a_fault_that_nobody_expected_ends_the_request_that_it_is_in(
     assert broken.result.finish_reason == "error"
     assert "none is left" in caplog.text
     monkeypatch.undo()
-    again = [job_of(backend, prompt, 12) for prompt in asked]
+    again = [sequence_of(backend, prompt, 12) for prompt in asked]
     run(scheduler, again)
     assert [job.result.tokens for job in again] == [said(prompt, 12) for prompt in asked]
 
@@ -226,12 +227,12 @@ class Interrupted(Greedy):
         return super().sample(logits)
 
 
-def test_an_interrupt_between_two_who_are_served_makes_no_answer_wrong() -> None:
-    """The first has chosen its token and nobody got it: it cannot go on, for its sampler cannot go back."""
+def test_an_interrupt_between_two_sequences_makes_no_answer_wrong() -> None:
+    """The first has chosen a token that was not delivered: it cannot go on, because its sampler cannot go back."""
     backend = FakeBackend(n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[1, 2], [3, 4], [5, 6]]
-    jobs = [job_of(backend, p, 20, Interrupted(4) if p == [3, 4] else None) for p in asked]
+    jobs = [sequence_of(backend, p, 20, Interrupted(4) if p == [3, 4] else None) for p in asked]
     with pytest.raises(KeyboardInterrupt):
         run(scheduler, jobs)
     check_cells(scheduler)
@@ -268,7 +269,7 @@ def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
     backend = FakeBackend(n_ctx=1024, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend)
     asked = [[1] * 300, [2] * 300]
-    jobs = [job_of(backend, prompt, 20) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 20) for prompt in asked]
     backend.failures = dict.fromkeys((3, 8, 20, 24), 2)
     run(scheduler, jobs)
     for prompt, job in zip(asked, jobs, strict=True):
@@ -277,10 +278,10 @@ def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
     assert backend.evaluated <= 2 * (299 + 20)
 
 
-def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> None:
+def test_cells_that_cannot_be_cut_back_do_not_change_other_answers() -> None:
     backend = Stubborn(n_ctx=1024, n_slots=3)
     asked = [[1, 2], [3, 4], [5, 6]]
-    jobs = [job_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
     run(scheduler_of(backend), jobs)
     for prompt, job in zip(asked, jobs, strict=True):
         assert job.result.tokens == said(prompt, 60)
@@ -290,21 +291,21 @@ def test_who_cannot_be_cut_back_does_not_change_what_the_others_are_told() -> No
 def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
     scheduler = scheduler_of(backend)
-    job = job_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
+    job = sequence_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
     scheduler.submit(job)
     while not job.result.tokens:
         scheduler.step()
-    statistics = job.answer.statistics
+    statistics = job.statistics
     prompt_ms = statistics.prompt_ms
     run(scheduler, [])
     assert job.result.truncated
     assert statistics.prompt_ms == prompt_ms
-    assert 0 < statistics.again_ms < job.result.timings["predicted_ms"]
+    assert 0 < statistics.again_ms < job.result.timings.predicted_ms
 
 
 def test_a_prediction_may_be_an_array() -> None:
     backend = FakeBackend()
-    job = job_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
+    job = sequence_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
     run(scheduler_of(backend), [job])
     assert job.result.tokens == said([1, 2], 5)
 
@@ -315,12 +316,12 @@ def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pyt
     monkeypatch.setattr(TokenCalibrator, "calibrate", lambda self, behind, candidates: [])
     backend = FakeBackend(n_ctx=512, n_slots=3)
     asked = [[n] * 40 for n in range(3)]
-    jobs = [job_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]
+    jobs = [sequence_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]
     grow, grown = Growth.grow, []
 
     def breaks(self: Growth) -> None:
         grown.append(self)
-        if jobs[1].generation is not None and self is jobs[1].generation.growth:
+        if self is jobs[1].growth:
             raise IndexError("no such row")
         grow(self)
 
@@ -338,18 +339,21 @@ class Silenced:
     step_ms = asked_ms = 1000.0
     can_ask = False
 
+    def begin_step(self) -> None:
+        self.step_ms = self.asked_ms = 0.0
+
 
 def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative milliseconds made every price worse from step to step, for as long as the engine lived."""
     backend = FakeBackend(n_ctx=512)
     sources, policy = fortune("deep"), Auto(FLAT)
     monkeypatch.setattr(sources, "follower", Silenced(), raising=False)
-    job = job_of(backend, [3] * 40, 30, None, sources, policy)
+    job = sequence_of(backend, [3] * 40, 30, None, sources, policy)
     run(scheduler_of(backend), [job])
     assert job.result.tokens == said([3] * 40, 30)
     assert 0.0 < policy.driver.lookup < 10.0
     assert 0.0 < policy.driver.step < 10.0
-    assert job.answer.statistics.model_ms == 0.0
+    assert job.statistics.model_ms == 0.0
 
 
 def test_no_clock_makes_a_price_negative() -> None:

@@ -54,16 +54,16 @@ def test_what_cannot_be_scored_is_refused(tiny_model: Callable[..., Path]) -> No
 
 
 def test_others_go_on_between_the_parts(tiny_model: Callable[..., Path]) -> None:
-    """A text of several parts, scored beside a generation: neither sees the other."""
+    """A text of several parts, scored while a request generates: neither sees the other."""
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2, policy="off") as engine, Service(engine) as service:
         text = np.random.default_rng(2).integers(5, engine.model.n_vocab, 200).tolist()
         alone = service.submit(Request(text[:20], max_tokens=60, ignore_end=True)).wait(60).tokens
         scorer = service.run(Scorer)
         try:
             first = scorer.score(text, 0, run=lambda part: service.run(lambda engine: part()))
-            beside = service.submit(Request(text[:20], max_tokens=60, ignore_end=True))
+            other = service.submit(Request(text[:20], max_tokens=60, ignore_end=True))
             second = scorer.score(text, 0, run=lambda part: service.run(lambda engine: part()))
-            assert beside.wait(60).tokens == alone
+            assert other.wait(60).tokens == alone
             assert len(alone) == 60
         finally:
             service.run(lambda engine: scorer.close())

@@ -13,11 +13,11 @@ import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.calibration.timing import LoadMeter
+from rest_local.decoding.counts import Totals
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service, Ticket
-from rest_local.decoding.totals import Totals
 from rest_local.errors import (
     ModelError,
     OptionError,
@@ -27,8 +27,8 @@ from rest_local.errors import (
     RestLocalError,
     ServiceClosed,
 )
-from rest_local.planning.auto import Auto, Plan
-from rest_local.planning.budget import Budget
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Budget, Plan
 
 TinyModel = Callable[..., Path]
 NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
@@ -67,7 +67,7 @@ def test_pieces_are_the_text_and_the_totals_count_it(engine: Engine, service: Se
     assert {row["state"] for row in service.slots()} == {"idle"}
 
 
-def test_exact_requests_beside_others_say_what_an_exact_engine_says(tiny_model: TinyModel, service: Service) -> None:
+def test_exact_requests_among_others_answer_like_an_exact_engine(tiny_model: TinyModel, service: Service) -> None:
     """Drafted chains and seeded sampling included; on a context of their own."""
     engine = service.engine
     wanted = []
@@ -88,7 +88,7 @@ def test_exact_requests_beside_others_say_what_an_exact_engine_says(tiny_model: 
         other.wait(60)
 
 
-def test_what_is_wrong_with_a_request_is_said_at_once(engine: Engine, service: Service) -> None:
+def test_an_invalid_request_is_refused_at_once(engine: Engine, service: Service) -> None:
     with pytest.raises(PromptEmpty):
         service.submit(Request([]))
     with pytest.raises(PromptTooLong, match="1024"):
@@ -104,12 +104,12 @@ def test_what_is_wrong_with_a_request_is_said_at_once(engine: Engine, service: S
     assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
-def test_a_full_queue_refuses_and_takes_again_when_somebody_leaves(engine: Engine) -> None:
+def test_a_full_queue_refuses_until_a_request_leaves(engine: Engine) -> None:
     held, release = threading.Event(), threading.Event()
     with Service(engine, queue=3) as service:
         blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
         blocker.start()
-        assert held.wait(30)  # the engine's thread is busy: nobody gets a slot
+        assert held.wait(30)  # the engine's thread is busy: no request gets a slot
         tickets = [service.submit(asked(engine, "a", 5)) for _ in range(3)]
         with pytest.raises(QueueFull, match="3 requests"):
             service.submit(asked(engine, "a", 5))
@@ -153,7 +153,7 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
                 assert service.submit(Request(prompt, max_tokens=8)).wait(60).tokens == wanted
 
 
-def test_an_abort_that_comes_late_breaks_off_nobody_elses_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between finding a request alone and breaking off its pass, another one may have come and be served."""
     abort, others = engine.abort, []
     with Service(engine) as service:
@@ -187,7 +187,7 @@ def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("end", ["cancel", "close", "close after draining"])
-def test_a_pass_that_takes_for_ever_is_broken_off_when_nobody_waits_for_it(
+def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     end: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, begun = engine._lane.context, threading.Event()
@@ -232,7 +232,7 @@ def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
                 pieces = list(ticket)
                 if [t for piece in pieces for t in piece.tokens] != ticket.result.tokens:
                     failures.append(f"{number}: pieces are not the result")
-                if ticket.result.timings["prompt_n"] + ticket.result.timings["cache_n"] != len(request.prompt):
+                if ticket.result.timings.prompt_tokens + ticket.result.timings.cached_tokens != len(request.prompt):
                     failures.append(f"{number}: another prompt was evaluated")
 
         threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
@@ -260,9 +260,7 @@ def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
     assert ticket.result.finish_reason == "cancelled"
 
 
-def test_a_fault_nobody_expected_ends_every_request_with_an_error(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(engine)
     monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
     ticket = service.submit(asked(engine, "a"))
@@ -294,14 +292,14 @@ def test_the_prefix_of_a_chat_turn_is_reused_and_reported(engine: Engine, servic
     answer = service.submit(Request(first, max_tokens=20)).wait(30)
     follow_up = [*first, *answer.tokens, *engine.tokenize("print(1)")]
     second = service.submit(Request(follow_up, max_tokens=5)).wait(30)
-    assert second.timings["cache_n"] >= len(first) + len(answer.tokens) - 2
+    assert second.timings.cached_tokens >= len(first) + len(answer.tokens) - 2
     fresh = service.submit(Request(follow_up, max_tokens=5, keep_prefix=False)).wait(30)
-    assert fresh.timings["cache_n"] == 0
+    assert fresh.timings.cached_tokens == 0
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
 def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -> None:
-    """What is said beside others leaves what is said alone only where two tokens are nearly as likely."""
+    """An answer among others differs from the same answer alone only where two tokens are nearly as likely."""
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine, Service(engine) as service:
         alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
         tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
@@ -329,7 +327,7 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
         tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
         for one, ticket in zip(alone, tickets, strict=True):
             result = ticket.wait(60)
-            assert result.draft["draft_model_ms_per_step"] > 0
+            assert result.draft.draft_model_ms_per_step > 0
             leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, result.tokens, strict=True)) if a != b), None)
             if leaves is not None:  # a near-tie
                 told = one.logprobs[leaves]
@@ -368,7 +366,7 @@ def test_the_same_prompt_again_gives_the_same_answer(arch: str, tiny_model: Tiny
             service.submit(Request(prompt, max_tokens=n, ignore_end=True)).wait(60)
             again = service.submit(Request(prompt, max_tokens=8)).wait(60)
             assert again.tokens == wanted
-            assert again.timings["cache_n"] > 0
+            assert again.timings.cached_tokens > 0
 
 
 def test_others_are_served_while_the_context_for_exact_requests_is_opened(
@@ -404,7 +402,7 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
         assert caplog.text.count("not exact here") == 1
 
 
-def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Service) -> None:
+def test_a_failing_wake_does_not_end_other_requests(engine: Engine, service: Service) -> None:
     def wake(ended: bool) -> None:
         raise RuntimeError("the loop is closed")
 
@@ -415,13 +413,13 @@ def test_who_cannot_be_told_does_not_end_the_others(engine: Engine, service: Ser
 
 
 def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:
-    """It goes on in another slot; who gets its first one has sources of its own."""
+    """It goes on in another slot; the sequence that gets its first slot has other sources."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine:
         scheduler = engine._lane.scheduler
         first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
         for job in (first, moved):
             engine.submit(job)
-            while job.slot is None:
+            while not job.is_admitted:
                 engine.step()
         left = moved.slot
         scheduler._send_back(moved)
@@ -430,9 +428,7 @@ def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) 
         engine.step()
         assert moved.slot is not left
         assert last.slot is left
-        assert moved.generation is not None
-        assert last.generation is not None
-        assert moved.generation.sources is not last.generation.sources
+        assert moved.sources is not last.sources
 
 
 def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> None:
@@ -453,9 +449,7 @@ def test_totals_can_be_read_while_a_source_is_counted_for_the_first_time() -> No
     assert totals.to_dict()["by_source"]["context"] == {"drafted": 1, "accepted": 1}
 
 
-def test_who_has_nothing_to_do_lets_go_of_mapped_datastores_once(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """At first, and each time that there was work since."""
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.decoding.shift import shifted
+from rest_local.decoding.scheduler import shifted
 
 
 @given(st.integers(8, 200), st.integers(0, 300), st.integers(0, 1500))

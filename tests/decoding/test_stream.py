@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.decoding.stream import StopFinder, timings
+from rest_local.decoding.results import llama_timings
+from rest_local.decoding.stream import StopFinder
 
 
 def parts_of(text: str, cuts: list[int]) -> list[str]:
@@ -55,12 +56,12 @@ def test_without_stop_strings_nothing_is_held(stops: tuple[str, ...]) -> None:
 
 
 def test_times_have_the_names_of_llama_server() -> None:
-    assert timings("predicted", 4, 12.3456) == {
+    assert llama_timings("predicted", 4, 12.3456) == {
         "predicted_n": 4,
         "predicted_ms": 12.346,
         "predicted_per_token_ms": 3.086,
         "predicted_per_second": 324.0,
     }
-    assert timings("prompt", 0, 0.0) == dict.fromkeys(
+    assert llama_timings("prompt", 0, 0.0) == dict.fromkeys(
         ("prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"), 0.0
     )

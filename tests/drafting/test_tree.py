@@ -61,8 +61,8 @@ def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
     backend = FakeBackend()
     layout, batch = tree.layout(), backend.batch
     slot = Slot(backend)
-    slot.tokens = [1] * 100
-    slot.fill_step(7, tree, layout)
+    slot.tokens, slot.n_past = [*[1] * 100, 7], 100
+    slot.fill_step(tree, layout)
     assert batch.struct.n_tokens == len(tree) + 1
     nodes = [(7, 0, 0, 8), *((tree.token[n], tree.depth[n], layout.low[n], layout.count[n]) for n in layout.order)]
     for i, (token, depth, low, count) in enumerate(nodes):

@@ -15,6 +15,7 @@ from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.paths import demo_model
 
 DIGITS = gbnf('root ::= [0-9]+ "."')
 SHORT = gbnf('root ::= "7"')
@@ -153,6 +154,21 @@ def test_the_longest_part_of_a_draft_is_what_following_a_clone_takes(vocabulary:
         assert constraint.longest(tokens) == expected, tokens
 
 
+def test_a_refused_token_and_a_reset_leave_the_minimum_length(vocabulary: Vocabulary) -> None:
+    seven, stop, end = _one(vocabulary, "7"), _one(vocabulary, "."), int(vocabulary.ends[0])
+    constraint = Constraint(vocabulary, DIGITS, min_tokens=3)
+    with pytest.raises(ValueError, match="not allowed"):
+        constraint.advance(stop)
+    for _ in range(2):
+        for token in (seven, seven):
+            constraint.advance(token)
+            assert constraint.forbids_ends
+        constraint.advance(stop)
+        assert constraint.allows(end)
+        constraint.reset()
+        assert constraint.forbids_ends
+
+
 def test_a_grammar_that_asks_for_too_much_work_ends_the_answer(vocabulary: Vocabulary) -> None:
     """2 000 ways at once, which begin only after the first character."""
     ways = " | ".join(f'"x{number}" r' for number in range(2000))
@@ -161,3 +177,14 @@ def test_a_grammar_that_asks_for_too_much_work_ends_the_answer(vocabulary: Vocab
     for step in (lambda: constraint.advance(_one(vocabulary, "<")), constraint.allowed):
         with pytest.raises(GenerationError, match="cannot be followed further"):
             step()
+
+
+def test_the_work_for_one_mask_is_bounded() -> None:
+    """600 rules at once over every word of the vocabulary: llguidance's own limit would allow it."""
+    rules = "\n".join(f'a{i}: LETTER a{i} | LETTER "{i}"' for i in range(600))
+    grammar = lark(f'start: "<" word\nword: {" | ".join(f"a{i}" for i in range(600))}\n{rules}\nLETTER: /[a-z]/')
+    with Model.open(demo_model(), vocab_only=True) as model:
+        constraint = Constraint(model.vocabulary, grammar)
+        constraint.advance(_one(model.vocabulary, "<"))
+        with pytest.raises(GenerationError, match="Too many items"):
+            constraint.allowed()

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.errors import OptionError
-from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
+from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark, tokens
 from rest_local.grammar.builder import Lark
 from rest_local.grammar.constraint import Constraint
+from rest_local.grammar.tokens import Tokens
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -134,6 +135,32 @@ def test_keywords_are_kept(vocabulary: Vocabulary, schema: Any, valid: list[Any]
         for indent in (None, 2):
             text = json.dumps(value, ensure_ascii=False, indent=indent)
             assert accepts(vocabulary, grammar, text) is expected, text
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "integer"}, ["0", "-7", "9" * 15, str(2**53 - 1)], ["9" * 16, "1" * 17, "-" + "1" * 17]),
+        ({"type": "number"}, ["-12.5", "1" * 16, "0." + "3" * 10], ["1" * 17, "0." + "3" * 11, "0.5" + "0" * 10]),
+        ({"type": ["null", "integer"]}, ["null", "1" * 16], ["1" * 17]),
+        ({"type": "number", "minimum": 0, "maximum": 1}, ["0.25"], ["0." + "3" * 11]),
+        ({"type": "integer", "minimum": 5}, ["1" * 16], ["4", "1" * 17]),
+        ({"type": "integer", "exclusiveMinimum": 10**17}, ["1" * 18], ["1" * 16]),
+        ({"type": "integer", "maximum": -(10**17)}, ["-" + "1" * 18], ["-1"]),
+        ({"type": "integer", "enum": [10**18]}, ["1" + "0" * 18], ["1"]),
+        ({"type": "object"}, ['{"a": [1, {"b": 0.5}]}'], ['{"a": ' + "1" * 17 + "}", '{"a": 0.' + "3" * 11 + "}"]),
+        ({}, ["[1]", "null", '"x"'], ["1" * 17, "[" + "1" * 17 + "]"]),
+        ({"type": "array", "items": {"properties": {"n": {"type": "number", "multipleOf": 0.25}}}},
+         ['[{"n": 1.25}]'], ['[{"n": 1.3}]', '[{"n": ' + "1" * 17 + "}]"]),
+    ],
+)  # fmt: skip
+def test_numbers_without_limits_come_to_an_end(
+    vocabulary: Vocabulary, schema: Any, valid: list[str], invalid: list[str]
+) -> None:
+    """A small model would write digits up to the token limit; what the schema itself says goes first."""
+    grammar = json_schema(schema)
+    assert [accepts(vocabulary, grammar, text) for text in valid] == [True] * len(valid)
+    assert [accepts(vocabulary, grammar, text) for text in invalid] == [False] * len(invalid)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +294,32 @@ def test_gbnf_that_cannot_be_read_is_one_line_with_the_way_out(text: str, capfd:
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_error_is_short_however_long_the_grammar_is() -> None:
+    with pytest.raises(OptionError) as caught:
+        lark(f"start: {'a' * 5000}")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newest(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_ = Tokens._compile
+
+    def counted(self: Tokens, text: str) -> Any:
+        compiled.append(text)
+        return compile_(self, text)
+
+    monkeypatch.setattr(Tokens, "_compile", counted)
+    grammars = [lark(f'start: "once {number}"') for number in range(tokens._KEPT + 1)]
+    for grammar in (*grammars, *grammars[1:]):
+        vocabulary.grammar_tokens().matcher(grammar)
+    assert compiled == [grammar.compiled_text for grammar in grammars]
+    vocabulary.grammar_tokens().matcher(grammars[0])
+    assert compiled[-1] == grammars[0].compiled_text
+    assert len(vocabulary.grammar_tokens()._compiled) == tokens._KEPT
+
+
 def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
     grammar = lark('start: word ("," word)*\nword: /[a-z]{2}/ | %json {"type": "integer"}')
     assert accepts(vocabulary, grammar, "ab,12")
@@ -284,10 +337,12 @@ def test_special_tokens_are_said_by_name_only(vocabulary: Vocabulary) -> None:
     assert not Constraint(vocabulary, lark("start: /(.|\\n)*/")).allows(control)
     builder = Lark(vocabulary.special_token)
     constraint = Constraint(vocabulary, builder.grammar(builder.literal(f"a{name}b")))
-    tokens = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
-    assert constraint.longest(tokens) == 3
+    spelled = [*vocabulary.tokenize("a").tolist(), control, *vocabulary.tokenize("b").tolist()]
+    assert constraint.longest(spelled) == 3
     builder = Lark(vocabulary.special_token)
-    assert Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(tokens) == 3
+    assert (
+        Constraint(vocabulary, builder.grammar(f"{builder.until(name)} {builder.literal('b')}")).longest(spelled) == 3
+    )
     unknown = lark("start: <|no_such_token|>")
     with pytest.raises(OptionError, match="no_such_token"):
         Constraint(vocabulary, unknown)

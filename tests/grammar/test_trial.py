@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -43,6 +44,14 @@ def test_what_takes_too_long_is_refused_and_the_next_works(child: _Child, monkey
         json_schema(endless)
     monkeypatch.setattr(trial, "SECONDS", 30.0)
     json_schema({"type": "string"})
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the system does not tell the limits of another process")
+def test_the_child_has_a_limit_of_memory_and_writes_no_core(child: _Child) -> None:
+    lark('start: "a"')
+    assert child._process is not None
+    assert resource.prlimit(child._process.pid, resource.RLIMIT_AS) == (trial.MEMORY_BYTES, trial.MEMORY_BYTES)
+    assert resource.prlimit(child._process.pid, resource.RLIMIT_CORE) == (0, 0)
 
 
 def test_a_child_that_died_between_two_grammars_is_started_again(child: _Child) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rest_local.calibration.tuning import contexts_to_try
+from rest_local.calibration.settings import contexts_to_try
 from rest_local.decoding.engine import Engine
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError

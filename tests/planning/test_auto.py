@@ -1,4 +1,4 @@
-"""The planner drafts where it pays, and losses are bounded whatever happens."""
+"""`auto` drafts where it pays, and its losses are bounded in every case."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rest_local.drafting.drafter import Calibrated, Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.auto import Auto, Plan
-from rest_local.planning.budget import ALLOWANCE, FLOOR
+from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
+from rest_local.planning.plan import ALLOWANCE, FLOOR, Plan
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.planning.trigger import LONGEST_WAIT
 from rest_local.retrieval.growing import GrowingText
@@ -46,8 +46,8 @@ def test_certain_drafts_fill_the_cheapest_rate() -> None:
     assert grown(Auto(GPU), [0.99] * 63).best == 63
 
 
-def test_growth_looks_past_a_dear_size() -> None:
-    """3 tokens cost more than 4 on the reference curve: a draft that stops there would pay for nothing."""
+def test_growth_continues_past_an_expensive_size() -> None:
+    """On the reference curve 3 tokens cost more than 4, so a draft that stops there wastes time."""
     assert grown(Auto(CPU), [0.9] * 3).best == 3
     assert grown(Auto(CPU), [0.75, 0.7, 0.7, 0.65]).best != 2
 
@@ -80,7 +80,7 @@ def test_cells_are_distinct_and_in_range() -> None:
     assert len(cells) == 5 * 4 * per_length
 
 
-def test_estimates_follow_what_is_counted() -> None:
+def test_estimates_follow_the_counts() -> None:
     acceptance = Acceptance()
     cell = cell_of(0, 8, 1, 1)
     before = acceptance.estimate(cell)
@@ -91,30 +91,18 @@ def test_estimates_follow_what_is_counted() -> None:
     assert acceptance.seen(cell) <= 400
 
 
-def test_longer_matches_start_more_trusted() -> None:
+def test_longer_matches_have_higher_priors() -> None:
     acceptance = Acceptance()
     estimates = [acceptance.estimate(cell_of(0, length, 4, 4)) for length in (1, 2, 4, 8, 16, 30)]
     assert estimates == sorted(estimates)
-
-
-QUICK = CostCurve.from_points([64, 1024], SIZES, [[0.4 * (0.6 + 0.4 * n) for n in SIZES]] * 2)
-
-
-def _stored(n_agreeing: int) -> Sources:
-    """Stored text goes on from the newest `n_agreeing` tokens; nothing repeats within the text itself."""
-    stored = GrowingText()
-    stored.extend(list(range(1000, 1200)))
-    sources = Sources([], 100_000, history=stored)
-    sources.restart([*range(100), *range(1000, 1000 + n_agreeing)])
-    return sources
 
 
 NOTHING_DRAFTED = Draft(DraftTree())
 
 
 @pytest.mark.parametrize("machine", [0.7, 1.0, 1.3])
-def test_drafts_at_every_other_step_leave_the_price_of_plain_steps_right(machine: float) -> None:
-    """No plain step has another before it, each takes 0.15 ms longer, and the curve was measured wrong."""
+def test_drafts_at_every_other_step_keep_the_price_of_plain_steps_right(machine: float) -> None:
+    """No plain step follows another, each takes 0.15 ms longer, and the measured curve is wrong."""
     policy = Auto(CostCurve.from_points([64], [1, 64], [[10.0, 60.0]]))
     true = CostCurve.from_points([64], [1, 64], [[10.0 * machine, 60.0 * machine]]).at(64)
     for _ in range(300):
@@ -124,7 +112,7 @@ def test_drafts_at_every_other_step_leave_the_price_of_plain_steps_right(machine
 
 
 class Simulated:
-    """A machine that takes what `curve` says, and a text that goes on as `told` says: nothing is timed."""
+    """A machine whose steps take what the policy's curve says; nothing is measured."""
 
     def __init__(self, policy: Auto, lookup_ms: float = 0.15) -> None:
         self.policy, self.lookup_ms = policy, lookup_ms
@@ -134,7 +122,7 @@ class Simulated:
         self.sizes: list[int] = []
 
     def step(self, sources: Lookup, follow: Callable[[DraftTree], list[int]], at: StepContext) -> list[int]:
-        """One step in which the model says what `follow` makes of the tree; the tokens."""
+        """Run one step in which the model generates `follow(tree)`; return these tokens."""
         ms = self.policy.curve.at(at.n_ctx).tolist()
         drafted = self.policy.draft(sources, at)
         looked = None if drafted.lookup_us is None else self.lookup_ms
@@ -149,8 +137,8 @@ class Simulated:
         return tokens
 
 
-class Certain(Acceptance):
-    """Takes every candidate for certain, whatever it is told."""
+class AlwaysCertain(Acceptance):
+    """Takes every candidate for certain and learns nothing."""
 
     def estimate(self, cell: int) -> float:
         return 0.99
@@ -158,14 +146,14 @@ class Certain(Acceptance):
     def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None: ...
 
 
-class Credulous(TokenCalibrator):
-    """Likewise."""
+class NeverLearns(TokenCalibrator):
+    """Changes no estimate."""
 
     def learn(self, calibrations: Iterable[tuple[Iterable[Calibrated], int]]) -> None: ...
 
 
 def _at_the_end_of(stored: Sequence[int], n_agreeing: int, prompt: Sequence[int] = ()) -> Sources:
-    """Sources whose history goes on from the newest `n_agreeing` tokens."""
+    """Sources whose history continues the newest `n_agreeing` tokens."""
     history = GrowingText()
     history.extend([*stored, -1])
     sources = Sources([], 100_000, history=history)
@@ -176,10 +164,10 @@ def _at_the_end_of(stored: Sequence[int], n_agreeing: int, prompt: Sequence[int]
 @pytest.mark.parametrize("curve", [CPU, GPU])
 @pytest.mark.parametrize("certain", [True, False])
 def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(curve: CostCurve, certain: bool) -> None:
-    """Every lookup finds a long agreement that the text then leaves; the worst estimates never learn that."""
+    """Every lookup finds a long match from which the text then diverges; the worst estimates never learn it."""
     policy = Auto(curve)
     if certain:
-        policy.acceptance, policy.calibrator = Certain(), Credulous()
+        policy.acceptance, policy.calibrator = AlwaysCertain(), NeverLearns()
     machine, plain = Simulated(policy, lookup_ms=0.0), float(curve.at(512)[0])
     stored = list(range(1000, 1100))
     policy.begin(512)
@@ -190,8 +178,8 @@ def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(curve: CostCu
     assert sum(machine.sizes) > 0 or not certain
 
 
-def test_a_copy_of_stored_text_is_drafted_from_its_first_step_on() -> None:
-    """Nothing was earned yet; that a long agreement goes on was learned before."""
+def test_a_copy_of_stored_text_is_drafted_from_the_first_step_on() -> None:
+    """The request has no credit yet; earlier requests taught that long matches continue."""
     policy = Auto(GPU)
     policy.acceptance.learn((cell, True) for cell in range(N_CELLS) for _ in range(30))
     machine = Simulated(policy.fork())
@@ -202,9 +190,9 @@ def test_a_copy_of_stored_text_is_drafted_from_its_first_step_on() -> None:
 
 
 @pytest.mark.parametrize(("limit", "leaves"), [(0, 8), (1, 8), (5, 1), (63, 2)])
-def test_never_more_nodes_or_leaves_than_there_is_room_for(limit: int, leaves: int) -> None:
+def test_a_draft_never_exceeds_the_limit_of_nodes_and_leaves(limit: int, leaves: int) -> None:
     policy = Auto(GPU)
-    policy.acceptance = Certain()
+    policy.acceptance = AlwaysCertain()
     policy.begin(64)
     history = GrowingText()
     for other in range(20):
@@ -217,7 +205,7 @@ def test_never_more_nodes_or_leaves_than_there_is_room_for(limit: int, leaves: i
     assert (drafted.lookup_us is None) == (limit == 0)
 
 
-def test_requests_share_what_is_learned_and_not_what_they_lost() -> None:
+def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     planner = Auto(GPU)
     one, other = planner.fork(), planner.fork()
     for request in (one, other):
@@ -227,13 +215,13 @@ def test_requests_share_what_is_learned_and_not_what_they_lost() -> None:
     drafted = one.draft(sources, StepContext(5, 8, 8))
     assert [token for token, _, _ in drafted.proposals[ROOT].calibrated] == [3]
     one.learn(drafted, [9], StepCost(5, 8, 0, 60.0, 0.0, 0.15))
-    other.catch_up()  # of any fork
+    other.catch_up()  # on any fork
     ((_, probability, _),) = planner.calibrator.calibrate((1, 2), {3: (0.5, 1, [])})
     assert probability < 0.5
     assert one.budget.credit < 0 <= other.budget.credit
 
 
-def test_what_is_learned_later_is_learned_once() -> None:
+def test_deferred_learning_happens_once() -> None:
     policy = Auto(GPU)
     policy.begin(5)
     sources = Sources([], 100)
@@ -247,8 +235,8 @@ def test_what_is_learned_later_is_learned_once() -> None:
     assert policy.acceptance.seen(cell) == 1
 
 
-def test_a_fast_model_looks_up_seldom_where_nothing_is_found_and_notices_what_comes_back() -> None:
-    """A lookup takes a quarter of a step. After 2 000 tokens of noise the text is stored text again."""
+def test_a_fast_model_makes_few_lookups_in_noise_and_notices_stored_text() -> None:
+    """A lookup takes a quarter of a step. After 2 000 tokens of noise the text repeats stored text."""
     policy = Auto(CostCurve.from_points([0], [1, 8, 64], [[0.6, 0.8, 4.0]]))
     machine = Simulated(policy)
     rng = np.random.default_rng(3)
@@ -259,23 +247,23 @@ def test_a_fast_model_looks_up_seldom_where_nothing_is_found_and_notices_what_co
     sources.restart([1, 2, 3])
     policy.begin(3)
 
-    def say(tokens: list[int]) -> list[int]:
+    def generated(tokens: list[int]) -> list[int]:
         sources.extend(tokens)
         return tokens
 
     for _ in range(2000):
-        machine.step(sources, lambda tree: say([int(rng.integers(60_000, 90_000))]), StepContext(64, 63, 8))
+        machine.step(sources, lambda tree: generated([int(rng.integers(60_000, 90_000))]), StepContext(64, 63, 8))
     assert machine.lookups < 2000 / 10
     assert machine.spent < 2000 * 0.6 * 1.03
     at, steps = 0, 0
     while not machine.sizes[-1] and steps < 3 * LONGEST_WAIT:
         token = stored[at]
-        machine.step(sources, lambda tree, token=token: say([token]), StepContext(64, 63, 8))
+        machine.step(sources, lambda tree, token=token: generated([token]), StepContext(64, 63, 8))
         at, steps = at + 1, steps + 1
-    assert machine.sizes[-1] > 0, "drafts again"
+    assert machine.sizes[-1] > 0, "it drafts again"
 
 
-def test_entropies_are_left_out_where_they_cost_more_than_they_save() -> None:
+def test_entropies_are_not_computed_if_they_cost_more_than_they_save() -> None:
     fast, slow = (Auto(CostCurve.from_points([0], [1, 64], [[ms, 2 * ms]])) for ms in (4.0, 200.0))
     sources = Sources([], 100)
     sources.restart([1, 2, 3])

@@ -1,17 +1,17 @@
-"""Losses are bounded at every point of a request, and gains let drafting grow."""
+"""The budget bounds losses at every point of a request, and gains raise it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.planning.budget import ALLOWANCE, CONFIDENCE, FLOOR, MOST, Budget
+from rest_local.planning.plan import ALLOWANCE, FLOOR, MAX_CREDIT, SAVING_SHARE, Budget
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-100, 1000)), max_size=200), st.floats(0.1, 100))
 def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(
     drafts: list[tuple[float, float]], ms: float
 ) -> None:
-    """Each is (what it costs, what it is expected to save), in plain steps."""
+    """Each draft is (its cost, its expected saving), in plain steps."""
     budget, lost = Budget(), 0.0
     budget.begin(ms)
     for step, (extra, saving) in enumerate(drafts, 1):
@@ -22,25 +22,25 @@ def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(
         assert lost <= (ALLOWANCE * step + FLOOR) * ms * (1 + 1e-9)
 
 
-def test_what_a_draft_promises_decides_how_much_it_may_cost() -> None:
+def test_the_expected_saving_decides_how_much_a_draft_may_cost() -> None:
     budget = Budget()
     budget.begin(10.0)
     assert not budget.allows(10.0, 1.0)
-    assert budget.allows(10.0, 10.0 / CONFIDENCE)
+    assert budget.allows(10.0, 10.0 / SAVING_SHARE)
     assert not budget.allows(10.0 * FLOOR + 1.0, 1e9)
     assert budget.most == pytest.approx(10.0 * FLOOR)
 
 
-def test_gains_pay_for_more_up_to_a_limit() -> None:
+def test_savings_raise_the_credit_up_to_a_limit() -> None:
     budget = Budget()
     budget.begin(1.0)
     for _ in range(10):
         budget.settle(5.0)
     budget.earn(1.0)
-    assert budget.credit == MOST
+    assert budget.credit == MAX_CREDIT
 
 
-def test_a_request_owes_nothing_of_the_one_before() -> None:
+def test_a_new_request_starts_without_the_previous_losses() -> None:
     budget = Budget()
     budget.begin(1.0)
     budget.settle(-2.0)

@@ -1,4 +1,4 @@
-"""What is learned about words is what a plain logistic regression learns, and it concerns those words."""
+"""The calibrator learns what a plain logistic regression learns, about the tokens concerned and no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rest_local.drafting.drafter import Merged
 from rest_local.planning.calibrator import DAMPING, LEAST, RATE, SLOTS, TokenCalibrator
 
-BEHIND = (7, 8)
+PRECEDING = (7, 8)
 
 
 def candidates(estimates: dict[int, float]) -> Merged:
@@ -19,36 +19,36 @@ def candidates(estimates: dict[int, float]) -> Merged:
 
 
 def probabilities(
-    calibrator: TokenCalibrator, behind: tuple[int, int], estimates: dict[int, float]
+    calibrator: TokenCalibrator, preceding: tuple[int, int], estimates: dict[int, float]
 ) -> dict[int, float]:
-    return {token: probability for token, probability, _ in calibrator.calibrate(behind, candidates(estimates))}
+    return {token: probability for token, probability, _ in calibrator.calibrate(preceding, candidates(estimates))}
 
 
 class Naive:
-    """The same regression, its weights by name."""
+    """The same regression with weights by name."""
 
     def __init__(self) -> None:
         self.weights: dict[object, list[float]] = {}
 
-    def names(self, behind: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
-        before, last = behind
+    def names(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
+        before, last = preceding
         half = floor(2 * max(-8.0, min(8.0, log(estimates[token] / (1 - estimates[token])))) + 0.5)
-        crowd = ("crowd", half, min(int(4 * sum(estimates.values())), 8))
-        return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), crowd]
+        bucket = ("bucket", half, min(int(4 * sum(estimates.values())), 8))
+        return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), bucket]
 
-    def probability(self, behind: tuple[int, int], token: int, estimates: dict[int, float]) -> float:
-        names = self.names(behind, token, estimates)
+    def probability(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> float:
+        names = self.names(preceding, token, estimates)
         odds = log(estimates[token] / (1 - estimates[token]))
         odds += sum(self.weights.setdefault(name, [0.0, DAMPING])[0] for name in names)
         return 1 / (1 + exp(-odds))
 
-    def learn(self, behind: tuple[int, int], estimates: dict[int, float], right: int) -> None:
-        calibrated = {token: self.probability(behind, token, estimates) for token in estimates}
+    def learn(self, preceding: tuple[int, int], estimates: dict[int, float], right: int) -> None:
+        calibrated = {token: self.probability(preceding, token, estimates) for token in estimates}
         for token, probability in calibrated.items():
             error = (token == right) - probability
             if error * error < LEAST:
                 continue
-            for name in self.names(behind, token, estimates):
+            for name in self.names(preceding, token, estimates):
                 weight = self.weights[name]
                 weight[1] += error * error
                 weight[0] += RATE * error / sqrt(weight[1])
@@ -66,49 +66,51 @@ NODES = st.lists(
 
 
 @given(NODES)
-def test_a_naive_regression_says_the_same(nodes: list[tuple[tuple[int, int], dict[int, float], int]]) -> None:
+def test_the_probabilities_equal_those_of_a_naive_regression(
+    nodes: list[tuple[tuple[int, int], dict[int, float], int]],
+) -> None:
     calibrator, naive = TokenCalibrator(), Naive()
-    for behind, estimates, right in nodes:
-        calibrated = calibrator.calibrate(behind, candidates(estimates))
+    for preceding, estimates, right in nodes:
+        calibrated = calibrator.calibrate(preceding, candidates(estimates))
         for token, probability, _ in calibrated:
             assert 0.0 < probability < 1.0
-            assert probability == pytest.approx(naive.probability(behind, token, estimates))
+            assert probability == pytest.approx(naive.probability(preceding, token, estimates))
         calibrator.learn([(calibrated, right)])
-        naive.learn(behind, estimates, right)
+        naive.learn(preceding, estimates, right)
 
 
-def test_nothing_learned_corrects_nothing() -> None:
+def test_an_untrained_calibrator_changes_no_estimate() -> None:
     estimates = {1: 0.9, 2: 0.05, 150_000: 0.6}
-    assert probabilities(TokenCalibrator(), BEHIND, estimates) == pytest.approx(estimates)
+    assert probabilities(TokenCalibrator(), PRECEDING, estimates) == pytest.approx(estimates)
 
 
-def test_a_token_that_is_never_right_falls_and_others_of_its_evidence_stay() -> None:
+def test_a_token_that_is_never_right_falls_and_others_with_its_evidence_stay() -> None:
     calibrator = TokenCalibrator()
     for _ in range(60):
-        calibrator.learn([(calibrator.calibrate(BEHIND, candidates({1: 0.5})), 9)])
+        calibrator.learn([(calibrator.calibrate(PRECEDING, candidates({1: 0.5})), 9)])
         calibrator.learn([(calibrator.calibrate((3, 4), candidates({2: 0.5})), 2)])
-    behind = probabilities(calibrator, BEHIND, {1: 0.5})[1]
+    after_them = probabilities(calibrator, PRECEDING, {1: 0.5})[1]
     elsewhere = probabilities(calibrator, (5, 6), {1: 0.5})[1]
     other = probabilities(calibrator, (5, 6), {11: 0.5})[11]
-    assert behind < 0.05
-    assert behind < elsewhere < other
+    assert after_them < 0.05
+    assert after_them < elsewhere < other
     assert other == pytest.approx(0.5, abs=0.1)
 
 
-def test_what_is_learned_is_forgotten_when_it_turns_out_otherwise() -> None:
+def test_new_outcomes_outweigh_old_ones() -> None:
     calibrator = TokenCalibrator()
     for right in (*[9] * 40, *[1] * 80):
-        calibrator.learn([(calibrator.calibrate(BEHIND, candidates({1: 0.3})), right)])
-    assert probabilities(calibrator, BEHIND, {1: 0.3})[1] > 0.8
+        calibrator.learn([(calibrator.calibrate(PRECEDING, candidates({1: 0.3})), right)])
+    assert probabilities(calibrator, PRECEDING, {1: 0.3})[1] > 0.8
 
 
 @given(
     st.tuples(st.integers(-1, 1 << 20), st.integers(-1, 1 << 20)), st.integers(0, 1 << 20), st.floats(1e-6, 0.999999)
 )
-def test_every_token_has_its_slots(behind: tuple[int, int], token: int, estimate: float) -> None:
+def test_every_token_has_valid_slots(preceding: tuple[int, int], token: int, estimate: float) -> None:
     calibrator = TokenCalibrator()
-    ((_, _, used),) = calibrated = calibrator.calibrate(behind, candidates({token: estimate}))
+    ((_, _, used),) = calibrated = calibrator.calibrate(preceding, candidates({token: estimate}))
     assert all(0 <= slot < SLOTS for slot in used[:4])
     assert used[4] >= SLOTS
     calibrator.learn([(calibrated, token)])
-    assert probabilities(calibrator, behind, {token: estimate})[token] > estimate * (1 - 1e-9)
+    assert probabilities(calibrator, preceding, {token: estimate})[token] > estimate * (1 - 1e-9)

@@ -1,4 +1,4 @@
-"""What was accepted survives a restart; whatever is wrong with the file costs one warning."""
+"""Acceptance counts survive a restart, and any fault of their file costs one warning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import N_CELLS, cell_of
 from rest_local.planning import memory
-from rest_local.planning.acceptance import MEMORY, Acceptance
+from rest_local.planning.acceptance import HALVE_AT, Acceptance
 from rest_local.planning.memory import recall, remember
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import sealed
@@ -37,7 +37,7 @@ def recalled(path: Path) -> Acceptance:
 
 
 def kept(path: Path, cell: int) -> float:
-    """Observations of a cell in the file."""
+    """The number of observations of a cell in the file."""
     return memory._read(path)[cell][1]
 
 
@@ -51,8 +51,8 @@ def test_a_new_run_starts_where_the_last_one_ended(path: Path) -> None:
     remember(path, before)
     assert kept(path, CELL) == 150
     after = recalled(path)
-    assert after.seen(CELL) == memory.TRUST
-    sibling = cell_of(0, 8, 3, 3)  # never seen: backs off to what its marginal saw
+    assert after.seen(CELL) == memory.RECALLED
+    sibling = cell_of(0, 8, 3, 3)  # without counts: backs off to its marginal
     for cell, share in ((CELL, 2), (sibling, 1.5)):
         assert before.estimate(cell) < after.estimate(cell) < Acceptance().estimate(cell) / share
 
@@ -71,24 +71,24 @@ def test_only_what_this_run_learned_is_added(path: Path) -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.tuples(st.integers(0, N_CELLS - 1), st.booleans()), max_size=20), max_size=8))
-def test_runs_side_by_side_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[list[tuple[int, bool]]]) -> None:
+def test_concurrent_runs_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[list[tuple[int, bool]]]) -> None:
     path = tmp_path_factory.mktemp("memory") / "toy.json"
     for run in [(recalled(path), outcomes) for outcomes in runs]:
         run[0].learn(run[1])
         remember(path, run[0])
     total = recalled(path)
-    everything = [outcome for run in runs for outcome in run]
-    for cell in {cell for cell, _ in everything}:
-        assert total.seen(cell) == sum(other == cell for other, _ in everything)
-        assert total.estimate(cell) == pytest.approx(learned(everything).estimate(cell), abs=1e-3)
+    all_outcomes = [outcome for run in runs for outcome in run]
+    for cell in {cell for cell, _ in all_outcomes}:
+        assert total.seen(cell) == sum(other == cell for other, _ in all_outcomes)
+        assert total.estimate(cell) == pytest.approx(learned(all_outcomes).estimate(cell), abs=1e-3)
 
 
-def test_what_is_kept_is_bounded_and_follows_newer_runs(path: Path) -> None:
+def test_stored_counts_are_bounded_and_follow_newer_runs(path: Path) -> None:
     for _ in range(20):
         acceptance = recalled(path)
         acceptance.learn([(CELL, True)] * 350)
         remember(path, acceptance)
-        assert kept(path, CELL) <= MEMORY / 2
+        assert kept(path, CELL) <= HALVE_AT / 2
     assert recalled(path).estimate(CELL) > 0.85
     for _ in range(5):
         acceptance = recalled(path)
@@ -97,8 +97,8 @@ def test_what_is_kept_is_bounded_and_follows_newer_runs(path: Path) -> None:
     assert recalled(path).estimate(CELL) < 0.2
 
 
-def _run(path: Path, cell: int, everyone: Any) -> None:
-    everyone.wait(120)
+def _run(path: Path, cell: int, barrier: Any) -> None:
+    barrier.wait(120)
     for _ in range(25):
         acceptance = Acceptance()
         recall(path, acceptance)
@@ -106,11 +106,11 @@ def _run(path: Path, cell: int, everyone: Any) -> None:
         remember(path, acceptance)
 
 
-def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
+def test_concurrent_writers_lose_no_counts(path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    everyone = context.Barrier(3)
+    barrier = context.Barrier(3)
     cells = [CELL + 1, CELL + 2, CELL + 3]
-    runs = [context.Process(target=_run, args=(path, cell, everyone), daemon=True) for cell in cells]
+    runs = [context.Process(target=_run, args=(path, cell, barrier), daemon=True) for cell in cells]
     for run in runs:
         run.start()
     for run in runs:
@@ -160,7 +160,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
+def test_a_damaged_or_foreign_file_is_set_aside_with_one_warning(
     path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     remember(path, learned([(CELL, True)]))
@@ -178,19 +178,19 @@ def test_what_is_damaged_or_foreign_is_set_aside_with_one_warning(
     assert caplog.records == []
 
 
-def test_a_lock_that_is_held_costs_what_was_learned(
+def test_a_held_lock_costs_the_counts_of_the_run(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "WAIT_S", 0.02)
     remember(path, learned([(CELL, True)]))
     with locked(path.parent):
         remember(path, learned([(CELL, True)]))
-        assert recalled(path).seen(CELL) == 1  # reading needs no lock
+        assert recalled(path).seen(CELL) == 1  # reading takes no lock
     (record,) = caplog.records
     assert f"locked by process {os.getpid()}" in record.message
 
 
-def test_places_that_cannot_be_read_or_written(
+def test_unreadable_and_unwritable_paths_cost_one_warning(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(path.parent / "x.json" / "below.json", learned([(CELL, True)]))

@@ -1,4 +1,4 @@
-"""The papers' policies by hand-computed cases, and within their limits whatever is found."""
+"""The published policies match hand-computed cases and never exceed the limits of a step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy, StepContext, StepCost
+from rest_local.planning.published import REST_FIRST_ROWS, REST_PLACES, Rest, Sam
 from rest_local.planning.respec import ALPHA, LAMBDA, LONGEST, ReSpec, certain, follow
-from rest_local.planning.rest import FEW, MATCHES, Rest
-from rest_local.planning.sam import Sam
 from rest_local.retrieval.rows import Rows
 
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])
@@ -28,13 +27,13 @@ Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation
 
 
 class Fixed:
-    """Always finds the same rows, as many and as deep as asked for; keeps what was asked."""
+    """Sources that always return the same rows, up to the requested number and depth, and record the lookups."""
 
     follower = None
 
     def __init__(self, found: Found) -> None:
         self._found = found
-        self.asked: list[tuple[int | None, int]] = []
+        self.lookups: list[tuple[int | None, int]] = []
 
     def restart(self, tokens: Sequence[int]) -> None: ...
 
@@ -44,7 +43,7 @@ class Fixed:
         return False
 
     def rows(self, limit: int | None = None, depth: int = 16, only: Container[str] = SOURCES) -> list[SourceRows]:
-        self.asked.append((limit, depth))
+        self.lookups.append((limit, depth))
         result = []
         for source, found in self._found.items():
             if source in only and found:
@@ -83,8 +82,8 @@ AT = st.builds(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(found=FOUND, at=AT, said=st.lists(st.integers(0, 5), min_size=1, max_size=8))
-def test_no_policy_exceeds_its_limits(name: str, found: Found, at: StepContext, said: list[int]) -> None:
+@given(found=FOUND, at=AT, generated=st.lists(st.integers(0, 5), min_size=1, max_size=8))
+def test_no_policy_exceeds_its_limits(name: str, found: Found, at: StepContext, generated: list[int]) -> None:
     policy = make_policy(name, FLAT)
     policy.begin(at.n_ctx)
     for _ in range(3):
@@ -92,7 +91,7 @@ def test_no_policy_exceeds_its_limits(name: str, found: Found, at: StepContext, 
         assert len(draft.tree) <= at.limit
         assert draft.tree.n_leaves <= at.leaves
         assert min(draft.tree.token, default=0) >= 0, "the end of a document is no token"
-        policy.learn(draft, said, StepCost(at.n_ctx, len(draft.tree), 0, 1.0, 0.0))
+        policy.learn(draft, generated, StepCost(at.n_ctx, len(draft.tree), 0, 1.0, 0.0))
 
 
 def test_rest_takes_the_most_frequent_of_the_longest_match() -> None:
@@ -109,34 +108,34 @@ def test_rest_counts_matches_above_16_as_one_and_below_2_as_none() -> None:
     assert not drafted(Rest(), {"datastore": [(1, [1])]})
 
 
-def test_rest_reads_10_tokens_and_asks_for_more_places_only_where_there_are_more() -> None:
+def test_rest_reads_10_tokens_and_fetches_more_places_only_if_there_are_more() -> None:
     few, many = Fixed({"datastore": [(5, list(range(16)))]}), Fixed({"datastore": [(5, [n % 7]) for n in range(200)]})
     assert max(Rest().draft(few, ROOMY).tree.depth) == 10
     tree = Rest().draft(many, ROOMY).tree
-    assert few.asked == [(FEW, 10)]
-    assert many.asked == [(FEW, 10), (MATCHES, 10)]
+    assert few.lookups == [(REST_FIRST_ROWS, 10)]
+    assert many.lookups == [(REST_FIRST_ROWS, 10), (REST_PLACES, 10)]
     assert tree.probability[0] == 29 / 200
 
 
-def test_sam_takes_stored_text_only_if_5_longer() -> None:
+def test_sam_drafts_from_stored_text_only_if_its_match_is_over_5_tokens_longer() -> None:
     stored = [7] * 60
     assert drafted(Sam(), {"context": [(5, [1] * 60)], "datastore": [(10, stored)]}).token[0] == 1
     assert drafted(Sam(), {"context": [(5, [1] * 60)], "datastore": [(11, stored)]}).token[0] == 7
     assert not drafted(Sam(), {"datastore": [(5, stored)]})
 
 
-def test_sam_takes_a_prediction_neither_for_stored_text_nor_for_the_request() -> None:
+def test_sam_ignores_the_prediction() -> None:
     assert not drafted(Sam(), {"prediction": [(32, [9] * 60)]})
     assert drafted(Sam(), {"prediction": [(32, [9] * 60)], "context": [(5, [1] * 60)]}).token[0] == 1
 
 
 @pytest.mark.parametrize(("match", "nodes"), [(1, 5), (3, 13), (14, 57), (15, 60), (32, 60)])
-def test_sam_drafts_longer_behind_longer_matches(match: int, nodes: int) -> None:
+def test_sam_drafts_more_nodes_after_longer_matches(match: int, nodes: int) -> None:
     assert len(drafted(Sam(), {"context": [(match, [1] * 60)]})) == nodes
     assert len(drafted(Sam(), {"history": [(match, [1] * 60)]})) == (min(60, 1 + 4 * (match - 5)) if match > 5 else 0)
 
 
-def test_sam_has_8_nodes_a_depth_from_stored_text() -> None:
+def test_sam_drafts_8_nodes_per_depth_from_stored_text() -> None:
     tree = drafted(Sam(), {"datastore": [(20, [n, n]) for n in range(20)]})
     assert [tree.depth.count(depth) for depth in (1, 2)] == [8, 8]
 
@@ -154,39 +153,39 @@ def test_the_trigger_weighs_the_newest_against_the_mean() -> None:
     assert not certain([1.7, 1.4])
 
 
-def test_the_trigger_asks_nobody_where_the_target_is_uncertain() -> None:
+def test_no_lookup_if_the_target_is_uncertain() -> None:
     found: Found = {"context": [(5, [1, 2, 3])]}
     unsure = StepContext(100, 63, 8, (4.0, 4.0, 4.0))
     sources = Fixed(found)
     assert ReSpec().draft(sources, unsure) == Draft(DraftTree(), skipped=True)
-    assert sources.asked == []
+    assert sources.lookups == []
     assert len(drafted(ReSpec(trigger=False), found, unsure)) == 3
     assert (ReSpec().watches_entropy, ReSpec(trigger=False).watches_entropy) == (True, False)
 
 
-def test_the_score_follows_what_was_accepted() -> None:
+def test_the_score_follows_the_acceptance_rate() -> None:
     assert follow(0.5, 2, 4) == 0.5
     assert follow(0.5, 4, 4) == pytest.approx(0.5 + ALPHA / 2)
     assert follow(0.5, 0, 4) == pytest.approx(0.5 - ALPHA / 2)
 
 
 @pytest.mark.parametrize("source", ["context", "prediction"])
-def test_a_place_that_fails_is_left_out_until_it_is_right_again(source: str) -> None:
+def test_a_place_whose_draft_fails_is_left_out_until_it_is_right_again(source: str) -> None:
     policy, found = ReSpec(candidates=1), Fixed({source: [(5, [1] * 16)]})
     lengths = []
-    # 0.5, nothing right: 0.35; right as far as one token can say: 0.545; all 4 right: 0.6815; times 8 tokens
-    for said in ([9], [1], [1, 1, 1, 1, 9]):
+    # 0.5; no token right: 0.35; the one known token right: 0.545; all 4 right: 0.6815. Each times 8 tokens
+    for generated in ([9], [1], [1, 1, 1, 1, 9]):
         draft = policy.draft(found, ROOMY)
         lengths.append(len(draft.tree))
-        policy.learn(draft, said, DONE)
+        policy.learn(draft, generated, DONE)
     lengths.append(len(policy.draft(found, ROOMY).tree))
     assert (ALPHA, LONGEST) == (0.3, 8)
     assert lengths == [4, 0, 4, 5]
     policy.begin(1)
-    assert len(policy.draft(found, ROOMY).tree) == 4, "the text of a new request is another"
+    assert len(policy.draft(found, ROOMY).tree) == 4, "a new request has another text"
 
 
-def test_candidates_are_branches_and_places_of_stored_text_are_remembered() -> None:
+def test_candidates_are_branches_and_scores_of_stored_text_are_kept() -> None:
     found: Found = {"datastore": [(6, [1, 2]), (5, [1, 3]), (5, [4]), (4, [5])]}
     assert branches(drafted(ReSpec(candidates=1), found)) == {(1, 2)}
     assert branches(drafted(ReSpec(candidates=3), found)) == {(1, 2), (1, 3), (4,)}
@@ -200,7 +199,7 @@ def test_candidates_are_branches_and_places_of_stored_text_are_remembered() -> N
     assert branches(unscored.draft(Fixed(found), ROOMY).tree) == {(1, 2), (1, 3), (4,)}
 
 
-def test_scores_by_match_hold_for_other_places() -> None:
+def test_scores_by_match_length_apply_to_other_places() -> None:
     policy = ReSpec(candidates=1, by="match")
     policy.learn(policy.draft(Fixed({"datastore": [(6, [1, 2])]}), ROOMY), [9], DONE)
     assert not policy.draft(Fixed({"datastore": [(9, [9]), (6, [7])][1:]}), ROOMY).tree

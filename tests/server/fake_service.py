@@ -9,25 +9,25 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
+from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
-
-TIMINGS = ("cache_n", "prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms")
-DRAFTS = {"predicted_per_second": 0.0, "draft_n": 7, "draft_n_accepted": 5}
 
 
 class FakeEngine:
     """What the server reads of an engine."""
 
     tokenize = Engine.tokenize
+    request = Engine.request
 
     def __init__(self, n_ctx: int = 512) -> None:
         self.model = Model.open(demo_model(), vocab_only=True)
@@ -51,7 +51,7 @@ class FakeTicket:
         self.result = Result()
         self.done, self.error = False, None
         self.cancelled = threading.Event()
-        self.timings: dict[str, float] = {}  # others than usual
+        self.timings: dict[str, Any] = {}  # fields with other values than usual
         self._vocabulary, self._wake = vocabulary, wake or (lambda ended: None)
         self._pieces: deque[Piece] = deque()
         self._held = False
@@ -67,10 +67,10 @@ class FakeTicket:
     def end(self, reason: str = "stop", *, word: str = "", error: RestLocalError | None = None) -> None:
         if self.done:
             return
-        counts = (0, len(self.request.prompt), 1.0, 0.0, len(self.result.tokens), 2.0)
-        self.result.timings = dict(zip(TIMINGS, counts, strict=True)) | DRAFTS | self.timings
+        usual = Timings(0, len(self.request.prompt), 1.0, len(self.result.tokens), 2.0, 7, 5)
+        self.result.timings = replace(usual, **self.timings)
         self.result.finish_reason, self.result.stopping_word, self.error = reason, word, error
-        self.result.draft = {"by_source": {"prediction": {"drafted": 4, "accepted": 3}}}
+        self.result.draft = DraftStatistics(by_source={"prediction": SourceCounts(4, 3)})
         self.done = True
         self._wake(self.done)
 

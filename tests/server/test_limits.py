@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -117,6 +118,53 @@ def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
 
 
+def test_a_reader_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused, resumed = threading.Event(), threading.Event()
+
+    class Watched(connection.TimedProtocol):
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            paused.set()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            resumed.set()
+
+    monkeypatch.setattr(run, "TimedProtocol", Watched)
+    monkeypatch.setattr(connection, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(running, "BACKLOG", 1 << 40)
+    live, read = scripted(), bytearray()
+    live.service.answer = None
+    with asking(live, "/completion", STREAM) as client:
+        ticket = live.service.ticket()
+        while not paused.is_set():
+            ticket.give("x" * 100_000)
+            paused.wait(0.02)
+
+        def read_on() -> None:
+            while not read.endswith(b"\r\n0\r\n\r\n") and (part := client.recv(1 << 20)):
+                read.extend(part)
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        assert resumed.wait(30)
+        assert not ticket.cancelled.wait(3.0)
+        ticket.end()
+        reader.join(30)
+    assert read.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_alternatives_count_in_what_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "BACKLOG", 500)
+
+    async def most() -> float:
+        pulse = running.Pulse()
+        running.Running([], pulse, entries=5).bound()
+        return pulse.most_missed
+
+    assert asyncio.run(most()) == 100
+
+
 def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long before the reader is cut off; and it is told so if it reads on."""
     monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)
@@ -209,6 +257,22 @@ def test_a_stop_ends_what_is_being_prepared(scripted: Scripted, held: Any) -> No
     live.thread.join(60)
     assert not live.thread.is_alive()
     assert held.calls <= 2
+
+
+def test_a_thread_that_does_not_stop_does_not_keep_the_server(
+    scripted: Scripted, held: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A system call in a thread cannot be interrupted: after a while the server ends without it."""
+    monkeypatch.setattr(run, "WORKERS_SECONDS", 0.5)
+    live = scripted(drain_seconds=1)
+    with asking(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
+        assert held.inside.wait(60)
+        live.serving.stop()
+        live.thread.join(20)
+        ended = not live.thread.is_alive()
+        held.go.set()
+    assert ended
+    assert "still being prepared" in caplog.text
 
 
 def test_a_prompt_is_read_as_far_as_the_context_goes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

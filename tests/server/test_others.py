@@ -98,7 +98,7 @@ def test_what_was_in_memory_is_not_told(
             ticket = live.service.ticket(number)
             ticket.give("xx")
             evaluated = PROMPT - cached
-            ticket.timings = {"cache_n": cached, "prompt_n": evaluated, "prompt_ms": 10.0 * evaluated}
+            ticket.timings = {"cached_tokens": cached, "prompt_tokens": evaluated, "prompt_ms": 10.0 * evaluated}
             ticket.end()
             found.append(asking.result(60).text)
     names = ("cached_tokens", "cache_n", "prompt_ms", "prompt_per_second")

@@ -19,7 +19,7 @@ class Keen(Auto):
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         return True
 
-    def book(self, done: StepCost) -> None:
+    def account(self, done: StepCost) -> None:
         return
 
 

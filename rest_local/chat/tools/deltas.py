@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,22 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
         else:
             whole.append(delta)
     return whole
+
+
+def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """The deltas of an answer as one message in OpenAI's form. `content` is None where there are only calls."""
+    deltas = list(deltas)
+    content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if isinstance(delta, CallStart):
+            calls[delta.index] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
+        elif isinstance(delta, CallArguments):
+            calls[delta.index]["function"]["arguments"] += delta.text
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = list(calls.values())
+    return message

@@ -1,4 +1,4 @@
-"""A draft model is asked where it pays, by the clock of a cost curve: simulated, nothing is timed."""
+"""A draft model is queried where it pays. Time is simulated by a cost curve; nothing is measured."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from support.fake_jobs import Silent
+from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, model_cell, model_rates
 from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.tree import ROOT
-from rest_local.planning.auto import Auto, Plan
+from rest_local.planning.auto import Auto, DraftModelQueries, DraftModelStats
+from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepContext, StepCost
-from rest_local.planning.questions import DraftModelQueries, DraftModelStats
 
 GPU = CostCurve.from_points([512], [1, 8, 16, 32, 64], [[10, 11.5, 14.5, 21, 36]])
 CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 362]])
@@ -24,7 +24,7 @@ LOOKUP_MS = 0.05
 
 
 class Scripted(DraftModelSequence):
-    """Knows what comes next with probability `right`, and says so with that probability."""
+    """Returns the next token of the story with probability `right`, and states that probability."""
 
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
         self.model = cast(Any, SimpleNamespace(pass_ms=pass_ms))
@@ -51,18 +51,18 @@ class Scripted(DraftModelSequence):
         return [(token, self._right), (-3, (1 - self._right) / 2)]
 
 
-class Told(Silent):
-    """No text to look up, but a draft model."""
+class OnlyDraftModel(Silent):
+    """Sources without text, but with a draft model."""
 
     def __init__(self, follower: DraftModelSequence) -> None:
         self.follower = follower
 
 
-def told(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, each: int = 4000) -> float:
-    """Speed-up over plain decoding of so many tokens, in answers of `each`."""
+def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, each: int = 4000) -> float:
+    """Speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
     story = list(range(n_tokens + 200))
     follower = Scripted(story, right, pass_ms)
-    sources, policy = Told(follower), Auto(curve)
+    sources, policy = OnlyDraftModel(follower), Auto(curve)
     policy.driver.lookup, policy.driver.step, policy.driver.tree = LOOKUP_MS, 0.0, 0.0
     policy.has_draft_model = True
     spent, begun = 0.0, -each
@@ -87,8 +87,8 @@ def told(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, e
     return follower.at * ms[0] / spent
 
 
-def chains(curve: CostCurve, right: float, pass_ms: float) -> float:
-    """The best speed-up of a chain of fixed length, every token right with the same probability."""
+def best_chain(curve: CostCurve, right: float, pass_ms: float) -> float:
+    """The best speed-up of a chain of fixed length whose tokens are all right with the same probability."""
     ms = curve.at(512).tolist()
     return max(
         sum(right**i for i in range(k + 1)) * ms[0] / (ms[k] + k * pass_ms)  # 1 + r + r^2 + ...
@@ -100,34 +100,34 @@ def chains(curve: CostCurve, right: float, pass_ms: float) -> float:
     ("curve", "right", "pass_ms"), [(GPU, 0.8, 0.5), (GPU, 0.6, 1.0), (GPU, 0.95, 1.0), (CPU, 0.9, 1.0)]
 )
 def test_nearly_as_fast_as_the_best_chain_of_fixed_length(curve: CostCurve, right: float, pass_ms: float) -> None:
-    best = chains(curve, right, pass_ms)
+    best = best_chain(curve, right, pass_ms)
     assert best > 1.1
-    assert told(curve, right, pass_ms) >= 0.9 * best
-    assert told(curve, right, pass_ms, each=100) >= 0.88 * best
+    assert speedup(curve, right, pass_ms) >= 0.9 * best
+    assert speedup(curve, right, pass_ms, each=100) >= 0.88 * best
 
 
 @pytest.mark.parametrize(("right", "pass_ms"), [(0.0, 0.5), (0.2, 4.0), (0.9, 40.0)])
 @pytest.mark.parametrize("curve", [GPU, CPU])
 def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: float, pass_ms: float) -> None:
-    assert told(curve, right, pass_ms) >= 0.965
-    assert told(curve, right, pass_ms, each=100) >= 0.95
+    assert speedup(curve, right, pass_ms) >= 0.965
+    assert speedup(curve, right, pass_ms, each=100) >= 0.95
 
 
-def test_what_is_known_already_is_not_asked() -> None:
+def test_no_query_if_the_next_token_is_known_or_the_node_unlikely() -> None:
     follower = Scripted(range(100), 0.9, 0.1)
     ms = GPU.at(512).tolist()
     slope = [0.2] * len(ms)
-    trust = DraftModelStats(right=0.7)
-    ask = DraftModelQueries(follower, Plan(ms, slope), trust, 100.0)
+    stats = DraftModelStats(right=0.7)
+    ask = DraftModelQueries(follower, Plan(ms, slope), stats, 100.0)
     assert not ask((), 1.0, 0.95)
     assert not ask((), 0.01, 0.0)
     assert follower.passes == 0
     assert ask((), 1.0, 0.1)
     assert follower.passes == 1
-    assert not DraftModelQueries(follower, Plan(ms, slope), trust, 0.05)((), 1.0, 0.0)
+    assert not DraftModelQueries(follower, Plan(ms, slope), stats, 0.05)((), 1.0, 0.0)
 
 
-def test_cells_of_a_draft_model_stand_for_its_own_probability() -> None:
+def test_cells_of_a_draft_model_follow_its_own_probability() -> None:
     rates = model_rates()
     assert len(rates) * 5 == N_CELLS
     first = model_cell(0, 0.0) // len(rates) * len(rates)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine, Sampling
-from rest_local.decoding.earlier import acceptance_path, key_of
+from rest_local.decoding.persistence import acceptance_path, key_of
 from rest_local.decoding.stream import Result
 from rest_local.drafting.candidates import N_CELLS
 from rest_local.llama.model import Model
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model(tiny_model: TinyModel) -> Iterator[Path]:
-    """A model whose acceptance nobody has counted yet; its tuning stays cached."""
+    """A model without stored acceptance counts; its tuning stays cached."""
     yield tiny_model("llama", quant="Q8_0")
     for file in acceptance_path("x").parent.glob("*.json"):
         file.unlink()
@@ -68,21 +68,21 @@ def kept() -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("keen")
-def test_the_next_engine_drafts_from_what_the_last_one_said(model: Path) -> None:
+def test_the_next_engine_drafts_from_earlier_answers(model: Path) -> None:
     with load(model, history=True) as engine:
         first = finish(engine)
-        assert "history" not in first.draft["by_source"]
+        assert "history" not in first.draft.by_source
     assert kept() == [first.tokens]
     with load(model, history=True) as engine:
         second = finish(engine)
         assert second.tokens == first.tokens
-        assert second.draft["by_source"]["history"]["accepted"] > 20
+        assert second.draft.by_source["history"].accepted > 20
         third = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
     assert kept() == [first.tokens, third.tokens]
     with load(model, history=True) as engine:
         again = finish(engine, sampling=Sampling(temperature=0.9, seed=3))
         assert again.tokens == third.tokens
-        assert again.draft["by_source"]["history"]["accepted"] > 10
+        assert again.draft.by_source["history"].accepted > 10
 
 
 def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:
@@ -95,9 +95,7 @@ def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:
     assert not home.exists()
 
 
-def test_what_was_said_before_a_cancel_is_kept_and_a_commit_needs_no_close(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_answer_is_kept_and_a_commit_needs_no_close(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "COMMIT_TOKENS", 1)
     with load(model, history=True) as engine:
         stream = engine.generate(PROMPT, max_tokens=60)
@@ -110,7 +108,7 @@ def test_what_was_said_before_a_cancel_is_kept_and_a_commit_needs_no_close(
 @pytest.mark.usefixtures("keen")
 def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
     def seen(engine: Engine) -> float:
-        auto = engine._lane.policies["auto"]
+        auto = engine._lane.auto
         assert isinstance(auto, Auto)
         return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
 

@@ -1,4 +1,4 @@
-"""Jobs over the fake backend: scripted sources, byte text, and a check of every memory cell."""
+"""Sequences over the fake backend: scripted sources, byte text, and a check of every memory cell."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import numpy as np
 from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding.generation import Generation, Statistics
-from rest_local.decoding.job import Job
+from rest_local.decoding import sequence as decoding
+from rest_local.decoding.constrain import TokenConstraint
+from rest_local.decoding.counts import Statistics, Step
+from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
+from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.draft_model import DraftModelSequence
+from rest_local.drafting.sources import Lookup
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.planning.off import Off
-from rest_local.planning.policy import Policy
+from rest_local.planning.policy import Off, Policy
 
 TREE = Capability("tree", "fake")
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
@@ -65,7 +68,7 @@ def scheduler_of(
     return Scheduler(backend, capability, curve, overlaps)
 
 
-def job_of(
+def sequence_of(
     backend: FakeBackend,
     prompt: Sequence[int],
     n: int,
@@ -74,29 +77,74 @@ def job_of(
     policy: Policy | None = None,
     finished: Callable[[Result], None] = lambda result: None,
     **options: Any,
-) -> Job:
-    """A job whose every token is the letter of its number; END ends it."""
-    sampler = Owned(chooser or Greedy())
-    statistics = Statistics()
-
-    def ends(token: int) -> bool:
-        return token == END
-
-    def make(slot: Slot) -> Generation:
-        chosen = (policy or Off()).fork()
-        generation = Generation(backend, slot, chosen, sources or Silent(), sampler, TREE, ends, statistics=statistics)
-        generation.logprobs = request.logprobs
-        return generation
-
+) -> decoding.Sequence:
+    """A sequence whose every token is the letter of its number; END ends it."""
     request = Request(list(prompt), max_tokens=n, **options)
-    answer = Answer(statistics, Detokenizer(lambda token: bytes([97 + token])), n, request.stop, ends)
-    return Job(request, sampler, answer, make, finished)
+    answer = Answer(Statistics(), Detokenizer(lambda token: bytes([97 + token])), n, request.stop, is_end)
+    chosen = (policy or Off()).fork()
+    lookup = sources or Silent()
+    return decoding.Sequence(
+        request, chosen, Owned(chooser or Greedy()), answer, lambda slot: lookup, is_end,
+        lambda sequence: finished(sequence.result),
+    )  # fmt: skip
 
 
-def run(scheduler: Scheduler, jobs: Sequence[Job]) -> None:
+def is_end(token: int) -> bool:
+    return token == END
+
+
+class Alone:
+    """A slot in which one sequence after another is decoded by itself, without a scheduler."""
+
+    def __init__(
+        self,
+        backend: FakeBackend,
+        slot: Slot,
+        policy: Policy,
+        sources: Lookup,
+        chooser: Any,
+        capability: Capability = TREE,
+        ends: Callable[[int], bool] = is_end,
+        relaxed: Relaxed | None = None,
+        constraint: TokenConstraint | None = None,
+    ) -> None:
+        self.slot, self.policy, self.sources, self.chooser = slot, policy, sources, chooser
+        self.forward = Forward(backend, capability)
+        self._ends, self._relaxed, self._constraint = ends, relaxed, constraint
+        self.sequence = self.begin([])
+
+    def begin(self, prompt: Sequence[int]) -> decoding.Sequence:
+        """A new sequence, without a slot."""
+        answer = Answer(Statistics(), Detokenizer(lambda token: b""), 0, (), lambda token: False)
+        self.sequence = decoding.Sequence(
+            Request(prompt), self.policy, Owned(self.chooser), answer, lambda slot: self.sources, self._ends,
+            relaxed=self._relaxed, constraint=self._constraint,
+        )  # fmt: skip
+        return self.sequence
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.sequence.statistics
+
+    @property
+    def room(self) -> int:
+        return self.sequence.room
+
+    def evaluate(self, prompt: Sequence[int]) -> None:
+        """Begin a sequence and evaluate its prompt."""
+        self.begin(prompt).admit(self.slot)
+        self.forward.evaluate_prompt(self.sequence)
+
+    def step(self, wanted: int) -> Step:
+        """One pass: at most so many tokens."""
+        self.sequence.answer.left = wanted
+        return self.forward.step_alone(self.sequence)
+
+
+def run(scheduler: Scheduler, sequences: Sequence[decoding.Sequence]) -> None:
     """Submit all and step until nothing is left to do."""
-    for job in jobs:
-        scheduler.submit(job)
+    for sequence in sequences:
+        scheduler.submit(sequence)
     steps = 0
     while scheduler.busy:
         scheduler.step()
@@ -106,7 +154,7 @@ def run(scheduler: Scheduler, jobs: Sequence[Job]) -> None:
 
 
 def check_cells(scheduler: Scheduler) -> None:
-    """The first id of a slot holds exactly the slot's tokens, each once, the others a beginning of them; nobody else
+    """The first id of a slot holds exactly the committed tokens, each once, the others a beginning of them; no other id
     holds anything.
     """
     backend = scheduler.backend
@@ -114,7 +162,7 @@ def check_cells(scheduler: Scheduler) -> None:
     expected: dict[int, list[tuple[int, int]]] = {}
     for slot in scheduler.slots.slots:
         for branch in range(slot.n_branches):
-            expected[slot.first_id + branch] = list(enumerate(slot.tokens))
+            expected[slot.first_id + branch] = list(enumerate(slot.tokens[: slot.n_past]))
     held: dict[int, list[tuple[int, int]]] = {seq: [] for seq in expected}
     for cell in backend.cells:
         for seq in cell.ids:

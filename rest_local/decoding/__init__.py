@@ -1,0 +1,1 @@
+"""Decoding: the engine, one decode step for many requests, verification and scheduling."""

@@ -1,0 +1,120 @@
+"""Which engine to open: `EngineConfig`, one frozen value that is checked when it is made.
+
+`Engine.load`, the options of the command line and the engine of the server are derived from it, and its defaults stand
+nowhere else. Imports nothing heavy, so that the command line can declare its options from here. Knows the names of the
+policies and nothing else of what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+
+from rest_local.errors import OptionError
+from rest_local.llama.options import ModelOptions
+
+if TYPE_CHECKING:
+    from rest_local.decoding.verify import Relaxed
+
+POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # of rest_local.planning.policies; a test compares
+TRAINED: Final = "trained"
+LARGEST_DEFAULT = 4096  # tokens: a longer context is opened only where it is asked for
+SMALLEST_CONTEXT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine.
+
+    model             a GGUF file; None: the demo model
+    datastores        names or paths of the datastores to draft from
+    policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
+    n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that or 4 096,
+                      whichever is less
+    threads           CPU threads, a fixed number; None: the performance cores, fewer while other programs want them
+    n_gpu_layers      layers on the GPU, -1: all of them; None: as many as fit, where there is a GPU
+    exact             draft chains only, in settings in which drafting changes no bit of the output
+    history           draft from the earlier answers of this model, of other processes too, and keep the new ones. Off
+                      by default because it writes the answers to disk
+    verify            None: strict; `Relaxed(k, ratio)` lets retrieved tokens pass that are nearly as likely as the
+                      likeliest one, and so changes answers
+    slots             requests that are decoded at the same time; with `exact` they take turns
+    cells             tokens of memory for all slots together; None: a whole context for each
+    context_shift     where the context is full, or the prompt is longer, go on without the oldest text
+    options           how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
+    draft_model       a smaller model of the same vocabulary, whose tokens are drafted as well where that pays
+    draft_gpu_layers  its layers on the GPU, as `n_gpu_layers`
+
+    Raises OptionError for a value out of range, and for what cannot go together.
+    """
+
+    model: str | Path | None = None
+    datastores: Sequence[str | Path] = ()
+    policy: str = "auto"
+    n_ctx: int | Literal["trained"] | None = None
+    threads: int | None = None
+    n_gpu_layers: int | None = None
+    exact: bool = False
+    history: bool = False
+    verify: Relaxed | None = None
+    slots: int = 1
+    cells: int | None = None
+    context_shift: bool = False
+    options: ModelOptions = field(default_factory=ModelOptions)
+    draft_model: str | Path | None = None
+    draft_gpu_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.datastores, (str, Path)):
+            raise OptionError("datastores: give a sequence of names or paths, not one")
+        object.__setattr__(self, "datastores", tuple(self.datastores))
+        if self.policy not in POLICY_NAMES:
+            raise OptionError(f"policy {self.policy}: choose one of {', '.join(POLICY_NAMES)}")
+        if isinstance(self.verify, str):
+            raise OptionError(f"verify {self.verify}: give None for strict, or Relaxed(k, ratio)")
+        if self.exact and self.verify is not None:
+            raise OptionError("verify relaxed changes the output, exact forbids it; leave one of them out")
+        if isinstance(self.n_ctx, str) and self.n_ctx != TRAINED:
+            raise OptionError(f"n_ctx {self.n_ctx}: give a number of tokens, or {TRAINED!r}")
+        if isinstance(self.n_ctx, int) and self.n_ctx < SMALLEST_CONTEXT:
+            raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least {SMALLEST_CONTEXT}")
+        _at_least("threads", self.threads, 1)
+        _at_least("slots", self.slots, 1)
+        _at_least("cells", self.cells, 1)
+        for name in ("n_gpu_layers", "draft_gpu_layers"):
+            _at_least(name, getattr(self, name), -1)
+
+    def context_length(self, trained: int) -> int:
+        """Tokens of context for a model that was trained for `trained` tokens, 0 where its file does not say."""
+        if self.n_ctx == TRAINED:
+            return trained or LARGEST_DEFAULT
+        return self.n_ctx or min(LARGEST_DEFAULT, trained or LARGEST_DEFAULT)
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keyword arguments of `Engine.load`: the fields of `EngineConfig`, without the model."""
+
+    datastores: Sequence[str | Path]
+    policy: str
+    n_ctx: int | Literal["trained"] | None
+    threads: int | None
+    n_gpu_layers: int | None
+    exact: bool
+    history: bool
+    verify: Relaxed | None
+    slots: int
+    cells: int | None
+    context_shift: bool
+    options: ModelOptions
+    draft_model: str | Path | None
+    draft_gpu_layers: int | None
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    """Raises OptionError for what is neither None nor a whole number from `least` on."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name} is {value!r}: give at least {least}")

@@ -1,0 +1,136 @@
+"""What happened: in one step, in one sequence, and in an engine since it was opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts
+from rest_local.decoding.verify import Verdict
+from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.origin import Origin
+from rest_local.drafting.tree import DraftTree
+
+
+@dataclass
+class Step:
+    """What one forward pass gave one sequence. Iterates as (token, source)."""
+
+    tokens: list[int]
+    sources: list[str]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # by token, where asked for
+    origins: list[Origin | None] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return zip(self.tokens, self.sources, strict=True)
+
+
+@dataclass
+class Statistics:
+    """What a sequence did; times in milliseconds."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_ms: float = 0.0
+    again_ms: float = 0.0  # within the answer: evaluating text anew after a pause or a context shift
+    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
+    answer_share_ms: float = 0.0  # likewise
+    steps: int = 0
+    drafts: int = 0  # steps that submitted something
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    relaxed: int = 0  # of the accepted ones, those that plain decoding would not have given there
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    lookup_us: list[float] = field(default_factory=list)
+    lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
+    decode_ms: float = 0.0
+    step_ms: float = 0.0  # decode_ms and the driver's own time
+    model_ms: float = 0.0  # of a draft model
+
+    def count_step(self, tree: DraftTree, verdict: Verdict, relaxed: Sequence[int]) -> None:
+        path = verdict.path
+        self.steps += 1
+        self.generated += len(verdict.tokens)
+        self.relaxed += len(relaxed)
+        self.drafts += len(tree) > 0
+        self.drafted += len(tree)
+        self.accepted += len(path)
+        for number in set(tree.source):
+            source = self.by_source.setdefault(SOURCES[number], {"drafted": 0, "accepted": 0})
+            source["drafted"] += tree.source.count(number)
+        for node in path:
+            self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
+
+    def summary(self) -> DraftStatistics:
+        """What the result of the request tells about drafting."""
+        steps = max(self.steps, 1)
+        times = np.array(self.lookup_us or [0.0])
+        median, p99 = float(np.median(times)), float(np.percentile(times, 99))
+        return DraftStatistics(
+            steps=self.steps,
+            generated=self.generated,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            relaxed=self.relaxed,
+            by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
+            lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
+            driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
+            decode_ms_per_step=self.decode_ms / steps,
+            draft_model_ms_per_step=self.model_ms / steps,
+        )
+
+
+@dataclass
+class Totals:
+    """What an engine did, summed over its requests: counted when a request ends, however it ends. Prompt tokens are
+    those that were evaluated, without cached ones.
+
+    Seconds are those of forward passes and what belongs to them, shared out by the tokens that each request had in the
+    pass: prompts and answers together add up to the time that passed, however many requests were served at once. (What
+    one request waited for is in its own `timings`.)
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    predicted_tokens: int = 0
+    predicted_seconds: float = 0.0
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    relaxed: int = 0
+    lookups: int = 0
+    lookups_skipped: int = 0
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, statistics: Statistics, n_answer: int) -> None:
+        """Count a request whose answer has so many tokens."""
+        self.requests += 1
+        self.prompt_tokens += statistics.prompt_tokens - statistics.cached_tokens
+        self.cached_tokens += statistics.cached_tokens
+        self.prompt_seconds += 1e-3 * statistics.prompt_share_ms
+        self.predicted_tokens += n_answer
+        self.predicted_seconds += 1e-3 * statistics.answer_share_ms
+        self.steps += statistics.steps
+        self.drafts += statistics.drafts
+        self.drafted += statistics.drafted
+        self.accepted += statistics.accepted
+        self.relaxed += statistics.relaxed
+        self.lookups += len(statistics.lookup_us)
+        self.lookups_skipped += statistics.lookups_skipped
+        for source, counts in statistics.by_source.items():
+            mine = self.by_source.setdefault(source, {"drafted": 0, "accepted": 0})
+            for key, count in counts.items():
+                mine[key] += count
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy, from any thread: a source may be counted for the first time meanwhile."""
+        by_source = {source: dict(counts) for source, counts in list(self.by_source.items())}
+        return {**vars(self), "by_source": by_source}

@@ -1,0 +1,406 @@
+"""One request, from `Engine.prepare` to its last token: what it drafts, what the model says, and what of it is kept.
+
+Contract:
+
+- A sequence waits (no slot), or is admitted (a slot: it evaluates its prompt, then generates), or is done. The
+  scheduler moves it along, on one thread. Its owner may call `read`, `leave` and the properties from any thread.
+- `tokens` is its whole text, prompt and answer. The list is shared with the slot (whose `n_past` says how many of them
+  are in the cells) and with the sources. The newest token is the *root*, which the next step evaluates.
+- The parts of a step that concern one sequence are here; `rest_local.decoding.forward` puts those of many into one
+  forward pass. A step that was taken is finished (`deliver`) before the next one is taken.
+- With `relaxed` (off by default) a retrieved token can replace the sampled one. Each is counted, and the name of its
+  source ends in `RELAXED_MARK`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import abc, deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.decoding.clock import PassClock, StepClock
+from rest_local.decoding.constrain import TokenConstraint, prune
+from rest_local.decoding.counts import Step
+from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.request import Request
+from rest_local.decoding.stream import Answer, Piece, Result
+from rest_local.decoding.verify import Relaxed, Verdict, verify
+from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.drafter import Draft, Growth
+from rest_local.drafting.origin import Decode, origins_of
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import ROOT, DraftTree, Layout
+from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
+from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.planning.policy import NEWEST, Policy, StepContext
+
+log = logging.getLogger("rest_local.faults")
+
+TARGET = "target"  # the source of a token that the model chose and no source drafted
+RELAXED_MARK = "~"  # after the source of a token that relaxed verification accepted
+
+
+class Chooser(Protocol):
+    """The sampler: `rest_local.llama.sampler.Sampler`, or a fake. Closed when the sequence is done."""
+
+    def sample(self, logits: NDArray[np.float32]) -> int: ...
+    def accept(self, token: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Taken(NamedTuple):
+    """A verified step, whose tokens are committed: what `Sequence.finish_step` does the rest with."""
+
+    verdict: Verdict
+    relaxed: list[int]  # places of the tokens that passed only because verification is relaxed
+    tree: DraftTree
+    drafted: Draft
+    rows: abc.Sequence[NDArray[np.float32]]  # of logits, as `Sequence._rows_to_finish` chose them
+    overlaps: bool
+
+
+class Sequence:
+    """Complete when it is made; `admit` gives it a slot.
+
+    `connect`: gives the sources to draft from, for the slot that it is first admitted to. `finished`: called once, at
+    the end. `ends`: whether nothing follows a token. `decode`: where set, the origins of tokens are reported. `wake`:
+    called when there are pieces, and at the end, in the thread that steps.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        policy: Policy,
+        chooser: Chooser,
+        answer: Answer,
+        connect: Callable[[Slot], Lookup],
+        ends: Callable[[int], bool],
+        finished: Callable[[Sequence], None] = lambda sequence: None,
+        *,
+        relaxed: Relaxed | None = None,
+        constraint: TokenConstraint | None = None,
+        decode: Decode | None = None,
+    ) -> None:
+        self.request, self.policy, self.chooser, self.answer = request, policy, chooser, answer
+        self.statistics = answer.statistics
+        self.tokens = [int(token) for token in request.prompt]
+        self.wake: Callable[[], None] | None = None
+        self.submitted = time.perf_counter()
+        self.done = False
+        self.left = False  # its owner does not wait for it any more
+        self.error: RestLocalError | None = None
+        self.tree = DraftTree()  # of the current step
+        self.layout: Layout | None = None
+        self.clock = StepClock()
+        self._slot: Slot | None = None
+        self._sources: Lookup | None = None
+        self._connect, self._ends, self._finished = connect, ends, finished
+        self._relaxed, self._constraint, self._decode = relaxed, constraint, decode
+        self._drafted = Draft(self.tree)
+        self._entropies: tuple[float, ...] = ()
+        self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
+        self._taken: Taken | None = None  # the newest step, until it is delivered
+        self._pieces: deque[Piece] = deque()
+
+    # Where it is
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it has a slot."""
+        return self._slot is not None
+
+    @property
+    def slot(self) -> Slot:
+        """While it is admitted."""
+        assert self._slot is not None
+        return self._slot
+
+    def has(self, slot: Slot) -> bool:
+        """Whether it is admitted to this slot."""
+        return self._slot is slot
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was admitted before; it may wait again."""
+        return self._sources is not None
+
+    @property
+    def sources(self) -> Lookup:
+        """Once it has begun."""
+        assert self._sources is not None
+        return self._sources
+
+    @property
+    def n_pending(self) -> int:
+        """Tokens that have to be evaluated before the root."""
+        slot = self._slot
+        return len(self.tokens) - 1 - (0 if slot is None else slot.n_past)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it is admitted and evaluates its prompt, or its text anew."""
+        slot = self._slot  # any thread may ask
+        return slot is not None and slot.n_past < len(self.tokens) - 1
+
+    @property
+    def room(self) -> int:
+        """Tokens that can still be evaluated."""
+        return self.slot.backend.n_ctx - self.slot.n_past
+
+    @property
+    def result(self) -> Result:
+        """What has come so far; complete when `done`."""
+        return self.answer.result
+
+    def leave(self) -> None:
+        """Its owner does not wait for it any more: a pass that is broken off is not done again for it. Any thread."""
+        self.left = True
+
+    def admit(self, slot: Slot) -> None:
+        """Go to work in `slot`, after a pause as well. Raises PromptEmpty, PromptTooLong."""
+        begun = time.perf_counter()
+        self._slot = slot
+        if self.has_begun:
+            self._follow_text()
+            return
+        n_prompt = len(self.tokens)
+        if not n_prompt:
+            raise PromptEmpty
+        if n_prompt >= slot.backend.n_ctx:
+            raise PromptTooLong(n_prompt, slot.backend.n_ctx)
+        sources = self._sources = self._connect(slot)
+        kept = self._follow_text()
+        sources.restart(self.tokens)
+        self.policy.begin(n_prompt)
+        self.statistics.prompt_tokens, self.statistics.cached_tokens = n_prompt, kept
+        self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
+        sources.predict(self.request.prediction)
+
+    def release(self) -> Slot | None:
+        """Give the slot back; the text stays."""
+        slot, self._slot = self._slot, None
+        return slot
+
+    def replace_text(self, tokens: list[int]) -> None:
+        """Go on after another, shorter text, in the same slot."""
+        self.tokens = tokens
+        self._follow_text()
+        self.sources.restart(tokens)
+
+    def _follow_text(self) -> int:
+        self._entropies, self.clock.entropy = (), 0.0
+        return self.slot.follow(self.tokens)
+
+    # One step
+
+    def draft(self, limit: int, leaves: int, n_ctx: int, n_other: int = 0) -> None:
+        """When, what and how much: make the tree of this step, of at most `limit` nodes and `leaves` leaves.
+
+        `n_ctx`: tokens in all cells; `n_other`: roots of other requests in the same forward pass.
+        """
+        begun = time.perf_counter()
+        clock, sources = self.clock, self.sources
+        clock.begin()
+        if follower := sources.follower:
+            follower.begin_step()
+        drafted = self._drafted = self.policy.draft(
+            sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, clock.entropy)
+        )
+        self.tree = drafted.tree
+        if drafted.lookup_us is not None:
+            self.statistics.lookup_us.append(drafted.lookup_us)
+            clock.lookup = 1e-3 * drafted.lookup_us
+        self.statistics.lookups_skipped += drafted.skipped
+        clock.draft = 1e3 * (time.perf_counter() - begun)
+        if follower:
+            clock.draft -= follower.step_ms
+
+    @property
+    def growth(self) -> Growth | None:
+        """What the tree can still grow from, together with those of other requests."""
+        return self._drafted.growth
+
+    def cut(self, n: int) -> None:
+        """Submit only the first n nodes."""
+        self.tree = self.tree.cut(n)
+
+    def prune(self) -> None:
+        """Submit nothing that the request's constraint forbids."""
+        if self._constraint is not None:
+            begun = time.perf_counter()
+            self.tree = prune(self.tree, self._constraint)
+            self.clock.draft += 1e3 * (time.perf_counter() - begun)
+
+    def add_to(self, batch: BatchBuilder) -> None:
+        """Put root and tree into the batch."""
+        self.layout = self.tree.layout() if len(self.tree) else None
+        self.slot.add_step(batch, self.tree, self.layout)
+
+    def take(self, logits: NDArray[np.float32], done: PassClock, first: bool = True, overlaps: bool = False) -> Taken:
+        """Verify the tree against its rows, float32 [1 + nodes, n_vocab], and commit what was accepted.
+
+        Does what the next draft needs; the rest is left to `finish_step`. `first`: as for `StepClock.cost`. `overlaps`:
+        the rest comes after the next decode, which overwrites the rows. Where the cells could not be cut back, they are
+        evaluated again. Raises what the sampler raises; then the slot has to be rewound.
+        At 152k tokens 0.03 ms for each row that is visited, and 0.1 ms.
+        """
+        begun = time.perf_counter()
+        verdict, visited, relaxed = self._verify(logits)
+        slot, tokens = self.slot, verdict.tokens
+        if not slot.accept(self.tree, self.layout, verdict.path):
+            slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
+        self.tokens += tokens
+        self.sources.extend(tokens)
+        rows = self._rows_to_finish(logits, visited, overlaps)
+        taken = Taken(verdict, relaxed, self.tree, self._drafted, rows, overlaps)
+        self.clock.verify = 1e3 * (time.perf_counter() - begun)
+        self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
+        return taken
+
+    def _learn(self, chosen: list[int], n_accepted: int, done: PassClock, first: bool) -> None:
+        """Tell the policy the result of the draft. `chosen`: the model's own tokens, without relaxed ones and what
+        follows them.
+        """
+        begun = time.perf_counter()
+        clock = self.clock
+        if follower := self.sources.follower:
+            clock.model, clock.queries = follower.step_ms, follower.asked_ms
+        self.policy.learn(self._drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
+        clock.late = 1e3 * (time.perf_counter() - begun)
+        self.statistics.model_ms += clock.model
+        self.statistics.decode_ms += done.decode_ms
+        self.statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
+
+    def finish_step(self, taken: Taken) -> Step:
+        """The part of a step that no forward pass has to wait for; the next step may be drafted by now."""
+        begun = time.perf_counter()
+        verdict, relaxed, tree, drafted, rows, overlapped = taken
+        self.policy.catch_up()
+        if self.policy.watches_entropy:
+            caught_up = time.perf_counter()
+            self._entropies = (*self._entropies, *(entropy_of(row) for row in rows[-NEWEST:]))[-NEWEST:]
+            self.clock.entropy = 0.0 if overlapped else 1e3 * (time.perf_counter() - caught_up)
+        self.statistics.count_step(tree, verdict, relaxed)
+        sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
+        for place in relaxed:
+            sources[place] += RELAXED_MARK
+        told, top = [], self.request.logprobs
+        if top is not None:
+            told = [logprobs_of(row, token, top) for row, token in zip(rows, verdict.tokens, strict=True)]
+        origins = origins_of(drafted, verdict.tokens[:-1], self._decode) if self._decode else []
+        if not overlapped:  # the next step waits for it
+            ms = 1e3 * (time.perf_counter() - begun)
+            self.clock.late += ms
+            self.statistics.step_ms += ms
+        return Step(verdict.tokens, sources, told, [*origins, None])
+
+    def _verify(self, rows: NDArray[np.float32]) -> tuple[Verdict, list[int], list[int]]:
+        """The verdict, the row that each of its tokens was chosen from, and the places of the tokens that passed only
+        because verification is relaxed.
+        """
+        tree, order = self.tree, self.layout.order if self.layout else []
+        visited: list[int] = []
+        relaxed: list[int] = []
+
+        def choose(node: int) -> int:
+            place = 0 if node == ROOT else 1 + order.index(node)
+            row = rows[place]
+            token = chosen = self.chooser.sample(row)
+            if self._relaxed is not None:
+                chosen = self._relaxed.relax(token, tree, node, row, self._ends)
+                if chosen != token:
+                    relaxed.append(len(visited))
+            self.chooser.accept(chosen)
+            visited.append(place)
+            return chosen
+
+        return verify(tree, choose, self._ends), visited, relaxed
+
+    def _rows_to_finish(
+        self, logits: NDArray[np.float32], visited: abc.Sequence[int], overlaps: bool
+    ) -> list[NDArray[np.float32]]:
+        """The rows that `finish_step` reads: of every token for log-probabilities; of the newest NEWEST for entropies,
+        or of the newest alone where it has to be copied (0.05 ms for 152k floats).
+        """
+        if self.request.logprobs is not None:
+            rows = [logits[place] for place in visited]
+            return [row.copy() for row in rows] if overlaps else rows
+        if not self.policy.watches_entropy:
+            return []
+        if not overlaps:
+            return [logits[place] for place in visited[-NEWEST:]]
+        if self._newest_row is None:
+            self._newest_row = np.empty(logits.shape[1], np.float32)
+        np.copyto(self._newest_row, logits[visited[-1]])
+        return [self._newest_row]
+
+    # What its owner is told
+
+    def receive(self, taken: Taken, begun: float) -> None:
+        """The tokens of a step that began at `begun`: only what decides whether the answer goes on. The rest is
+        `deliver`, which the end does as well.
+        """
+        self._taken = taken
+        self.answer.receive(taken.verdict.tokens, begun)
+
+    def deliver(self) -> None:
+        """Finish the step that was received, and make its text readable; nothing where that was done."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        piece = self.answer.take(self.finish_step(taken))
+        if piece.text or piece.tokens:
+            self._pieces.append(piece)
+            if self.wake:
+                self.wake()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `read` would give something."""
+        return bool(self._pieces)
+
+    def read(self) -> list[Piece]:
+        """What has come since the last call; any thread."""
+        pieces = []
+        while self._pieces:
+            pieces.append(self._pieces.popleft())
+        return pieces
+
+    def finish(self, reason: str, error: RestLocalError | None = None) -> None:
+        """The end, however it came; again does nothing."""
+        if self.done:
+            return
+        try:
+            self.deliver()
+            if self.done:  # its owner cancelled it when it was woken
+                return
+            last = self.answer.end(reason)
+            self.error = error
+            self.chooser.close()
+            self._finished(self)
+            if last.text:
+                self._pieces.append(last)
+        except Exception as fault:
+            self.result.finish_reason, self.error = "error", self.error or error_of(fault)
+        finally:  # an interrupt in there finds it done
+            self.done = True
+            if self.wake:
+                self.wake()
+
+
+def error_of(error: Exception) -> RestLocalError:
+    """What the owner of the one request that an exception concerns is told. Errors of this program are told as they
+    are; others are logged.
+    """
+    if isinstance(error, RestLocalError):
+        return error
+    log.error("a request ends with an error that was not expected", exc_info=error)
+    told = Unexpected(error)
+    told.__cause__ = error
+    return told

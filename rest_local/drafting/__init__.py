@@ -1,0 +1,1 @@
+"""Drafting: the draft tree, candidates from every source, and draft models."""

@@ -1,0 +1,1 @@
+"""Planning: what is likely to be accepted, when to look something up, how much to draft."""

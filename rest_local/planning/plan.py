@@ -1,0 +1,163 @@
+"""How many nodes to submit in one step: the best rate of tokens per millisecond that the request's budget allows.
+
+- `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
+- `Budget` bounds what a request may lose to drafts that fail, in milliseconds. Every step earns a small share of a
+  plain step, a draft pays what it costs beyond a plain step, and accepted tokens pay back what they save. A draft may
+  cost at most the credit plus a fixed share of its expected saving, and may never take the credit below a small floor.
+  So at any point of a request, whatever the text and however wrong the estimates are, drafts have lost at most
+  `ALLOWANCE` of its plain time and `FLOOR` plain steps.
+- `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
+
+The module knows nothing about text, sources or what evidence is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.planning.trigger import LOOKUP_MS
+
+REFRESH_STEPS = 16  # steps after which the price table is computed again from the cost curve
+MARGIN = 1.02  # a draft must promise this much more than plain decoding
+
+ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
+SAVING_SHARE = 0.5  # share of the expected saving that a draft may cost beyond the credit
+FLOOR = 3.0  # plain steps by which that may overdraw the credit; 8 gain 0.4% on edits, and worst answers fall to 0.93
+MAX_CREDIT = 8.0  # plain steps of credit that are kept, so that old gains do not pay for long losses
+
+
+class Budget:
+    """The budget of one request: call `begin` when the request starts and `earn` before each step. All amounts are
+    milliseconds unless stated otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.credit = 0.0
+        self._plain = 1.0
+
+    def begin(self, plain: float, credit: float = 0.0) -> None:
+        """Start a new request whose plain step takes `plain` ms. `credit`: plain steps that it may lose at once."""
+        self._plain = plain
+        self.credit = credit * plain
+
+    def earn(self, plain: float) -> None:
+        """Start a step; a plain one would take `plain` ms."""
+        self._plain = plain
+        self.credit = min(self.credit + ALLOWANCE * plain, MAX_CREDIT * plain)
+
+    @property
+    def most(self) -> float:
+        """The most that the next draft may cost, whatever its expected saving."""
+        return self.credit + FLOOR * self._plain
+
+    def allows(self, extra: float, saving: float) -> bool:
+        """Whether a draft with an expected saving of `saving` may cost `extra` more than a plain step."""
+        return extra <= self.credit + min(SAVING_SHARE * saving, FLOOR * self._plain)
+
+    def settle(self, saved: float) -> None:
+        """Account for a draft: what it saved against plain steps, negative if it failed."""
+        self.credit += saved
+
+
+@dataclass
+class Driver:
+    """The driver's own time in a step, in milliseconds, learned from real steps."""
+
+    lookup: float = LOOKUP_MS  # a lookup after which nothing is submitted
+    step: float = 0.05  # any step: batch, sampling, bookkeeping
+    tree: float = 0.08  # what a step with a draft takes in addition
+    NODE = 0.014  # what each drafted node takes in addition: growing, laying out and walking the tree
+
+    def learn_lookup(self, ms: float) -> None:
+        self.lookup = _smoothed(self.lookup, ms)
+
+    def learn_step(self, n_nodes: int, ms: float) -> None:
+        if n_nodes:
+            self.tree = _smoothed(self.tree, max(0.01, ms - self.step - self.NODE * n_nodes))
+        else:
+            self.step = _smoothed(self.step, ms)
+
+
+def _smoothed(now: float, ms: float) -> float:
+    """Move a twentieth of the way to `ms`; an outlier counts as at most four times the present value."""
+    return now + 0.05 * (min(max(ms, 0.0), 4 * now) - now)
+
+
+class Prices:
+    """Milliseconds of a step by its number of tokens, and the smallest slope from each size on. Computed again every
+    REFRESH_STEPS steps and every 128 tokens of context, which takes 60 us.
+    """
+
+    def __init__(self, curve: CostCurve, driver: Driver) -> None:
+        self._curve, self._driver = curve, driver
+        self._refresh_in = 0
+        self._bucket = -1
+        self._tables: tuple[list[float], list[float]] = ([], [])
+
+    def count_step(self) -> None:
+        """Note that the cost curve has observed a step."""
+        self._refresh_in -= 1
+
+    def at(self, n_ctx: int) -> tuple[list[float], list[float]]:
+        """Cost and slope at `n_ctx` tokens of context, [64] each, indexed by the number of tokens less one."""
+        if self._bucket != n_ctx >> 7 or self._refresh_in <= 0:
+            cost = self._curve.at(n_ctx) + self._driver.step
+            cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
+            cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is filled up
+            rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
+            slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
+            self._tables = (cost.tolist(), slope.tolist())
+            self._bucket, self._refresh_in = n_ctx >> 7, REFRESH_STEPS
+        return self._tables
+
+
+_GAPS = np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None]
+
+
+@dataclass(slots=True)
+class Plan:
+    """The rule for one step. The drafter calls `worth` before each node; `best` is the number of nodes to submit."""
+
+    cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
+    slope: list[float]  # smallest cost in milliseconds of a further node, from each number of nodes on
+    guaranteed: float = 1.0  # tokens that the step yields without any draft: one for each request
+    budget: Budget | None = None  # of the request, if it is alone in the pass
+    best: int = 0
+    expected: float = 0.0  # accepted nodes that are expected of all that were counted
+    saving: float = 0.0  # milliseconds that the `best` nodes are expected to save
+    best_rate: float = field(init=False)
+    _plain: float = field(init=False)
+    _grown: int = 0
+
+    def __post_init__(self) -> None:
+        self._plain = self.cost[0] / self.guaranteed
+        self.best_rate = MARGIN / self._plain
+
+    def worth(self, probability: float) -> bool:
+        """Count a node of this joint probability, and say whether the tree should grow by it. Constant time."""
+        n = self._grown + 1
+        if n >= len(self.cost) or probability <= self.best_rate * self.slope[n - 1]:
+            return False
+        self._grown = n
+        self.expected += probability
+        cost = self.cost[n]
+        rate = (self.guaranteed + self.expected) / cost
+        if rate >= self.best_rate:
+            extra = cost - self.cost[0]
+            saving = self.expected * self._plain - extra
+            if self.budget is None or self.budget.allows(extra, saving):
+                self.best, self.best_rate, self.saving = n, rate, saving
+        return True
+
+    def pays(self, gain: float, ms: float) -> bool:
+        """Whether `gain` more tokens are worth a further node and `ms` more milliseconds. Only sizes that the credit
+        affords count: time spent on a draft that may not be submitted is lost.
+        """
+        grown, now = self._grown, self.cost[self._grown]
+        most = math.inf if self.budget is None else self.cost[0] + self.budget.credit
+        further = [(cost - now) / n for n, cost in enumerate(self.cost[grown + 1 :], 1) if cost <= most]
+        return bool(further) and gain > self.best_rate * (ms + min(further))

@@ -1,0 +1,83 @@
+"""`EngineConfig`: what cannot be is refused before anything is opened; names are those of `Engine.load`."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local import Engine
+from rest_local.decoding.config import LARGEST_DEFAULT, POLICY_NAMES, EngineConfig, EngineOptions
+from rest_local.decoding.verify import Relaxed
+from rest_local.errors import ModelNotFound, OptionError
+from rest_local.planning.policies import POLICIES
+
+
+def test_the_options_of_load_are_the_fields() -> None:
+    assert set(EngineOptions.__annotations__) == {field.name for field in fields(EngineConfig)} - {"model"}
+
+
+def test_the_policies_are_those_there_are() -> None:
+    assert sorted(POLICY_NAMES) == sorted(POLICIES)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "best"},
+        {"n_ctx": 0},
+        {"n_ctx": 7},
+        {"n_ctx": "all"},
+        {"threads": 0},
+        {"n_gpu_layers": -2},
+        {"draft_gpu_layers": -2},
+        {"slots": 0},
+        {"slots": 1.5},
+        {"cells": 0},
+        {"datastores": "code"},
+        {"datastores": Path("code")},
+        {"verify": "relaxed:3,0.3"},
+        {"verify": Relaxed(), "exact": True},
+    ],
+)
+def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        EngineConfig(**wrong)
+    with pytest.raises(OptionError):
+        Engine.load("/nowhere/model.gguf", **wrong)
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="polcy"):
+        Engine.load("/nowhere/model.gguf", polcy="off")  # type: ignore[call-arg]
+
+
+def test_it_is_frozen_and_can_be_replaced() -> None:
+    config = EngineConfig(datastores=["a"])
+    with pytest.raises(FrozenInstanceError):
+        config.n_ctx = 9  # type: ignore[misc]
+    assert replace(config, n_ctx=512) == EngineConfig(datastores=("a",), n_ctx=512)
+    assert hash(config) == hash(EngineConfig(datastores=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "trained", "expected"),
+    [
+        (None, 2048, 2048),
+        (None, 1 << 17, LARGEST_DEFAULT),
+        (None, 0, LARGEST_DEFAULT),
+        ("trained", 1 << 17, 1 << 17),
+        ("trained", 0, LARGEST_DEFAULT),
+        (512, 2048, 512),
+        (3000, 2048, 3000),
+    ],
+)
+def test_the_length_of_the_context(n_ctx: Any, trained: int, expected: int) -> None:
+    assert EngineConfig(n_ctx=n_ctx).context_length(trained) == expected
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        Engine(EngineConfig(model="/nowhere/model.gguf"))

@@ -1,0 +1,147 @@
+"""The documents: what they name exists, their links lead somewhere, and nothing outside the repository is cited."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rest_local
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datastore/*.md"), *ROOT.glob("models/*.md")]
+)
+FOLDERS = ("rest_local", "benchmarks", "tests", "scripts", "docs", "datastore", "models")
+SOURCES = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".md", ".toml") and "work" not in path.relative_to(ROOT).parts
+)
+ROOMS = sorted(
+    path.name for path in (ROOT / "rest_local").iterdir() if (path / "__init__.py").exists() or path.is_dir()
+)
+EXTERNAL = re.compile(r"[a-z]+:")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+def prose_of(path: Path) -> str:
+    """The text without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def definitions_of(path: Path) -> frozenset[str]:
+    """Every function and class that a file defines."""
+    nodes = ast.walk(ast.parse(text_of(path)))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(node.name for node in nodes if isinstance(node, kinds))
+
+
+@cache
+def anchors_of(path: Path) -> frozenset[str]:
+    """The anchors of the headings of a document, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(path), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading.strip().lower()) for heading in headings)
+    return frozenset(re.sub(r"\s+", "-", heading) for heading in plain)
+
+
+def cited_tests() -> list[tuple[str, str]]:
+    return re.findall(r"`([\w/]+\.py)::(\w+)`", text_of(ROOT / "docs" / "RELIABILITY.md"))
+
+
+def test_every_test_that_reliability_names_exists() -> None:
+    cited = cited_tests()
+    assert len(cited) > 100
+    missing = [
+        f"{file}::{test}"
+        for file, test in cited
+        if not (ROOT / "tests" / file).exists() or test not in definitions_of(ROOT / "tests" / file)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document: Path) -> None:
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(document)):
+        if EXTERNAL.match(target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        if not path.exists() or (anchor and anchor not in anchors_of(path)):
+            missing.append(target)
+    assert missing == []
+
+
+def test_no_file_cites_a_document_outside_the_repository() -> None:
+    known = {document.name for document in DOCUMENTS}
+    missing = {
+        f"{name_of(source)}: {cited}"
+        for source in SOURCES
+        for cited in re.findall(r"\b[A-Z][A-Z_]+\.md\b", text_of(source))
+        if cited not in known
+    }
+    assert missing == set()
+
+
+def test_sections_of_the_design_that_are_cited_exist() -> None:
+    sections = set(re.findall(r"^## (\d+)\.", text_of(ROOT / "docs" / "DESIGN.md"), re.MULTILINE))
+    cited = {
+        (name_of(source), number)
+        for source in SOURCES
+        for number in re.findall(r"DESIGN\.md\s+section\s+(\d+)", text_of(source))
+    }
+    assert len(cited) > 5
+    assert {place for place in cited if place[1] not in sections} == set()
+
+
+def dotted_names(document: Path) -> Iterator[str]:
+    """Names such as `planning.budget` or `rest_local.decoding.engine.Engine` in a document's prose."""
+    for name in re.findall(r"`((?:rest_local\.)?[a-z_]+(?:\.\w+)+)`", prose_of(document)):
+        bare = name.removeprefix("rest_local.")
+        if bare.split(".")[0] in ROOMS and not bare.endswith(".py"):
+            yield bare
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name below `rest_local` is a module, or something in one."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        path = ROOT / "rest_local" / Path(*parts[:n])
+        if path.is_dir() or path.with_suffix(".py").exists():
+            found: object = importlib.import_module(".".join(["rest_local", *parts[:n]]))
+            for attribute in parts[n:]:
+                if not hasattr(found, attribute) and attribute not in getattr(found, "__annotations__", {}):
+                    return False
+                found = getattr(found, attribute, None)
+            return True
+    return False
+
+
+def test_the_reference_of_the_api_is_complete() -> None:
+    text = text_of(ROOT / "docs" / "api.md")
+    described = {*re.findall(r"^::: rest_local\.(\w+)$", text, re.MULTILINE), "RestLocalError", "__version__"}
+    assert described >= set(rest_local.__all__)
+    assert "::: rest_local.errors\n" in text, "where RestLocalError is"
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "DESIGN.md", "FORMAT.md"])
+def test_modules_that_are_named_exist(document: str) -> None:
+    path = ROOT / "docs" / document
+    assert [name for name in dotted_names(path) if not exists(name)] == []
+    files = re.findall(r"`(?:rest_local/)?((?:" + "|".join(ROOMS) + r")/[\w/]+\.py)`", prose_of(path))
+    assert [name for name in files if not (ROOT / "rest_local" / name).exists()] == []

@@ -1,0 +1,52 @@
+"""The tutorial, the how-to pages and the first page: every block of `sh` and `python` runs as written, in order.
+
+Blocks marked `console` start a server, compile, or need what a test has not; other tests run the requests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rest_local.paths import demo_model
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "index.md", DOCS / "tutorial.md", *sorted((DOCS / "howto").glob("*.md"))]
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHAPES = 'def area(width, height):\n    """The area of a rectangle."""\n    return width * height\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with models and code under the names of the pages, and `rest-local` on the path."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    command = commands / "rest-local"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m rest_local "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "data" / "datastores"))
+    place = tmp_path / "place"
+    (place / "src").mkdir(parents=True)
+    (place / "src" / "shapes.py").write_text(SHAPES)
+    for name in ("model.gguf", "small.gguf"):
+        (place / name).symlink_to(demo_model())
+    return place
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_work(page: Path, folder: Path) -> None:
+    blocks = BLOCK.findall(page.read_text("utf-8"))
+    assert blocks
+    for language, block in blocks:
+        command = ["sh", "-euc", block] if language == "sh" else [sys.executable, "-c", block]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        assert "Warning" not in done.stderr
