@@ -83,7 +83,7 @@ class Engine:
             self._lanes = Lanes(self._lane)
             if warning:
                 self._lanes.warn(warning)
-            self._aside: list[Searchable] = self._lane.aside
+            self._failed_stores: list[Searchable] = self._lane.failed_stores
             self._persisted = PersistedLearning.open(self.model, self._lane.auto.acceptance) if config.history else None
             self.totals = Totals()
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
@@ -381,7 +381,9 @@ class Engine:
         for lane in self._lanes:
             lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
-        self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
+        self._failed_stores[:] = [
+            store for store in self._failed_stores if not isinstance(store, Datastore) or store in datastores
+        ]
         history = self._persisted.history if self._persisted else None
         for sequence in self._lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None

@@ -495,4 +495,4 @@ def test_no_mmap_reaches_datastores_and_history(
         for file in path.glob("*.bin"):
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
-        assert len(engine._aside) == int(mmap)
+        assert len(engine._failed_stores) == int(mmap)
