@@ -1,16 +1,19 @@
-"""What HTTP costs: a real server process over loopback, against the engine's own time.
+"""The cost of HTTP: a real server process over loopback, compared with the engine's own time.
 
     python -m benchmarks.server [--model GGUF] [--part first|overhead|keys|clients|stalled|schema]... [--seconds 60]
 
-`first`: time to the first token on a prompt whose cells are warm, less the forward passes. `overhead`: a stream of 300
-tokens by HTTP against the same request in an engine without a server and against one answer at once, the three
-interleaved; ratios within a round, medians over the rounds, and the ratio of the quickest of each, which is what counts
-where others use the machine; milliseconds of processor time of the server's event loop. `keys`: an /infill request for
-each keystroke, each cut off by the next; what the user waits where he pauses, and slots that were lost. `clients`:
-eight clients at once for `--seconds`: errors, the least served against the most served, throughput against one client
-alone. `stalled`: peak memory of a server with 24 streams that no client reads, with 100 log-probabilities a token.
-`schema`: the longest gap between two events of a stream while another request's schema, an enum of 50 000 integers, is
-compiled and followed, by the policy of that other request.
+- `first`: time to the first token on a prompt that is in the KV cache, less the forward passes.
+- `overhead`: a stream of 300 tokens by HTTP, compared with the same request in an engine without a server and with one
+  answer in one piece. The three are interleaved. The result has the medians over the rounds of the ratios within a
+  round, the ratio of the fastest runs, which counts on a busy machine, and the processor time of the server's event
+  loop in milliseconds.
+- `keys`: an /infill request for each keystroke, each cancelled by the next; the wait of the user at a pause, and the
+  slots that are lost.
+- `clients`: eight clients at once for `--seconds`: errors, the least served client relative to the most served,
+  throughput relative to one client alone.
+- `stalled`: peak memory of a server with 24 streams that no client reads, with 100 log-probabilities per token.
+- `schema`: the longest gap between two events of a stream while the schema of another request, an enum of 50 000
+  integers, is compiled and followed, by the policy of that other request.
 
 Except in `schema`, drafting is off, so that every round does the same work.
 """
@@ -70,7 +73,7 @@ class Process:
         return int(times.read_text("ascii").split()[0]) / 1e6 if times.exists() else 0.0
 
     def memory_mb(self, name: str) -> float:
-        """`VmRSS`, resident now, or `VmHWM`, the most so far; 0 where the kernel does not tell."""
+        """`VmRSS`, the resident memory, or `VmHWM`, its maximum so far, in MB; 0 if the system does not report it."""
         status = Path(f"/proc/{self.pid}/status")
         found = re.search(rf"^{name}:\s+(\d+) kB", status.read_text("ascii"), re.MULTILINE) if status.exists() else None
         return round(int(found[1]) / 1024, 1) if found else 0.0
@@ -101,8 +104,8 @@ def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
 def _ready(process: subprocess.Popen[bytes], log: Any) -> Process:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        said = os.pread(log.fileno(), 1 << 16, 0).decode("utf-8", "replace")
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", said):
+        output = os.pread(log.fileno(), 1 << 16, 0).decode("utf-8", "replace")
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", output):
             server = Process(int(found[1]), process.pid)
             if server.get("/health") == {"status": "ok"}:
                 return server
@@ -129,7 +132,7 @@ def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[d
 
 
 def first_token(server: Process, rounds: int) -> dict[str, Any]:
-    """The first token after a long prompt that is in the KV cache, many times."""
+    """The first token after a long prompt that is in the KV cache, in each round."""
     body = {"prompt": _texts(1, 4000)[0], "n_predict": 1, "stream": True, **SAME}
     over, waited = [], []
     with contextlib.closing(server.connect()) as connection:
@@ -285,7 +288,7 @@ def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int
 
 
 def stalled(model: str | None) -> dict[str, Any]:
-    """Streams without an end whose clients read nothing, in a server of their own, until the server has ended them."""
+    """Endless streams whose clients read nothing, in a separate server, until the server ends them."""
     body = {"n_probs": 100, **_ENDLESS}
     with serving(model, STALLED) as server, contextlib.ExitStack() as open_connections:
         before = server.memory_mb("VmRSS")
@@ -334,7 +337,7 @@ def schema(server: Process) -> dict[str, Any]:
 
 
 def _read_until(server: Process, arrived: list[float], ended: threading.Event) -> None:
-    """Streams text without end; notes when each event arrived."""
+    """An endless stream that records the time of each event."""
     body = json.dumps({"prompt": _texts(1, 400)[0], **_ENDLESS})
     with contextlib.closing(server.connect()) as connection:
         connection.request("POST", "/completion", body, {"content-type": "application/json"})
@@ -345,7 +348,7 @@ def _read_until(server: Process, arrived: list[float], ended: threading.Event) -
 
 
 def _longest_gap(arrived: list[float]) -> float:
-    """Milliseconds."""
+    """In milliseconds."""
     return round(1e3 * max((b - a for a, b in pairwise(arrived)), default=0.0), 1)
 
 

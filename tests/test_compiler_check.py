@@ -11,14 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.scripts import SCRIPTS, load_script
+from support.scripts import load_script
 
-SCRIPT = SCRIPTS / "compiler_check.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "compiler_check.py"
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = load_script("compiler_check", monkeypatch)
+    module = load_script(SCRIPT, "compiler_check")
     monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(module.platform, "system", lambda: "Linux")
     return module

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.scripts import SCRIPTS, load_script
+from support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = SCRIPTS / "gpu_check.py"
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load_script("gpu_check", monkeypatch)
+def script() -> ModuleType:
+    return load_script(SCRIPT, "gpu_check")
 
 
 def test_the_whole_path_runs_on_a_cpu_with_the_demo_model(tmp_path: Path) -> None:

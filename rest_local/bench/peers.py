@@ -30,14 +30,14 @@ from rest_local.planning.policy import Stateless, StepContext, StepCost
 ARCTIC_MODULE = "arctic_inference.suffix_decoding"
 ARCTIC_REQUEST = -1  # id of the request under test
 ARCTIC_VARIANTS: tuple[dict[str, Any], ...] = ({}, *({"factor": factor, "tree": True} for factor in (1.0, 2.0, 4.0)))
-"""Its default, and its tree at three lengths."""
+"""Its default, and its tree at three lengths: the points that docs/DESIGN.md section 5 compares with."""
 
 
 class Peer(Stateless):
     """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that use them."""
 
     name = "peer"
-    follower = None  # no draft model
+    draft_sequence = None  # no draft model
 
     def __init__(self, history: Sequence[Sequence[int]] = ()) -> None:
         self.tokens: list[int] = []

@@ -390,8 +390,9 @@ class Engine:
         for lane in self._lanes:
             lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
-        failed = self._failed_stores
-        failed[:] = [store for store in failed if not isinstance(store, Datastore) or store in datastores]
+        self._failed_stores[:] = [
+            store for store in self._failed_stores if not isinstance(store, Datastore) or store in datastores
+        ]
         history = self._persisted.history if self._persisted else None
         for sequence in self._lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None

@@ -88,7 +88,7 @@ class Lane:
         failed_stores: list[Searchable] | None = None,
         draft_model: DraftModel | None = None,
     ) -> Lane:
-        """Measure what was not measured before. `failed_stores`: lanes share this list, and the draft model.
+        """Measure what was not measured before. Lanes share `failed_stores` and the draft model.
         Raises ModelError.
         """
         if exact:
@@ -120,8 +120,8 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            follower = DraftModelSequence(self.draft_model) if self.draft_model else None
-            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, follower=follower)
+            draft_sequence = DraftModelSequence(self.draft_model) if self.draft_model else None
+            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, draft_sequence=draft_sequence)
             self._sources[slot.first_id] = sources
         return sources
 

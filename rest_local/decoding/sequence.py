@@ -210,8 +210,8 @@ class Sequence:
         begun = time.perf_counter()
         clock, sources = self.clock, self.sources
         clock.begin()
-        if follower := sources.follower:
-            follower.begin_step()
+        if draft_sequence := sources.draft_sequence:
+            draft_sequence.begin_step()
         drafted = self.drafted = self.policy.draft(
             sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, clock.entropy)
         )
@@ -221,8 +221,8 @@ class Sequence:
             clock.lookup = 1e-3 * drafted.lookup_us
         self.statistics.lookups_skipped += drafted.skipped
         clock.draft = 1e3 * (time.perf_counter() - begun)
-        if follower:
-            clock.draft -= follower.step_ms
+        if draft_sequence:
+            clock.draft -= draft_sequence.step_ms
 
     def prune(self) -> None:
         """Submit nothing that the request's constraint forbids."""
@@ -263,8 +263,8 @@ class Sequence:
         """
         begun = time.perf_counter()
         clock = self.clock
-        if follower := self.sources.follower:
-            clock.model, clock.queries = follower.step_ms, follower.asked_ms
+        if draft_sequence := self.sources.draft_sequence:
+            clock.model, clock.queries = draft_sequence.step_ms, draft_sequence.asked_ms
         self.policy.learn(self.drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model

@@ -3,7 +3,7 @@
 Contract: given rows of any number of sources and an estimate of acceptance for each evidence cell, the node with the
 highest joint probability is added next, until the caller's rule says that a node no longer pays. A node is expanded
 when it joins the tree. The proposals at each expanded node are kept, so that the estimate learns from the tokens that
-the model then chooses, also if no draft was submitted.
+the model then chooses, also if no draft was submitted (DESIGN.md section 6).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A `llama_batch` over numpy arrays whose addresses do not change.
 
 Contract: the arrays are filled by slicing, without a Python loop over tokens. More tokens than the capacity are refused
-here, because llama.cpp would abort the process. Every token has a contiguous range of sequence ids: a tree in depth
-first order numbers its leaves in order, so the leaves below a node are a range. Knows nothing about models.
+here, because llama.cpp would abort the process (DESIGN.md section 4). Every token has a contiguous range of sequence
+ids: a tree in depth first order numbers its leaves in order, so the leaves below a node are a range. Knows nothing
+about models.
 """
 
 from __future__ import annotations

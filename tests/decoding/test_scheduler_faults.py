@@ -334,7 +334,7 @@ def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pyt
 
 
 class Silenced:
-    """A follower that may not be asked; what it took is that of a pass that broke off."""
+    """A draft sequence that must not be queried. Its times are those of an aborted pass."""
 
     step_ms = asked_ms = 1000.0
     can_ask = False
@@ -347,7 +347,7 @@ def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch
     """Negative milliseconds made every price worse from step to step, for as long as the engine lived."""
     backend = FakeBackend(n_ctx=512)
     sources, policy = fortune("deep"), Auto(FLAT)
-    monkeypatch.setattr(sources, "follower", Silenced(), raising=False)
+    monkeypatch.setattr(sources, "draft_sequence", Silenced(), raising=False)
     sequence = sequence_of(backend, [3] * 40, 30, None, sources, policy)
     run(scheduler_of(backend), [sequence])
     assert sequence.result.tokens == said([3] * 40, 30)

@@ -42,7 +42,7 @@ FLAT = FixedCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 class Silent:
     """Sources that know nothing."""
 
-    follower: DraftModelSequence | None = None
+    draft_sequence: DraftModelSequence | None = None
 
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int]) -> None: ...

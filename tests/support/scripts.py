@@ -1,4 +1,4 @@
-"""The programs of `scripts/` as modules."""
+"""Imports scripts that belong to no package."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+def load_script(path: Path, name: str) -> ModuleType:
+    """Run the script at `path` as the module `name`, again at every call.
 
-
-def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`scripts/NAME.py`, imported for one test."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    The module is registered before it runs, because a dataclass looks up its module.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
