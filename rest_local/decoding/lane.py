@@ -215,7 +215,7 @@ class Lane:
         try:
             test = part()
         except (DecodeFailed, ModelError) as error:
-            self._end_self_test(f"--exact: the self-test cannot be run ({error}); decoding plainly")
+            self._end_self_test(f"`exact`: the self-test cannot be run ({error}); decoding plainly")
             return
         if test is None or not (test.complete or test.comparison.rows > self.tuning.rows_compared):
             return
@@ -301,7 +301,7 @@ class Lanes:
         if not chosen.warning:
             return
         if chosen.options.repack != model.options.repack:
-            raise ModelError(f"{chosen.warning}; for exact requests start again with --no-repack")
+            raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
         self.warn(chosen.warning)
         log.warning("%s", chosen.warning)
         model.options = chosen.options  # flash attention off, in contexts that are made from now on
@@ -322,7 +322,7 @@ def _beyond_training(model: Model, context: Context) -> str:
         return ""
     return (
         f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse beyond; "
-        "lower --ctx, or give --rope-scaling or its like"
+        "lower `n_ctx`, or stretch it with `rope`"
     )
 
 
@@ -331,7 +331,7 @@ def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> 
     if exact and not tuning.exact and capability.kind != "none":
         if tuning.testing:
             return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), ""
-        warning = f"--exact: {NO_EXACT_SETTINGS}; decoding plainly"
+        warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"
         return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning
     if capability.kind == "none":
         return capability, f"drafting is off: {capability.reason}"

@@ -65,14 +65,14 @@ class ContextSettings:
             raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least 8")
         if (cells := max(self.n_ctx, self.n_cells)) > MAX_CELLS:
             raise OptionError(
-                f"{cells} tokens of context in all slots: at most {MAX_CELLS} are possible; give a smaller --ctx"
+                f"{cells} tokens of context in all slots: at most {MAX_CELLS} are possible; give a smaller `n_ctx`"
             )
         if not 0 < self.n_slots * self.n_branches <= MOST_IDS or self.n_slots < 1:
             most = MOST_IDS // max(self.n_branches, 1)
-            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}; give fewer --slots")
+            raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}; give fewer `slots`")
         if 0 < self.n_cells < self.n_ctx:
             raise OptionError(
-                f"{self.n_cells} cells hold no context of {self.n_ctx} tokens; raise --cells or lower --ctx"
+                f"{self.n_cells} cells hold no context of {self.n_ctx} tokens; raise `cells` or lower `n_ctx`"
             )
         if min(self.threads, self.threads_batch) < 0:
             fewest = min(self.threads, self.threads_batch)
@@ -106,7 +106,7 @@ class Context:
             raise ModelError(
                 f"model {model.path}: no context of {params.n_ctx} tokens{cause}, with flash attention "
                 f"{'on' if settings.flash_attention else 'off'} and a cache of {settings.cache_type_k} and "
-                f"{settings.cache_type_v}; if memory is short, give a smaller --ctx"
+                f"{settings.cache_type_v}; if memory is short, give a smaller `n_ctx`"
             )
         try:
             model.adapters.apply(self._pointer)

@@ -187,7 +187,7 @@ def _tried(
 def _warning(path: Path, rung: Rung, failure: trial.Failure) -> str:
     """Cause and remedy in one line."""
     if failure.kind == "memory":
-        remedy = "to choose yourself, free memory, or lower --gpu-layers or --ctx"
+        remedy = "to choose yourself, free memory, or lower `n_gpu_layers` or `n_ctx`"
     elif rung.n_gpu_layers is not None:
         remedy = "update the GPU's driver or llama-cpp-python"
     else:

@@ -2,7 +2,7 @@
 
 - `draft` is called before each step, `learn` after it.
 - One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
-  among those that the request's budget allows (`rest_local.planning.plan`).
+  among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
 - A trigger decides whether a step makes a lookup at all (`rest_local.planning.trigger`).
 - A draft model is queried for as long as what it is likely to add is worth its time. A query costs a pass of the draft
   model and, if its token is drafted, a node in the batch. It is worth that below a node if the joint probability of the

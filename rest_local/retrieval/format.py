@@ -92,7 +92,7 @@ class Manifest:
                 "magic": MAGIC,
                 "format": FORMAT,
                 "created": self.created,
-                "vocabulary": asdict(self.vocabulary),
+                "vocabulary": {name: getattr(self.vocabulary, name) for name in ("hash", "size", "name")},
                 "segments": [asdict(segment) for segment in self.segments],
                 "recipe": dict(self.recipe),
             }

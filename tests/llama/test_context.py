@@ -225,13 +225,13 @@ def test_a_context_that_does_not_fit_names_its_size_and_the_remedy(
         Context(model, ContextSettings(n_ctx=12345))
     message = str(caught.value)
     assert "no context of 12345 tokens" in message
-    assert "a smaller --ctx" in message
+    assert "a smaller `n_ctx`" in message
     assert "ContextSettings" not in message
 
 
 @pytest.mark.parametrize("cells", [{"n_ctx": 99_999_999}, {"n_ctx": 4096, "n_cells": 2**27}])
 def test_a_context_beyond_any_model_never_reaches_llama_cpp(cells: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match=r"at most 67108864 are possible; give a smaller --ctx"):
+    with pytest.raises(OptionError, match=r"at most 67108864 are possible; give a smaller `n_ctx`"):
         ContextSettings(**cells)
 
 

@@ -190,7 +190,7 @@ def test_a_gpu_without_memory_gets_fewer_layers(
     chosen = choose(model, -1)
     assert (chosen.options, chosen.n_gpu_layers) == (ModelOptions(), 8)
     assert "8 layers on the GPU" in chosen.warning
-    assert "--gpu-layers" in chosen.warning
+    assert "`n_gpu_layers`" in chosen.warning
     assert [task["n_gpu_layers"] for task in tried] == [-1, 16, 8]
 
 
@@ -305,7 +305,7 @@ def test_an_exact_request_that_needs_other_weights_is_refused(
 ) -> None:
     with Engine.load(model, n_ctx=128, threads=1) as engine:
         break_when(lambda task: SEGV if task["options"]["repack"] else "")
-        with pytest.raises(ModelError, match="--no-repack"):
+        with pytest.raises(ModelError, match="repack=False"):
             engine._lanes.exact()
 
 
