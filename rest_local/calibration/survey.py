@@ -38,7 +38,7 @@ PRICE_CONTEXT = 256  # tokens in the KV cache when steps are timed
 STEP = 16
 REPEATS = 3
 
-Progress = Callable[[str, int, int], None]  # (the present setting, its number from 1, number of settings)
+Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
 
 
 @dataclass
