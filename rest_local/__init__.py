@@ -21,48 +21,139 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine, Piece, Result, Stream
+    from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
+    from rest_local.decoding.config import EngineConfig
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
-    from rest_local.decoding.service import Service
-    from rest_local.errors import RestLocalError
+    from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
+    from rest_local.decoding.service import Service, Ticket
+    from rest_local.decoding.stream import Piece, Result
+    from rest_local.decoding.streaming import ChatStream, Stream
+    from rest_local.decoding.verify import Relaxed
+    from rest_local.drafting.origin import Origin
+    from rest_local.errors import (
+        AdapterInvalid,
+        CorpusEmpty,
+        CorpusTooLarge,
+        DatastoreCorrupt,
+        DatastoreError,
+        DatastoreLocked,
+        DatastoreNotFound,
+        DatastoreUnwritable,
+        DatastoreVersion,
+        DatastoreVocabulary,
+        DecodeFailed,
+        GenerationError,
+        GrammarsBusy,
+        HistoryNotFound,
+        InputInvalid,
+        ModelError,
+        ModelInvalid,
+        ModelNotFound,
+        OptionError,
+        PromptEmpty,
+        PromptTooLong,
+        QueueFull,
+        ReaderTooSlow,
+        RestLocalError,
+        ServiceClosed,
+        TemplateFailed,
+        TemplateTooCostly,
+        Unexpected,
+    )
+    from rest_local.grammar.grammar import Grammar, gbnf, json_schema, lark
     from rest_local.llama.model import Model
-    from rest_local.llama.options import Adapter, ModelOptions
+    from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
     from rest_local.llama.sampling import Sampling
     from rest_local.retrieval.datastore import Datastore
     from rest_local.retrieval.indexing import build_datastore
 
 __all__ = [
     "Adapter",
+    "AdapterInvalid",
+    "AsyncChatStream",
+    "AsyncEngine",
+    "AsyncStream",
+    "ChatStream",
+    "CorpusEmpty",
+    "CorpusTooLarge",
     "Datastore",
+    "DatastoreCorrupt",
+    "DatastoreError",
+    "DatastoreLocked",
+    "DatastoreNotFound",
+    "DatastoreUnwritable",
+    "DatastoreVersion",
+    "DatastoreVocabulary",
+    "DecodeFailed",
+    "DraftStatistics",
     "Engine",
+    "EngineConfig",
+    "GenerationError",
+    "Grammar",
+    "GrammarsBusy",
+    "HistoryNotFound",
+    "InputInvalid",
+    "Lookups",
     "Model",
+    "ModelError",
+    "ModelInvalid",
+    "ModelNotFound",
     "ModelOptions",
+    "OptionError",
+    "Origin",
+    "Override",
     "Piece",
+    "Placement",
+    "PromptEmpty",
+    "PromptTooLong",
+    "QueueFull",
+    "ReaderTooSlow",
+    "Relaxed",
     "Request",
     "RestLocalError",
     "Result",
+    "Rope",
     "Sampling",
     "Service",
+    "ServiceClosed",
+    "SourceCounts",
     "Stream",
+    "TemplateFailed",
+    "TemplateTooCostly",
+    "Ticket",
+    "Timings",
+    "TokenLogprobs",
+    "Unexpected",
     "__version__",
     "build_datastore",
+    "gbnf",
+    "json_schema",
+    "lark",
 ]
 
-_HOME = {
-    "Adapter": "rest_local.llama.options",
-    "Datastore": "rest_local.retrieval.datastore",
-    "Engine": "rest_local.decoding.engine",
-    "Model": "rest_local.llama.model",
-    "ModelOptions": "rest_local.llama.options",
-    "Piece": "rest_local.decoding.engine",
-    "Request": "rest_local.decoding.request",
-    "RestLocalError": "rest_local.errors",
-    "Result": "rest_local.decoding.engine",
-    "Sampling": "rest_local.llama.sampling",
-    "Service": "rest_local.decoding.service",
-    "Stream": "rest_local.decoding.engine",
-    "build_datastore": "rest_local.retrieval.indexing",
+_HOMES = {
+    "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
+    "rest_local.decoding.config": ("EngineConfig",),
+    "rest_local.decoding.engine": ("Engine",),
+    "rest_local.decoding.logprobs": ("TokenLogprobs",),
+    "rest_local.decoding.request": ("Request",),
+    "rest_local.decoding.service": ("Service", "Ticket"),
+    "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
+    "rest_local.decoding.stream": ("Piece", "Result"),
+    "rest_local.decoding.streaming": ("ChatStream", "Stream"),
+    "rest_local.decoding.verify": ("Relaxed",),
+    "rest_local.drafting.origin": ("Origin",),
+    "rest_local.grammar.grammar": ("Grammar", "gbnf", "json_schema", "lark"),
+    "rest_local.llama.model": ("Model",),
+    "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope"),
+    "rest_local.llama.sampling": ("Sampling",),
+    "rest_local.retrieval.datastore": ("Datastore",),
+    "rest_local.retrieval.indexing": ("build_datastore",),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME |= {name: "rest_local.errors" for name in __all__ if name not in {*_HOME, "__version__"}}
 
 
 def __getattr__(name: str) -> Any:

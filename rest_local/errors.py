@@ -29,8 +29,9 @@
         ├── CorpusEmpty
         └── CorpusTooLarge
 
-The command line prints `str(error)` as one line and exits with `exit_code`: 2 for what can be seen to be wrong from the
-command line alone, 1 for whatever a look at the files, the model or the machine finds.
+Messages name parameters of the Python API in backticks (`n_ctx`). The command line writes its option in their place
+(`rest_local.cli.messages`), prints the message as one line and exits with `exit_code`: 2 for what is wrong by the
+command line alone, 1 for what a look at the files, the model or the machine finds.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ModelNotFound(ModelError):
     """No file at that path."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        super().__init__(f"model {path}: no such file; give the path of a GGUF file with -m")
+        super().__init__(f"model {path}: no such file; give the path of a GGUF file")
 
 
 class ModelInvalid(ModelError):
@@ -106,7 +107,7 @@ class PromptTooLong(GenerationError):
 
     def __init__(self, n_prompt: int, n_ctx: int, estimated: bool = False) -> None:
         known = f"about {n_prompt}" if estimated else str(n_prompt)
-        super().__init__(f"the prompt has {known} tokens and the context holds {n_ctx}; shorten it or raise --ctx")
+        super().__init__(f"the prompt has {known} tokens and the context holds {n_ctx}; shorten it or raise `n_ctx`")
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
@@ -241,7 +242,7 @@ class CorpusEmpty(DatastoreError):
     """Nothing in the given paths could be indexed."""
 
     def __init__(self, paths: str, skipped: str) -> None:
-        super().__init__(f"corpus {paths}: no text to index ({skipped}); check the paths, --include and --exclude")
+        super().__init__(f"corpus {paths}: no text to index ({skipped}); check the paths, `include` and `exclude`")
 
 
 class CorpusTooLarge(DatastoreError):

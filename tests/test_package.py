@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 import rest_local
+import rest_local.errors
 from rest_local.cli.main import cli
 
 PACKAGE = Path(rest_local.__file__).parent
@@ -77,6 +78,11 @@ def test_table_of_contents_is_sorted_and_complete() -> None:
 def test_every_name_loads(name: str) -> None:
     value = getattr(rest_local, name)
     assert name == "__version__" or value.__name__ == name
+
+
+def test_every_error_is_in_the_table_of_contents() -> None:
+    errors = {name for name, value in vars(rest_local.errors).items() if isinstance(value, type)}
+    assert errors - {"PathLike"} <= set(rest_local.__all__)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -37,7 +37,7 @@ class Peer(Stateless):
     """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that use them."""
 
     name = "peer"
-    follower = None  # no draft model
+    draft_sequence = None  # no draft model
 
     def __init__(self, history: Sequence[Sequence[int]] = ()) -> None:
         self.tokens: list[int] = []

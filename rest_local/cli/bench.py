@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli.options import POLICY_NAMES, json_option
+from rest_local.cli.options import json_option
 from rest_local.cli.replay_table import print_report
+from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import OptionError
 
 if TYPE_CHECKING:

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import interrupt, options
-from rest_local.cli.options import EngineChoice, SamplingChoice
+from rest_local.cli import inputs, interrupt, opening, options
+from rest_local.cli.messages import in_options
 from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import EngineConfig
 from rest_local.errors import PromptTooLong, RestLocalError
+from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result
-    from rest_local.llama.sampling import Sampling
 
 HELP = """/help   this text
 /clear  forget the conversation
@@ -150,14 +151,14 @@ def _ask() -> str | None:
     import readline  # noqa: F401  gives input() line editing and a history
 
     try:
-        return options.clean(input("> "), "stdin")
+        return inputs.clean(input("> "), "stdin")
     except EOFError:
         return None
 
 
 def _next_line() -> str | None:
     line = sys.stdin.buffer.readline()
-    return options.decode(line, "stdin") if line else None
+    return inputs.decode(line, "stdin") if line else None
 
 
 def converse(conversation: Conversation, interactive: bool) -> None:
@@ -172,7 +173,7 @@ def converse(conversation: Conversation, interactive: bool) -> None:
         except RestLocalError as error:
             if not interactive:
                 raise
-            note(f"rest-local: error: {error}")
+            note(f"rest-local: error: {in_options(str(error))}")
             if isinstance(error, PromptTooLong) and conversation.messages:
                 note("the conversation is what fills the context; /clear forgets it")
 
@@ -196,8 +197,8 @@ def converse(conversation: Conversation, interactive: bool) -> None:
 @options.stop_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each answer instead.")
 def chat(
-    engine_choice: EngineChoice,
-    sampling_choice: SamplingChoice,
+    config: EngineConfig,
+    sampling: Sampling,
     tokens: int,
     system: str | None,
     stop: tuple[str, ...],
@@ -207,9 +208,8 @@ def chat(
 
     In the conversation: /help, /clear, /stats, /bye. Ctrl-C stops the answer.
     """
-    sampling = sampling_choice.build()
     interactive = sys.stdin.isatty()
-    with options.load_engine(engine_choice) as engine:
+    with opening.open_engine(config) as engine:
         if interactive and not as_json:
             note(f"{engine.model.name}: /help for help, /bye to leave")
         converse(Conversation(engine, sampling, tokens, stop, system, as_json), interactive)

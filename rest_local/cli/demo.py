@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import options
+from rest_local.cli import inputs, opening, options
 from rest_local.cli.load_options import load_options
-from rest_local.cli.options import EngineChoice
 from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
 from rest_local.llama.options import ModelOptions
 
@@ -139,7 +139,7 @@ class Plain:
 
 
 @contextmanager
-def _datastore(choice: EngineChoice, code: Path | None, say: Callable[[str], None]) -> Iterator[tuple[str, str]]:
+def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], None]) -> Iterator[tuple[str, str]]:
     """The path of the datastore to draft from, and what it holds: of `code` for as long as the demo runs, else of this
     interpreter's standard library, which is kept for the next time.
     """
@@ -147,7 +147,7 @@ def _datastore(choice: EngineChoice, code: Path | None, say: Callable[[str], Non
     from rest_local.llama.model import Model
     from rest_local.retrieval.indexing import build_datastore
 
-    path = options.model_path(choice.model)
+    path = inputs.model_path(config.model)
     if code is None:
         yield str(ensure(path, report=say)), "Python's standard library"
         return
@@ -159,15 +159,15 @@ def _datastore(choice: EngineChoice, code: Path | None, say: Callable[[str], Non
 
 
 @contextmanager
-def _engine(choice: EngineChoice, fast: bool, say: Callable[[str], None]) -> Iterator[tuple[Engine, str]]:
+def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Iterator[tuple[Engine, str]]:
     """The engine and its mode: exact, unless `fast` or where this backend has no exact settings."""
     if not fast:
-        with options.load_engine(replace(choice, exact=True)) as engine:
+        with opening.open_engine(replace(config, exact=True)) as engine:
             if engine.capability.kind != "none":
                 yield engine, "exact"
                 return
         say("no settings of this backend are exact; the demo runs in fast mode")
-    with options.load_engine(choice) as engine:
+    with opening.open_engine(config) as engine:
         yield engine, "fast"
 
 
@@ -230,7 +230,7 @@ _threads, _gpu_layers = options.device_options(click.option)
 def demo(
     model: str | None,
     threads: int | None,
-    gpu_layers: int | None,
+    n_gpu_layers: int | None,
     load: ModelOptions,
     tokens: int,
     repeats: int,
@@ -249,14 +249,14 @@ def demo(
         if not as_json:
             click.echo(line, err=True)
 
-    choice = EngineChoice(model=model, ctx=CONTEXT, threads=threads, gpu_layers=gpu_layers, options=load)
-    is_demo_model = options.model_path(model) == options.model_path(None)
+    config = EngineConfig(model=model, n_ctx=CONTEXT, threads=threads, n_gpu_layers=n_gpu_layers, options=load)
+    is_demo_model = inputs.model_path(model) == inputs.model_path(None)
     with ExitStack() as stack:
-        store, held = stack.enter_context(_datastore(choice, code, say))
-        engine, mode = stack.enter_context(_engine(replace(choice, datastore=(store,)), fast, say))
+        store, held = stack.enter_context(_datastore(config, code, say))
+        engine, mode = stack.enter_context(_engine(replace(config, datastores=(store,)), fast, say))
         first, unseen = demo_prompts(engine, code, is_demo_model)
         if not as_json:
-            click.echo(f"{options.model_path(model).name} writes the same answer twice, in {mode} mode: plain,")
+            click.echo(f"{inputs.model_path(model).name} writes the same answer twice, in {mode} mode: plain,")
             click.echo(f"and drafted from {held} and the text so far.")
         audience = None if as_json else _audience(engine)
         if audience is not None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local import __version__
-from rest_local.cli import options
+from rest_local.cli import opening, options
 from rest_local.cli.exactness_table import exactness_lines, progress_line
-from rest_local.cli.options import EngineChoice
 from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import EngineConfig
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def examine(engine: Engine) -> dict[str, Any]:
     """Return everything that doctor reports, as JSON."""
-    from rest_local.llama import library, machine, waiting
-    from rest_local.llama.cores import default_threads, usable_cpus
+    from rest_local.llama import library, machine
+    from rest_local.llama.cores import default_threads, spin_settings, usable_cpus
     from rest_local.paths import cache_dir
     from rest_local.planning.trigger import in_words
     from rest_local.retrieval.home import datastores_home
@@ -53,7 +53,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "threads": {
             "processors": len(usable_cpus()),
             "performance cores": default_threads(),
-            "waiting": waiting.described(),
+            "waiting": spin_settings(),
         },
         "self_test": engine.self_test,
         "cost_curve": engine.cost_curve.table(),
@@ -186,15 +186,15 @@ def _ratio(value: float) -> str:
     help="Time for --exactness.",
 )
 @options.json_option
-def doctor(engine_choice: EngineChoice, exactness: bool, seconds: float, as_json: bool) -> None:
+def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:
     """Show versions, backends, what drafting can do with the model, the self-test and the measured cost curve."""
-    with options.load_engine(engine_choice) as engine:
+    with opening.open_engine(config) as engine:
         engine.compare()
         facts = examine(engine)
         if exactness:
             from rest_local.calibration.survey import survey
 
-            facts["exactness"] = survey(engine.model, engine_choice.threads, seconds, progress_line()).to_dict()
+            facts["exactness"] = survey(engine.model, config.threads, seconds, progress_line()).to_dict()
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return

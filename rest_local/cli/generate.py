@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import options
-from rest_local.cli.options import EngineChoice, SamplingChoice
+from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import EngineConfig
+from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Result
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 @options.json_option
 def generate(
     prompt: str | None,
-    engine_choice: EngineChoice,
-    sampling_choice: SamplingChoice,
+    config: EngineConfig,
+    sampling: Sampling,
     tokens: int,
     prediction: Path | None,
     keep: int,
@@ -58,10 +59,9 @@ def generate(
     as_json: bool,
 ) -> None:
     """Continue PROMPT (or the standard input) and print the continuation as it is generated."""
-    predicted = options.read_prediction(prediction, prompt)
-    text = options.read_prompt(prompt)
-    sampling = sampling_choice.build()
-    with options.load_engine(engine_choice) as engine:
+    predicted = inputs.read_prediction(prediction, prompt)
+    text = inputs.read_prompt(prompt)
+    with opening.open_engine(config) as engine:
         stream = engine.generate(
             text, max_tokens=tokens, sampling=sampling, stop=stop, prediction=predicted, keep_tokens=keep
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli.options import json_option, model_path
+from rest_local.cli.inputs import model_path
+from rest_local.cli.options import json_option
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ Command = Callable[..., Any]
 SECTIONS = ("Loading", "Devices", "Computing")
 _loading, _devices, _computing = (in_section(title) for title in SECTIONS)
 _positive = click.IntRange(min=1)
+_DEFAULT = ModelOptions()
 
 _OPTIONS = (
     _loading(
@@ -48,13 +49,15 @@ _OPTIONS = (
     ),
     _loading(
         "--mmap/--no-mmap",
-        default=True,
+        default=_DEFAULT.mmap,
         show_default=True,
         help="Map the model and large datastores, or read them into memory (network drives).",
     ),
     _loading("--mlock", is_flag=True, help="Keep the weights in memory; never swap them out."),
     _loading("--check-tensors", is_flag=True, help="Read and check every tensor."),
-    _loading("--repack/--no-repack", default=True, show_default=True, help="Rearrange weights for this CPU."),
+    _loading(
+        "--repack/--no-repack", default=_DEFAULT.repack, show_default=True, help="Rearrange weights for this CPU."
+    ),
     _loading(
         "--override-kv",
         multiple=True,
@@ -67,7 +70,12 @@ _OPTIONS = (
         metavar="NAME,...",
         help="GPUs to use, by the names that `rest-local doctor` gives; none: only the CPU. Default: all.",
     ),
-    _devices("-sm", "--split-mode", type=click.Choice(SPLIT_MODES), help="How to use several GPUs. Default: layer."),
+    _devices(
+        "-sm",
+        "--split-mode",
+        type=click.Choice(SPLIT_MODES),
+        help=f"How to use several GPUs. Default: {_DEFAULT.split_mode}.",
+    ),
     _devices("-ts", "--tensor-split", metavar="N0,N1,...", help="Share of each GPU, for example 3,1."),
     _devices("-mg", "--main-gpu", type=click.IntRange(min=0), metavar="N", help="The GPU for all, or for the rest."),
     _devices("-cmoe", "--cpu-moe", is_flag=True, help="Keep all experts in main memory."),
@@ -91,7 +99,7 @@ _OPTIONS = (
         "-fa",
         "--flash-attn",
         type=click.Choice(FLASH_ATTENTION),
-        default="auto",
+        default=_DEFAULT.flash_attention,
         show_default=True,
         help="Flash attention; auto: what verifies drafts cheapest here.",
     ),
@@ -102,12 +110,18 @@ _OPTIONS = (
         type=click.Choice(tuple(CACHE_TYPES)),
         help="Type of cached values; a quantized one needs flash attention.",
     ),
-    _computing("-b", "--batch-size", type=_positive, metavar="N", help="Tokens submitted at once. Default: 512."),
+    _computing(
+        "-b",
+        "--batch-size",
+        type=_positive,
+        metavar="N",
+        help=f"Tokens submitted at once. Default: {_DEFAULT.n_batch}.",
+    ),
     _computing("-ub", "--ubatch-size", type=_positive, metavar="N", help="Tokens computed at once. Default: the same."),
     _computing(
         "--kv-offload/--no-kv-offload",
         "-kvo/-nkvo",
-        default=True,
+        default=_DEFAULT.kv_offload,
         show_default=True,
         help="Keep the cache on the GPU, where there is one.",
     ),

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from rest_local.cli import options
+from rest_local.cli.messages import warn
 
 PROGRESS = "rest_local.tuning.progress"
 LLAMA = "rest_local.llama"
@@ -22,7 +22,7 @@ class Shown(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != LLAMA and not record.name.startswith(f"{LLAMA}."):
-            options.warn(record.getMessage())
+            warn(record.getMessage())
 
 
 class Announced(logging.Handler):

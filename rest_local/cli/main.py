@@ -17,6 +17,7 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import interrupt
+from rest_local.cli.messages import in_options
 from rest_local.errors import RestLocalError
 
 COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench")  # the order of --help
@@ -74,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _fail(_usage_line(error), error.exit_code)
     except RestLocalError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(in_options(str(error)), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return interrupt.EXIT_CODE
     except BrokenPipeError:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import options
-from rest_local.cli.options import EngineChoice
+from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import EngineConfig
 
 if TYPE_CHECKING:
     from rest_local.server.settings import Settings
@@ -73,7 +73,7 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
     help="Show draft statistics and each step's text to other machines too; that tells what the datastore holds.",
 )
 def serve(
-    engine_choice: EngineChoice,
+    config: EngineConfig,
     host: str,
     port: int,
     alias: tuple[str, ...],
@@ -105,14 +105,14 @@ def serve(
     )
     with listen(settings) as listening:
         log_to_stderr()
-        serving = Serving(settings, _name(engine_choice), lambda: options.load_engine(engine_choice), queue=queue)
+        serving = Serving(settings, _name(config), lambda: opening.open_engine(config), queue=queue)
         _announce(settings, listening.getsockname()[1])
         serving.run(listening)
 
 
-def _name(choice: EngineChoice) -> str:
+def _name(config: EngineConfig) -> str:
     """The file's name without its end: what llama-server's clients expect, and known before the file is read."""
-    return options.model_path(choice.model).stem
+    return inputs.model_path(config.model).stem
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:

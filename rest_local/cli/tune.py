@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import options
-from rest_local.cli.options import EngineChoice
+from rest_local.cli import opening, options
 from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(cls=SectionedCommand)
 @options.engine_options
 @options.json_option
-def tune(engine_choice: EngineChoice, as_json: bool) -> None:
+def tune(config: EngineConfig, as_json: bool) -> None:
     """Measure what batches of tokens cost with a model on this machine, and explain what pays.
 
     Not needed: costs are estimated at the first start and refined while the model answers. With this they are right
@@ -30,7 +30,7 @@ def tune(engine_choice: EngineChoice, as_json: bool) -> None:
     """
     from rest_local.calibration.measuring import explain
 
-    with options.load_engine(engine_choice) as engine:
+    with opening.open_engine(config) as engine:
         try:
             with progress_bar() as advance:
                 measured = engine.tune(advance)

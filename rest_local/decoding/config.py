@@ -28,7 +28,7 @@ SMALLEST_CONTEXT = 8
 class EngineConfig:
     """One engine.
 
-    model             a GGUF file; None: the demo model
+    model             a GGUF file, `~` allowed; None: the demo model
     datastores        names or paths of the datastores to draft from
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
     n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that or 4 096,
@@ -70,6 +70,9 @@ class EngineConfig:
         if isinstance(self.datastores, (str, Path)):
             raise OptionError("datastores: give a sequence of names or paths, not one")
         object.__setattr__(self, "datastores", tuple(self.datastores))
+        for name in ("model", "draft_model"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Path(path).expanduser())
         if self.policy not in POLICY_NAMES:
             raise OptionError(f"policy {self.policy}: choose one of {', '.join(POLICY_NAMES)}")
         if isinstance(self.verify, str):

@@ -37,7 +37,7 @@ from rest_local.decoding.lane import Lane, Lanes
 from rest_local.decoding.opening import open_datastores, open_lane, open_model
 from rest_local.decoding.persistence import PersistedLearning
 from rest_local.decoding.predicted import Predictions
-from rest_local.decoding.request import STRICT, Request, RequestOptions, Strict
+from rest_local.decoding.request import STRICT, ChatOptions, Request, RequestOptions, Strict
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.streaming import ChatStream, Stream
@@ -83,7 +83,7 @@ class Engine:
             self._lanes = Lanes(self._lane)
             if warning:
                 self._lanes.warn(warning)
-            self._aside: list[Searchable] = self._lane.aside
+            self._failed_stores: list[Searchable] = self._lane.failed_stores
             self._persisted = PersistedLearning.open(self.model, self._lane.auto.acceptance) if config.history else None
             self.totals = Totals()
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
@@ -191,17 +191,7 @@ class Engine:
         """
         return self._begin(Stream(self, self.prepare(self.request(prompt, **options))))
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        json_schema: Mapping[str, Any] | bool | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> ChatStream:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatStream:
         """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
         OpenAI's form.
 
@@ -210,21 +200,13 @@ class Engine:
         object that names the function to call. `parallel_tool_calls`: a forced call may be several.
         `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
         `template_variables`: further names for the template, such as `enable_thinking`.
-        `options`: the fields of `Request`. A context shift keeps the tools and the system prompt, unless `keep_tokens`
-        is given.
+        All others are the fields of `Request`. A context shift keeps the tools and the system prompt, unless
+        `keep_tokens` is given.
 
         Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
         """
-        chat = Chat(
-            self.model,
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-            json_schema=json_schema,
-            template_variables=template_variables,
-        )
-        return self._begin(ChatStream(self, self.prepare(self.chat_request(chat, **options)), chat))
+        request, chat = self.chat_request(messages, **options)
+        return self._begin(ChatStream(self, self.prepare(request), chat))
 
     def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
         """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.
@@ -245,8 +227,29 @@ class Engine:
                 given[name] = tuple(given[name])
         return Request([int(token) for token in prompt], **given)
 
-    def chat_request(self, chat: Chat, **options: Unpack[RequestOptions]) -> Request:
-        """The request that `chat` makes of a conversation. From any thread. Raises as `request`."""
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> tuple[Request, Chat]:
+        """The request that `chat` makes of its arguments, and what makes a message of its result. From any thread.
+        Raises as `request`, ModelError, TemplateFailed.
+        """
+        chat = Chat(
+            self.model,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            json_schema=json_schema,
+            template_variables=template_variables,
+        )
         sampling = options.get("sampling", Sampling())
         if chat.grammar is not None:
             if sampling.grammar is not None:
@@ -254,7 +257,7 @@ class Engine:
             options["sampling"] = replace(sampling, grammar=chat.grammar)
         if "keep_tokens" not in options and (self.context_shift or options.get("context_shift", False)):
             options["keep_tokens"] = len(self.tokenize(chat.beginning()))
-        return self.request(chat.prompt, **options)
+        return self.request(chat.prompt, **options), chat
 
     def _begin(self, stream: S) -> S:
         """Evaluate the prompt of a stream. Raises what the request ends with."""
@@ -378,7 +381,9 @@ class Engine:
         for lane in self._lanes:
             lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
-        self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
+        self._failed_stores[:] = [
+            store for store in self._failed_stores if not isinstance(store, Datastore) or store in datastores
+        ]
         history = self._persisted.history if self._persisted else None
         for sequence in self._lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None

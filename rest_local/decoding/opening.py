@@ -23,7 +23,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
     Raises ModelError, OptionError.
     """
-    path = Path(config.model).expanduser() if config.model is not None else demo_model()
+    path = Path(config.model) if config.model is not None else demo_model()
     asked = 0 if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     chosen = ladder.choose(
         path,
@@ -56,7 +56,7 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
     threads = config.threads or 0
     drafter: DraftModel | None = None
     if config.draft_model is not None:
-        path = Path(config.draft_model).expanduser()
+        path = Path(config.draft_model)
         layers = config.draft_gpu_layers
         drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
         undo.callback(drafter.close)

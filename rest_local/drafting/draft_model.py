@@ -90,7 +90,7 @@ class DraftModel:
                     f"({vocabulary.name}); choose a smaller model of the same family"
                 )
             if model.is_recurrent or model.is_hybrid or model.has_encoder:
-                raise OptionError(f"draft model {path}: cannot take back tokens; choose one with attention only")
+                raise OptionError(f"draft model {path}: cannot roll back tokens; choose one with attention only")
             size = min(n_ctx, model.n_ctx_train or n_ctx)
             context = Context(model, context_settings(model.options, size))
             try:
@@ -198,8 +198,8 @@ class DraftModel:
 class DraftModelSequence:
     """The text of one request in the KV cache of a draft model. `restart` sets the text, `ask` predicts what follows.
 
-    `text` is the owner's own list, which only grows between two calls of `restart`. Since `begin_step`, `step_ms` is
-    what evaluating took, and `asked_ms` what queries took of it.
+    The text is a list of the owner, which only grows between two calls of `restart`. `step_ms`: time spent on
+    evaluation since `begin_step`; `asked_ms`: the part of it that answered queries.
     """
 
     def __init__(self, model: DraftModel) -> None:
@@ -212,7 +212,7 @@ class DraftModelSequence:
         self.step_ms = self.asked_ms = 0.0
 
     def begin_step(self) -> None:
-        """Count the time of another step."""
+        """Reset the times, at the beginning of a step."""
         self.step_ms = self.asked_ms = 0.0
 
     def restart(self, text: Sequence[int], same: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
-from rest_local.cli import options
+from rest_local.cli import opening
 from rest_local.cli.main import run
-from rest_local.cli.options import EngineChoice
+from rest_local.decoding.config import EngineConfig
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
     def install(*scripts: list[FakePiece | BaseException], **fields: Any) -> FakeEngine:
         engine = FakeEngine([list(script) for script in scripts or (HELLO,)], **fields)
 
-        def load(choice: EngineChoice) -> FakeEngine:
-            engine.choice, engine.closed = choice, False
+        def open_engine(config: EngineConfig) -> FakeEngine:
+            engine.config, engine.closed = config, False
             return engine
 
-        monkeypatch.setattr(options, "load_engine", load)
+        monkeypatch.setattr(opening, "open_engine", open_engine)
         return engine
 
     return install

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from rest_local.cli.options import EngineChoice
+from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Result
 from rest_local.llama.options import ModelOptions
@@ -67,7 +67,7 @@ class FakeEngine:
 
     scripts: list[list[FakePiece | BaseException | Callable[[], None]]]
     warnings: list[str] = field(default_factory=list)
-    choice: EngineChoice = field(default_factory=EngineChoice)
+    config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
     arguments: list[dict[str, Any]] = field(default_factory=list)
     closed: bool = False

@@ -40,8 +40,8 @@ def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, 
     assert "-m MODEL --code FOLDER" in lines[-1]
     assert "{" not in done.out
     assert max(map(len, lines)) <= 110
-    assert engine.choice.datastore == ("stdlib",)
-    assert engine.choice.exact
+    assert engine.config.datastores == ("stdlib",)
+    assert engine.config.exact
 
 
 @pytest.mark.parametrize(("speed", "costs"), [(90.0, "costs 10%"), (98.0, "costs nothing"), (102.0, "costs nothing")])
@@ -66,7 +66,7 @@ def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> N
 def test_fast_mode_is_asked_for(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     assert "in fast mode" in call("demo", "--repeats", "1", "--fast").out
-    assert not engine.choice.exact
+    assert not engine.config.exact
 
 
 def test_a_backend_without_exact_settings_is_measured_in_fast_mode(fake_engine: Install, call: Call) -> None:

@@ -112,10 +112,10 @@ def test_engine_options_reach_the_engine(fake_engine: Install, call: Call) -> No
     engine = fake_engine()
     given = shlex.split("-m a.gguf -d one -d two --ctx 512 --threads 2 --gpu-layers 0 --policy off --exact")
     assert call("generate", "x", *given).code == 0
-    assert engine.choice.model == "a.gguf"
-    assert engine.choice.datastore == ("one", "two")
-    assert (engine.choice.ctx, engine.choice.threads, engine.choice.gpu_layers) == (512, 2, 0)
-    assert (engine.choice.policy, engine.choice.exact) == ("off", True)
+    assert engine.config.model == Path("a.gguf")
+    assert engine.config.datastores == ("one", "two")
+    assert (engine.config.n_ctx, engine.config.threads, engine.config.n_gpu_layers) == (512, 2, 0)
+    assert (engine.config.policy, engine.config.exact) == ("off", True)
 
 
 def test_every_option_is_read_from_the_environment(
@@ -128,7 +128,7 @@ def test_every_option_is_read_from_the_environment(
     monkeypatch.setenv("REST_LOCAL_TOKENS", "3")
     monkeypatch.setenv("REST_LOCAL_JSON", "1")
     assert json.loads(call("generate", "x", "-n", "4").out)["text"] == "Hello"
-    assert (engine.choice.model, engine.choice.exact) == ("env.gguf", True)
+    assert (engine.config.model, engine.config.exact) == (Path("env.gguf"), True)
     assert engine.arguments[0]["sampling"].top_k == 11
     assert engine.arguments[0]["max_tokens"] == 4  # the command line wins
 

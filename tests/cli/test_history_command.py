@@ -173,10 +173,10 @@ def test_generate_and_chat_keep_a_history_unless_told_not_to(
         monkeypatch.setenv("REST_LOCAL_HISTORY", variable)
     engine = fake_engine()
     assert call(command, *arguments, stdin=b"hello\n").code == 0
-    assert engine.choice.history is kept
+    assert engine.config.history is kept
 
 
 def test_other_commands_keep_none(fake_engine: Callable[..., FakeEngine], call: Call) -> None:
     engine = fake_engine()
     assert call("doctor").code == 0
-    assert engine.choice.history is False
+    assert engine.config.history is False

@@ -24,7 +24,7 @@ TinyModel = Callable[..., Path]
 def test_what_is_not_given_is_left_open(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     assert call("generate", "x").code == 0
-    assert engine.choice.options == ModelOptions()
+    assert engine.config.options == ModelOptions()
 
 
 def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
@@ -38,7 +38,7 @@ def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> No
         "--yarn-beta-slow", "2", "--yarn-beta-fast", "16", "-dev", "CUDA0, CUDA1",
     )  # fmt: skip
     assert (done.code, done.err) == (0, "")
-    assert engine.choice.options == ModelOptions(
+    assert engine.config.options == ModelOptions(
         mmap=False, mlock=True, check_tensors=True, repack=False, split_mode="row", tensor_split=(3.0, 1.0), main_gpu=1,
         override_kv=(Override("llama.context_length", "int", 9),), cpu_moe=True, n_cpu_moe=2, numa="isolate",
         lora=(Adapter(Path("a.gguf")), Adapter(Path("b c.gguf")), Adapter(Path("d.gguf"), 0.5)),
@@ -60,7 +60,7 @@ def test_the_environment_sets_them_too(fake_engine: Install, call: Call, monkeyp
     }.items():
         monkeypatch.setenv(f"REST_LOCAL_{name}", value)
     assert call("doctor").code == 0
-    options = engine.choice.options
+    options = engine.config.options
     assert [(str(a.path), a.scale) for a in options.lora] == [
         ("a.gguf", 1), ("b.gguf", 1), ("c.gguf", 2), ("d.gguf", 3),
     ]  # fmt: skip
@@ -127,11 +127,11 @@ def test_a_device_that_this_llama_cpp_does_not_have_is_one_line(call: Call, tiny
 @pytest.mark.parametrize(
     ("given", "field", "value"),
     [
-        (("--ctx-size", "512"), "ctx", 512),
-        (("-c", "0"), "ctx", 0),
-        (("--n-gpu-layers", "7"), "gpu_layers", 7),
-        (("-ngl", "all"), "gpu_layers", -1),
-        (("-ngl", "auto"), "gpu_layers", None),
+        (("--ctx-size", "512"), "n_ctx", 512),
+        (("-c", "0"), "n_ctx", "trained"),
+        (("--n-gpu-layers", "7"), "n_gpu_layers", 7),
+        (("-ngl", "all"), "n_gpu_layers", -1),
+        (("-ngl", "auto"), "n_gpu_layers", None),
         (("-ngld", "all"), "draft_gpu_layers", -1),
     ],
 )
@@ -141,7 +141,7 @@ def test_the_usual_names_of_llama_cpp_are_known(
     engine = fake_engine()
     for command in (("generate", "x"), ("chat",)):
         assert call(*command, *given).code == 0
-        assert getattr(engine.choice, field) == value
+        assert getattr(engine.config, field) == value
 
 
 @pytest.mark.parametrize("name", ["-n", "--n-predict", "--predict"])

@@ -29,10 +29,10 @@ PROGRAM = """
 import signal, sys, time
 sys.path.insert(0, {here!r})
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
-from rest_local.cli import main, options
+from rest_local.cli import main, opening
 script = HELLO
 {body}
-options.load_engine = lambda choice: FakeEngine([script])
+opening.open_engine = lambda config: FakeEngine([script])
 sys.argv = ["rest-local", *{arguments!r}]
 main.main()
 """

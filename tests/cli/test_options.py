@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,34 +12,34 @@ from typing import Any
 import pytest
 
 import rest_local.decoding.engine
-from rest_local.cli import options
-from rest_local.cli.options import EngineChoice
-from rest_local.errors import DatastoreCorrupt, DatastoreVocabulary
-from rest_local.planning.policies import POLICIES
+from rest_local.cli import opening
+from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.verify import Relaxed
+from rest_local.errors import DatastoreCorrupt, DatastoreVocabulary, ModelError
 from rest_local.retrieval import home
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Record the calls of `Engine.load`; one with a datastore called "default" is refused."""
-    calls: list[dict[str, Any]] = []
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
+    """Record the engines that are opened; one with a datastore called "default" is refused."""
+    configs: list[EngineConfig] = []
 
-    def load(model: Path, **arguments: Any) -> Any:
-        calls.append({"model": model, **arguments})
-        if any(path.name == "default" for path in arguments["datastores"]):
+    def engine(config: EngineConfig) -> Any:
+        configs.append(config)
+        if "default" in config.datastores:
             raise DatastoreVocabulary("default", "a", "b", "rest-local index build")
         return SimpleNamespace(warnings=["one thing"])
 
-    monkeypatch.setattr(rest_local.decoding.engine, "Engine", SimpleNamespace(load=load))
-    return calls
+    monkeypatch.setattr(rest_local.decoding.engine, "Engine", engine)
+    return configs
 
 
 def test_default_datastore_of_another_vocabulary_is_left_out_with_one_warning(
-    loads: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(home, "list_datastores", lambda: ["default"])
-    options.load_engine(EngineChoice(model="m.gguf"))
-    assert [len(call["datastores"]) for call in loads] == [1, 0]
+    opening.open_engine(EngineConfig(model="m.gguf"))
+    assert [len(config.datastores) for config in opened] == [1, 0]
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 2
     assert "default datastore is not used" in warnings[0]
@@ -46,29 +47,29 @@ def test_default_datastore_of_another_vocabulary_is_left_out_with_one_warning(
 
 
 def test_unreadable_home_of_datastores_is_no_reason_to_refuse(
-    loads: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "file" / "below"))
-    options.load_engine(EngineChoice(model="m.gguf"))
-    assert loads[0]["datastores"] == []
+    opening.open_engine(EngineConfig(model="m.gguf"))
+    assert opened[0].datastores == ()
     assert "Not a directory" in capsys.readouterr().err
 
 
 def test_damaged_datastore_is_left_out_and_the_others_are_used(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls: list[list[Path]] = []
+    tried: list[tuple[Any, ...]] = []
 
-    def load(model: Path, *, datastores: list[Path], **arguments: Any) -> Any:
-        calls.append(datastores)
-        if Path("/tmp/bad") in datastores:
+    def engine(config: EngineConfig) -> Any:
+        tried.append(tuple(config.datastores))
+        if "/tmp/bad" in config.datastores:
             raise DatastoreCorrupt("/tmp/bad", "cut off")
         return SimpleNamespace(warnings=[])
 
-    monkeypatch.setattr(rest_local.decoding.engine, "Engine", SimpleNamespace(load=load))
-    options.load_engine(EngineChoice(datastore=("/tmp/bad", "/tmp/good")))
-    assert calls[-1] == [Path("/tmp/good")]
+    monkeypatch.setattr(rest_local.decoding.engine, "Engine", engine)
+    opening.open_engine(EngineConfig(datastores=("/tmp/bad", "/tmp/good")))
+    assert tried[-1] == ("/tmp/good",)
     assert (
         capsys.readouterr().err
         == f"rest-local: warning: {DatastoreCorrupt('/tmp/bad', 'cut off')}; going on without it\n"
@@ -76,10 +77,10 @@ def test_damaged_datastore_is_left_out_and_the_others_are_used(
 
 
 def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
-    loads: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    opened: list[EngineConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options.load_engine(EngineChoice(model="m.gguf", policy="off"))
-    options.load_engine(EngineChoice(model="m.gguf", policy="off"))
+    opening.open_engine(EngineConfig(model="m.gguf", policy="off"))
+    opening.open_engine(EngineConfig(model="m.gguf", policy="off"))
     capsys.readouterr()
     logging.getLogger("rest_local.drafting").warning("a datastore %s", "broke")
     logging.getLogger("rest_local.drafting").info("nothing to see")
@@ -87,31 +88,58 @@ def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
     assert capsys.readouterr().err == "rest-local: warning: a datastore broke\n"
 
 
-def test_datastore_that_was_asked_for_must_fit(loads: list[dict[str, Any]]) -> None:
+def test_datastore_that_was_asked_for_must_fit(opened: list[EngineConfig]) -> None:
     with pytest.raises(DatastoreVocabulary):
-        options.load_engine(EngineChoice(model="m.gguf", datastore=("default",)))
-    assert len(loads) == 1
+        opening.open_engine(EngineConfig(model="m.gguf", datastores=("default",)))
+    assert len(opened) == 1
 
 
-def test_without_a_default_datastore_there_is_none(
-    loads: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_default_datastore_there_is_none(opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "list_datastores", lambda: ["other"])
-    options.load_engine(EngineChoice(model="m.gguf"))
-    assert loads[0]["datastores"] == []
+    opening.open_engine(EngineConfig(model="m.gguf"))
+    assert opened[0].datastores == ()
 
 
-def test_choice_is_handed_over(loads: list[dict[str, Any]]) -> None:
-    options.load_engine(EngineChoice("~/m.gguf", ("/tmp/a", "b"), 512, 2, 0, "off", True))
-    (call,) = loads
-    assert call["model"] == Path("~/m.gguf").expanduser()
-    assert call["datastores"] == [Path("/tmp/a"), home.datastores_home() / "b"]
-    assert (call["n_ctx"], call["threads"], call["n_gpu_layers"]) == (512, 2, 0)
-    assert (call["policy"], call["exact"]) == ("off", True)
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
+    """The engines that commands ask for; none is opened."""
+    configs: list[EngineConfig] = []
+
+    def engine(config: EngineConfig) -> Any:
+        configs.append(config)
+        raise ModelError("as far as here")
+
+    monkeypatch.setattr(rest_local.decoding.engine, "Engine", engine)
+    return configs
 
 
-def test_policies_on_the_command_line_are_those_there_are() -> None:
-    assert sorted(options.POLICY_NAMES) == sorted(POLICIES)
+def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], call: Callable[..., Any]) -> None:
+    given = shlex.split(
+        "-m ~/m.gguf -d /tmp/a -d b --ctx 512 -t 2 -ngl 0 --policy off --verify relaxed:5,0.25 --context-shift"
+        " -md d.gguf -ngld all --no-history"
+    )
+    assert call("generate", "x", *given).err.endswith("error: as far as here\n")
+    assert asked_for == [
+        EngineConfig(
+            model=Path("~/m.gguf").expanduser(),
+            datastores=("/tmp/a", "b"),
+            n_ctx=512,
+            threads=2,
+            n_gpu_layers=0,
+            policy="off",
+            verify=Relaxed(5, 0.25),
+            context_shift=True,
+            draft_model="d.gguf",
+            draft_gpu_layers=-1,
+        )
+    ]
+
+
+def test_options_that_are_not_given_are_the_defaults_of_the_config(
+    asked_for: list[EngineConfig], call: Callable[..., Any]
+) -> None:
+    assert call("doctor").code == 1
+    assert asked_for == [EngineConfig()]
 
 
 @pytest.mark.parametrize("more", [("--exact", "--verify", "relaxed"), ("--verify", "loose"), ("--policy", "best")])

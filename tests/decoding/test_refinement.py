@@ -127,22 +127,22 @@ def test_a_batch_in_a_slot_leaves_its_cells_and_answers_as_they_were(n_slots: in
     """The fake backend asserts that every token sees exactly its own text."""
     backend = FakeBackend(n_ctx=256, n_slots=n_slots)
     scheduler = scheduler_of(backend)
-    job = sequence_of(backend, PROMPT, N)
-    scheduler.submit(job)
+    sequence = sequence_of(backend, PROMPT, N)
+    scheduler.submit(sequence)
     while scheduler.busy:
         scheduler.step()
         for slot in scheduler.slots.slots:
             before = [(cell.pos, cell.token, set(cell.ids)) for cell in backend.cells]
             assert probe_slot(slot, [1, 2, 3, 4] * 4) is not None
             assert [(cell.pos, cell.token, set(cell.ids)) for cell in backend.cells] == before
-    assert job.result.tokens == said(PROMPT, N)
+    assert sequence.result.tokens == said(PROMPT, N)
 
 
 def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None:
     backend = FakeBackend(n_ctx=32)
     scheduler = scheduler_of(backend)
-    job = sequence_of(backend, PROMPT, N)
-    scheduler.submit(job)
+    sequence = sequence_of(backend, PROMPT, N)
+    scheduler.submit(sequence)
     scheduler.step()
     slot = scheduler.slots.slots[0]
     assert probe_slot(slot, [1] * 32) is None
@@ -153,7 +153,7 @@ def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None
         assert len(backend.cells) == held
     while scheduler.busy:
         scheduler.step()
-    assert job.result.tokens == said(PROMPT, N)
+    assert sequence.result.tokens == said(PROMPT, N)
 
 
 class Usage:

@@ -1,0 +1,108 @@
+"""What commands read: prompts, predictions, grammars, and the file that -m names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rest_local.cli.messages import warn
+from rest_local.errors import InputInvalid, OptionError
+
+if TYPE_CHECKING:
+    from rest_local.grammar import Grammar
+
+
+def model_path(value: str | Path | None) -> Path:
+    """Return the file that -m names, the demo model without one. Existence is the model's to check."""
+    from rest_local.paths import demo_model
+
+    return demo_model() if value is None else Path(value).expanduser()
+
+
+def read_grammar(grammar_file: Path | None, json_schema: Path | None) -> Grammar | None:
+    """The grammar of --grammar-file or --json-schema, None without them. Raises OptionError for both, InputInvalid."""
+    if grammar_file is not None and json_schema is not None:
+        raise OptionError("--grammar-file and --json-schema: give one of them")
+    if json_schema is not None:
+        return schema_grammar(json_schema)
+    return None if grammar_file is None else file_grammar(grammar_file)
+
+
+def file_grammar(path: Path) -> Grammar:
+    """The grammar in a file: Lark where its name ends in `.lark`, else GBNF. Raises InputInvalid."""
+    from rest_local.grammar import gbnf, lark
+
+    text = read_text(path, "grammar file")
+    try:
+        return lark(text) if path.suffix == ".lark" else gbnf(text)
+    except OptionError as error:
+        raise InputInvalid("grammar file", path, str(error)) from error
+
+
+def schema_grammar(path: Path) -> Grammar:
+    """The grammar of a JSON schema file. Raises InputInvalid."""
+    import json
+
+    from rest_local.grammar import json_schema
+
+    text = read_text(path, "JSON schema")
+    try:
+        return json_schema(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InputInvalid("JSON schema", path, f"no JSON: {error}") from error
+    except OptionError as error:
+        raise InputInvalid("JSON schema", path, str(error)) from error
+
+
+def read_text(path: Path, what: str) -> str:
+    """A UTF-8 file named by an option, given as `what`. Raises InputInvalid."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputInvalid(what, path, f"not UTF-8 text at byte {error.start}") from error
+    except OSError as error:
+        raise InputInvalid(what, path, error.strerror or str(error)) from error
+
+
+def clean(text: str, origin: str) -> str:
+    """Return `text` with what was not UTF-8 (Python marks it with lone surrogates) as U+FFFD, warning if any was."""
+    return decode(text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "replace"), origin)
+
+
+def _is_escaped(text: str) -> bool:
+    """Every surrogate stands for one undecodable byte."""
+    return all(0xDC80 <= ord(c) <= 0xDCFF for c in text if 0xD800 <= ord(c) <= 0xDFFF)
+
+
+def decode(data: bytes, origin: str) -> str:
+    """Return UTF-8 `data` as text, invalid bytes as U+FFFD with one warning that names `origin`."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        warn(f"{origin}: not UTF-8 at byte {error.start}; invalid bytes were replaced")
+        return data.decode("utf-8", "replace")
+
+
+def read_prediction(path: Path | None, prompt: str | None) -> str:
+    """Return the text of --prediction: of a file, of stdin for "-". Raises InputInvalid, and click.UsageError where the
+    prompt comes from there.
+    """
+    if path is None:
+        return ""
+    if str(path) != "-":
+        return read_text(path, "prediction")
+    if prompt in (None, "-"):
+        raise click.UsageError("the prompt and --prediction - cannot both be the standard input")
+    return decode(sys.stdin.buffer.read(), "stdin")
+
+
+def read_prompt(argument: str | None) -> str:
+    """Return the prompt: the argument, or all of stdin for "-" and for none at all. Raises click.UsageError."""
+    if argument not in (None, "-"):
+        return clean(argument or "", "prompt")
+    if argument is None and sys.stdin.isatty():
+        raise click.UsageError("give a PROMPT, or - to read it from the standard input")
+    return decode(sys.stdin.buffer.read(), "stdin")

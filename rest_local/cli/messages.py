@@ -1,0 +1,35 @@
+"""Lines on stderr that are not the answer, in the words of the command line.
+
+Messages of the library name parameters of the Python API in backticks; `in_options` writes the option in their place.
+"""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from rest_local.errors import printable
+
+OPTIONS = {
+    "cells": "--cells",
+    "exact": "--exact",
+    "exclude": "--exclude",
+    "flash_attention": "--flash-attn",
+    "include": "--include",
+    "n_ctx": "--ctx",
+    "n_gpu_layers": "--gpu-layers",
+    "repack=False": "--no-repack",
+    "rope": "--rope-scaling",
+    "slots": "--slots",
+}
+
+
+def in_options(message: str) -> str:
+    """A message of the library with options of the command line in the place of the parameters that it names."""
+    return re.sub(r"`([\w=]+)`", lambda found: OPTIONS.get(found[1], found[0]), message)
+
+
+def warn(message: str) -> None:
+    """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
+    click.echo(f"rest-local: warning: {printable(in_options(message))}", err=True)

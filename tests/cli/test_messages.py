@@ -1,0 +1,63 @@
+"""Messages of the library speak of parameters, those of the command line of its options."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import rest_local
+from rest_local.cli.main import cli
+from rest_local.cli.messages import OPTIONS, in_options
+from rest_local.decoding.config import EngineConfig
+from rest_local.errors import PromptTooLong
+from rest_local.llama.options import ModelOptions
+from rest_local.retrieval.indexing import build_datastore
+
+LIBRARY = ("calibration", "chat", "decoding", "drafting", "grammar", "kv_cache", "llama", "planning", "retrieval")
+
+
+def flags(command: click.Command) -> set[str]:
+    found = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    for child in getattr(command, "commands", {}).values():
+        found |= flags(child)
+    return found
+
+
+def test_every_parameter_and_every_option_exists() -> None:
+    parameters = {field.name for kind in (EngineConfig, ModelOptions) for field in fields(kind)}
+    parameters |= set(inspect.signature(build_datastore).parameters)
+    assert {name.partition("=")[0] for name in OPTIONS} <= parameters
+    commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index")]
+    assert set(OPTIONS.values()) <= {flag for command in commands if command for flag in flags(command)}
+
+
+def test_parameters_are_told_as_options() -> None:
+    assert str(PromptTooLong(9, 8)).endswith("shorten it or raise `n_ctx`")
+    assert in_options(str(PromptTooLong(9, 8))).endswith("shorten it or raise --ctx")
+    assert in_options("`rest-local index list`, `other`, n_ctx") == "`rest-local index list`, `other`, n_ctx"
+
+
+def test_an_error_of_a_command_names_its_option(call: Callable[..., Any]) -> None:
+    done = call("generate", "def f():\n" * 200, "--ctx", "64", "--threads", "1")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert done.err.endswith("shorten it or raise --ctx\n")
+
+
+@pytest.mark.parametrize("room", LIBRARY)
+def test_no_message_of_the_library_names_an_option(room: str) -> None:
+    """Texts in quotes that hold a flag, docstrings left out; parameters of git are none."""
+    package = Path(rest_local.__file__).parent
+    paths = [*(package / room).rglob("*.py"), package / "errors.py", package / "paths.py"]
+    found = []
+    for path in sorted(paths):
+        code = re.sub(r'"""(.|\n)*?"""', "", path.read_text(encoding="utf-8"))
+        code = re.sub(r"#.*", "", code)
+        found += [f"{path.name}: {text}" for text in re.findall(r'"[^"\n]* --[a-z][^"\n]*"', code)]
+    assert found == []

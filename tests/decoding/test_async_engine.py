@@ -1,0 +1,241 @@
+"""`AsyncEngine`: the answers of `Engine`, an event loop that is never blocked, and no request that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rest_local import Engine
+from rest_local.decoding.async_engine import AsyncEngine, _in_thread
+from rest_local.errors import ModelNotFound, OptionError, QueueFull, ServiceClosed
+from rest_local.paths import demo_model
+
+PROMPT = "def add(a, b):\n"
+QUESTION = [{"role": "user", "content": "What is 2 + 2?"}]
+LONG = 400  # tokens: more than any test waits for
+OPTIONS: dict[str, Any] = {"n_ctx": 512, "threads": 1, "policy": "off"}
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[dict[str, str]]:
+    """What the engine itself answers."""
+    with Engine.load(demo_model(), **OPTIONS) as engine:
+        generated = "".join(piece.text for piece in engine.generate(PROMPT, max_tokens=20))
+        yield {"generate": generated, "chat": "".join(piece.text for piece in engine.chat(QUESTION, max_tokens=20))}
+
+
+@asynccontextmanager
+async def opened(**more: Any) -> AsyncIterator[AsyncEngine]:
+    async with await AsyncEngine.load(demo_model(), **OPTIONS | more) as engine:
+        yield engine
+
+
+async def becomes(condition: Callable[[], bool]) -> None:
+    """Wait until it holds, a minute at most."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_answers_are_those_of_the_engine(expected: dict[str, str]) -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            stream = engine.generate(PROMPT, max_tokens=20)
+            assert "".join([piece.text async for piece in stream]) == expected["generate"]
+            assert (stream.result.text, stream.result.finish_reason) == (expected["generate"], "length")
+            chat = engine.chat(QUESTION, max_tokens=20)
+            assert "".join([piece.text async for piece in chat]) == expected["chat"]
+            assert chat.message == {"role": "assistant", "content": expected["chat"]}
+            assert len(await engine.tokenize(PROMPT)) > 3
+            assert engine.statistics()["requests"] == 2
+
+    run(test)
+
+
+def test_several_are_decoded_together(expected: dict[str, str]) -> None:
+    async def test() -> None:
+        async with opened(slots=3) as engine:
+
+            async def ask() -> str:
+                return "".join([piece.text async for piece in engine.generate(PROMPT, max_tokens=20)])
+
+            assert set(await asyncio.gather(*(ask() for _ in range(5)))) == {expected["generate"]}
+
+    run(test)
+
+
+def test_a_break_ends_the_request() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            stream = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True)
+            async for _ in stream:
+                break
+            await becomes(lambda: stream.result.finish_reason == "cancelled" and engine.statistics()["running"] == 0)
+            assert len(stream.result.tokens) < LONG
+
+    run(test)
+
+
+def test_cancelling_the_task_ends_the_request() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            stream, begun = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True), asyncio.Event()
+
+            async def read() -> None:
+                async for _ in stream:
+                    begun.set()
+
+            task = asyncio.create_task(read())
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await becomes(lambda: engine.statistics()["running"] == 0)
+            assert len(stream.result.tokens) < LONG
+
+    run(test)
+
+
+def test_a_task_that_is_cancelled_while_it_submits_leaves_no_request() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            submit, held, tickets = engine._service.submit, threading.Event(), []
+
+            def slow(*arguments: Any) -> Any:
+                held.wait(60)
+                tickets.append(submit(*arguments))
+                return tickets[-1]
+
+            engine._service.submit = slow  # type: ignore[method-assign]
+            stream = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True)
+            task = asyncio.create_task(anext(stream.__aiter__()))  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            held.set()
+            await becomes(lambda: bool(tickets) and tickets[0].done)
+            assert tickets[0].result.finish_reason == "cancelled"
+
+    run(test)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_a_thread_makes_for_a_cancelled_task_is_undone(late: bool) -> None:
+    async def test() -> None:
+        undone: list[int] = []
+        held, made = threading.Event(), threading.Event()
+
+        def make() -> int:
+            held.wait(60)
+            made.set()
+            return 7
+
+        task = asyncio.create_task(_in_thread(make, undone.append))
+        await asyncio.sleep(0.02)
+        if not late:
+            held.set()
+            made.wait(60)
+            time.sleep(0.05)  # the thread has ended; the loop has not seen it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        held.set()
+        await becomes(lambda: undone == [7])
+
+    run(test)
+
+
+def test_cancel_ends_the_iteration_with_the_text_so_far() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            stream, text = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True), ""
+            async for piece in stream:
+                text += piece.text
+                stream.cancel()
+            assert (stream.result.text, stream.result.finish_reason) == (text, "cancelled")
+
+    run(test)
+
+
+def test_what_is_wrong_is_raised_by_the_iteration() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            for stream in (engine.generate("x", max_tokens=-1), engine.chat([{"content": "x"}])):
+                with pytest.raises(OptionError):
+                    async for _ in stream:
+                        pass
+
+    run(test)
+
+
+def test_a_full_queue_refuses() -> None:
+    async def test() -> None:
+        async with opened(queue=1) as engine:
+            held = threading.Event()
+            holding = asyncio.create_task(asyncio.to_thread(engine._service.run, lambda _: held.wait(60)))
+            waiting = asyncio.create_task(anext(engine.generate(PROMPT, max_tokens=1).__aiter__()))  # type: ignore[arg-type]
+            await becomes(lambda: engine.statistics()["waiting"] == 1)
+            with pytest.raises(QueueFull):
+                async for _ in engine.generate(PROMPT):
+                    pass
+            held.set()
+            await holding
+            assert (await waiting).text
+
+    run(test)
+
+
+def test_a_closed_engine_ends_and_refuses() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            stream, pieces = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True), 0
+            async for _ in stream:
+                pieces += 1
+                if pieces == 1:
+                    await engine.close()
+            assert stream.result.finish_reason == "cancelled"
+            with pytest.raises(ServiceClosed):
+                async for _ in engine.generate(PROMPT):
+                    pass
+
+    run(test)
+
+
+def test_the_loop_runs_while_the_engine_decodes() -> None:
+    async def test() -> None:
+        async with opened() as engine:
+            ticks = 0
+
+            async def tick() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0)
+
+            ticking = asyncio.create_task(tick())
+            async for _ in engine.generate(PROMPT, max_tokens=50, ignore_end=True):
+                pass
+            ticking.cancel()
+            assert ticks > 50
+
+    run(test)
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    async def test() -> None:
+        with pytest.raises(ModelNotFound, match="nowhere"):
+            await AsyncEngine.load("/nowhere/model.gguf")
+
+    run(test)
