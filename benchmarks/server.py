@@ -147,7 +147,7 @@ def first_token(server: Process, rounds: int) -> dict[str, Any]:
         "first_ms": round(median(waited), 2),
         "over_forward_ms": round(median(over), 2),
         "over_forward_p90_ms": round(quantiles(over, n=10)[-1], 2),
-        "asked_ms": 30,
+        "target_ms": 30,
     }
 
 
@@ -186,7 +186,7 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
         "stream_to_its_own_forward": round(median(within), 4),
         "loop_ms": {name: round(median(values), 2) for name, values in loop.items()},
         "loop_ms_least": {name: round(min(values), 2) for name, values in loop.items()},
-        "asked": 1.02,
+        "target": 1.02,
     }
 
 

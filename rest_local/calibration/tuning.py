@@ -365,9 +365,9 @@ def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
     of it; a self-test of exact mode depends on the context size up to N_CTX.
     """
     n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
-    asked = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
+    relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
     parts = [
         FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity, exact,
-        asked.to_dict(), library.fingerprint(), platform.machine(),
+        relevant.to_dict(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
