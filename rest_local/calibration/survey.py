@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rest_local.calibration.exactness import Comparison, Drafts, Logits, compare_drafts, rows_alone
+from rest_local.calibration.measuring import DecodeProbe
 from rest_local.calibration.settings import capability_of, for_memory_of, settings_for
-from rest_local.calibration.timing import DecodeProbe
 from rest_local.calibration.tuning import self_test_text
 from rest_local.errors import ModelError
 from rest_local.kv_cache.backend import Capability

@@ -25,7 +25,15 @@ from typing import Any
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison, compare_chains, compare_trees
-from rest_local.calibration.measuring import Measured, Progress, Timing, measure, quick
+from rest_local.calibration.measuring import (
+    DecodeProbe,
+    LoadMeter,
+    Measured,
+    Progress,
+    Timing,
+    measure,
+    quick,
+)
 from rest_local.calibration.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest
 from rest_local.calibration.settings import (
     candidates,
@@ -37,7 +45,6 @@ from rest_local.calibration.settings import (
     usable,
 )
 from rest_local.calibration.threads import ThreadGovernor
-from rest_local.calibration.timing import DecodeProbe, LoadMeter
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.llama import library
