@@ -95,20 +95,6 @@ def test_a_full_server_says_so_and_the_message_is_kept(scripted: Callable[..., L
     assert page.locator("#chat article, #chat .asked").count() == 0
 
 
-def test_a_page_that_connects_late_keeps_the_notice(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted(room=0), but="status of 503")
-    expect(page.locator("#model")).to_contain_text("tokens of context")
-    held: list[Any] = []
-    page.route("**/datastores", lambda route: held.append(route))
-    with page.expect_request("**/datastores"):
-        page.evaluate("void (connected = connect())")
-    ask(page, "hello")
-    expect(page.get_by_role("alert")).to_contain_text("The server is full")
-    held.pop().continue_()
-    page.evaluate("connected")
-    expect(page.get_by_role("alert")).to_contain_text("The server is full")
-
-
 def test_a_key_is_asked_for_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
     live = scripted(keys=(b"right",))
     page = opened(live, but="status of 401", http_credentials={"username": "", "password": "right"})
@@ -159,3 +145,17 @@ def test_a_server_that_is_gone_is_noticed_and_found_again(quiet: Live, opened: O
     expect(page.locator("#message")).to_have_value("hello")
     page.unroute_all()
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_page_that_connects_late_keeps_the_notice(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(room=0), but="status of 503")
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    held: list[Any] = []
+    page.route("**/datastores", lambda route: held.append(route))
+    with page.expect_request("**/datastores"):
+        page.evaluate("void (connected = connect())")
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    held.pop().continue_()
+    page.evaluate("connected")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
