@@ -95,7 +95,7 @@ def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
         fresh = _opened(engine, old, also)
 
         def change(engine: Engine) -> None:  # in its thread: no lookup is under way
-            engine.use(fresh)
+            engine.use_datastores(fresh)
             _close(old, fresh)
 
         try:
