@@ -1,4 +1,4 @@
-"""One request, from `Engine.prepare` to its last token: what it drafts, what the model says, and what of it is kept.
+"""One request, from `prepare` to its last token: what it drafts, what the model says, and what of it is kept.
 
 Contract:
 

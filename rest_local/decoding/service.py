@@ -112,6 +112,7 @@ class Service:
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
         self.engine = engine
+        self._core = engine._core
         self._most_waiting = queue
         self._lock = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
@@ -127,10 +128,10 @@ class Service:
     def submit(self, request: Request, wake: Wake | None = None) -> Ticket:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
-        Raises what `Engine.prepare` raises (which may take seconds for the first exact request), QueueFull,
+        Raises what `EngineCore.prepare` raises (which may take seconds for the first exact request), QueueFull,
         ServiceClosed.
         """
-        sequence = self.engine.prepare(request)
+        sequence = self._core.prepare(request)
         with self._lock:
             try:
                 self._check_room()
@@ -140,7 +141,7 @@ class Service:
             self._number += 1
             ticket = Ticket(self._number, sequence, self._cancel, wake)
             self._alive[self._number] = sequence
-            self._commands.append(lambda: None if sequence.done else self.engine.submit(sequence))
+            self._commands.append(lambda: None if sequence.done else self._core.submit(sequence))
             self._lock.notify()
         return ticket
 
@@ -179,7 +180,7 @@ class Service:
         with self._lock:
             alive = list(self._alive.items())
         rows = []
-        for number, slot in enumerate(self.engine.slots):
+        for number, slot in enumerate(self._core.slots):
             request, sequence = next((each for each in alive if each[1].is_in(slot)), (None, None))
             state = "idle" if sequence is None else "prefill" if sequence.is_prefilling else "running"
             rows.append({"id": number, "state": state, "n_past": slot.n_past, "request": request})
@@ -204,7 +205,7 @@ class Service:
             step, sequences = self._step, list(self._alive.values())
         for sequence in sequences:
             sequence.leave()
-        self.engine.abort(step)
+        self._core.abort(step)
         self._thread.join()
 
     def __enter__(self) -> Service:
@@ -227,19 +228,19 @@ class Service:
     def _cancel(self, sequence: Sequence) -> None:
         sequence.leave()
         with self._lock:
-            self._commands.append(lambda: self.engine.cancel(sequence))
+            self._commands.append(lambda: self._core.cancel(sequence))
             self._lock.notify()
             step = self._step  # by the time of the abort another step may run, for other requests
             all_left = all(other.done or other.left for other in self._alive.values())
         if all_left and not sequence.done:
-            self.engine.abort(step)
+            self._core.abort(step)
 
     # The thread
 
     def _run(self) -> None:
         try:
             while self._run_commands():
-                self.engine.step(self._step)
+                self._core.step(self._step)
         except BaseException as error:  # nothing above can catch it: the thread ends here
             log.exception("the engine stopped")
             self._failure = error
@@ -255,7 +256,7 @@ class Service:
                     if self._use_idle_time() or self._commands or self._closing:
                         continue  # a command that came while the lock was released woke no thread
                     if not self._lock.wait(None if trimmed else IDLE_S):
-                        self.engine.trim()
+                        self._core.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()
                 self._step = next(_numbers)
@@ -272,7 +273,7 @@ class Service:
         """Let the engine do idle work for a moment, without the lock; False where it has none."""
         self._lock.release()
         try:
-            return self.engine.use_idle_time(IDLE_PART_S)
+            return self._core.use_idle_time(IDLE_PART_S)
         finally:
             self._lock.acquire()
 
@@ -285,6 +286,6 @@ class Service:
             if self._failure:
                 sequence.finish("error", ServiceClosed())
             else:
-                self.engine.cancel(sequence)
+                self._core.cancel(sequence)
         for command in commands:  # after the sequences have ended, so that none begins now
             command()

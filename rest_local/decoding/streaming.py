@@ -11,7 +11,7 @@ from rest_local.decoding.sequence import Sequence
 from rest_local.decoding.stream import Piece, Result
 
 if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.core import EngineCore
 
 
 class Stream:
@@ -20,8 +20,8 @@ class Stream:
     The iterator does the forward passes, in the thread of the caller. Raises what the request ended with.
     """
 
-    def __init__(self, engine: Engine, sequence: Sequence) -> None:
-        self._engine, self.sequence = engine, sequence
+    def __init__(self, core: EngineCore, sequence: Sequence) -> None:
+        self._core, self.sequence = core, sequence
         self._pieces = self._run()
 
     @property
@@ -37,7 +37,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End the answer now. Its text so far stays in `result`."""
-        self._engine.cancel(self.sequence)
+        self._core.cancel(self.sequence)
 
     def _run(self) -> Iterator[Piece]:
         try:
@@ -46,7 +46,7 @@ class Stream:
                 if self.sequence.done:
                     yield from self.sequence.read()
                     break
-                self._engine.step()
+                self._core.step()
         finally:
             self.cancel()
         if self.sequence.error:
@@ -56,8 +56,8 @@ class Stream:
 class ChatStream(Stream):
     """The stream of an answer in a conversation. Pieces hold the text as the model writes it, tool calls included."""
 
-    def __init__(self, engine: Engine, sequence: Sequence, chat: Chat) -> None:
-        super().__init__(engine, sequence)
+    def __init__(self, core: EngineCore, sequence: Sequence, chat: Chat) -> None:
+        super().__init__(core, sequence)
         self._chat = chat
 
     @property

@@ -100,7 +100,7 @@ def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
         fresh = _opened(engine, old, also)
 
         def change(engine: Engine) -> None:  # in the engine's thread, where no lookup is running
-            engine.use(fresh)
+            engine.use_datastores(fresh)
             _close(old, fresh)
 
         try:

@@ -68,7 +68,7 @@ def request_of(
 
 def shifts_context(engine: Engine, body: GenerationBody) -> bool:
     """Whether the answer goes on when the context is full."""
-    return engine.context_shift or bool(body.rest_local and body.rest_local.context_shift)
+    return engine.config.context_shift or bool(body.rest_local and body.rest_local.context_shift)
 
 
 def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:

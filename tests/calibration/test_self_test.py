@@ -272,7 +272,7 @@ def test_settings_with_a_difference_are_not_chosen_again(
         for _ in range(6):
             with Engine.load(path, n_ctx=256, threads=1, exact=True) as engine:
                 tried.append((engine.settings["flash_attention"], engine.settings["cache_type_k"]))
-                while engine.use_idle_time(1.0):
+                while engine._core.use_idle_time(1.0):
                     pass
                 assert engine.capability.kind == "none"
                 assert len(engine.warnings) == 1

@@ -167,7 +167,7 @@ def test_another_context_size_or_slot_count_needs_no_new_measurement(
     for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
         with Engine.load(tuned_model, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
             assert engine.n_ctx == n_ctx
-            assert len(engine.slots) == slots
+            assert len(engine._core.slots) == slots
             assert len(_generate(engine)) > 0
     assert len(stored()) == 1
 

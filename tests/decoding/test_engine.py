@@ -121,7 +121,7 @@ def test_fast_output_differs_at_most_at_near_ties(
         engine.forget()
         stream = engine.generate(prefix, max_tokens=1, policy="off")
         next(iter(stream))
-        row = engine._lane.context.logits(1)[0]
+        row = engine._core.lane.context.logits(1)[0]
         spread = float(row.max() - row.min())
         assert abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]])) < 0.05 * spread
 
@@ -182,11 +182,11 @@ def test_a_request_drafts_from_what_is_open_when_it_begins(
         store = parrot(engine, PROMPT)
     with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
         for names in (None, ("parrot",)):
-            job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+            job = engine._core.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
             engine.datastores[0].close()
-            engine.datastores = [Datastore.open(store)]
-            engine.submit(job)
-            assert not all(engine.step() for _ in range(1000)), "it ends"
+            engine._core.datastores = [Datastore.open(store)]
+            engine._core.submit(job)
+            assert not all(engine._core.step() for _ in range(1000)), "it ends"
             assert job.result.draft.by_source["datastore"].accepted > 20
 
 
@@ -199,16 +199,16 @@ def test_requests_under_way_go_on_with_datastores_that_were_opened_anew(
     with Engine.load(model, n_ctx=512, exact=True) as engine:
         store = parrot(engine, PROMPT)
     with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
-        job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
-        engine.submit(job)
+        job = engine._core.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+        engine._core.submit(job)
         while not job.result.tokens:
-            engine.step()
+            engine._core.step()
         before = len(job.result.tokens)
         old = list(engine.datastores)
-        engine.use([Datastore.open(store)])
+        engine._core.use([Datastore.open(store)])
         for closed in old:
             closed.close()
-        while engine.step():
+        while engine._core.step():
             pass
         accepted = sum(source == "datastore" for source in job.result.sources[before:])
         assert accepted > 20
@@ -263,7 +263,7 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
         wanted = finish(engine, PROMPT, 30).tokens
         engine.forget()
-        context, calls = engine._lane.context, itertools.count()
+        context, calls = engine._core.lane.context, itertools.count()
         decode = context.decode
 
         def broken_off() -> int:
@@ -464,9 +464,9 @@ def test_exact_log_probabilities_are_the_same_with_drafts(
         for policy in ("off", "auto"):
             engine.forget()
             request = Request(engine.tokenize(PROMPT), max_tokens=100, policy=policy, logprobs=4)
-            job = engine.prepare(request)
-            engine.submit(job)
-            assert not all(engine.step() for _ in range(1000)), "it ends"
+            job = engine._core.prepare(request)
+            engine._core.submit(job)
+            assert not all(engine._core.step() for _ in range(1000)), "it ends"
             told[policy] = job.result
     assert told["auto"].draft.accepted > 40
     assert len(told["off"].logprobs) == len(told["off"].tokens) == 100
@@ -487,7 +487,7 @@ def test_no_mmap_reaches_datastores_and_history(
         for store in engine.datastores:
             assert bool(store._maps) == mmap
         finish(engine, PROMPT, 5)
-        earlier = engine._persisted
+        earlier = engine._core._persisted
         assert earlier is not None
         earlier.history.commit()
         assert earlier.history._store is not None
@@ -495,4 +495,4 @@ def test_no_mmap_reaches_datastores_and_history(
         for file in path.glob("*.bin"):
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
-        assert len(engine._failed_stores) == int(mmap)
+        assert len(engine._core._failed_stores) == int(mmap)

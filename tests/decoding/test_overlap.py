@@ -27,7 +27,7 @@ from support.fake_sequences import (
 )
 from support.fake_sources import SHAPES, Keen, fortune
 
-from rest_local.decoding.engine import Engine
+from rest_local.decoding.core import EngineCore
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.lane import Lanes
@@ -450,19 +450,19 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     shared.warnings = []
     lanes = Lanes(shared)  # type: ignore[arg-type]
     lanes._exact = exact  # type: ignore[assignment]
-    engine = object.__new__(Engine)
-    engine._lanes = lanes
+    core = object.__new__(EngineCore)
+    core.lanes = lanes
     sequences = [
         sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)
     ]
     for scheduler, sequence in zip(schedulers, sequences, strict=True):
         scheduler.submit(sequence)
     for step in range(1, 10):
-        engine.step(step)
+        core.step(step)
         assert [len(sequence.result.tokens) for sequence in sequences] == [step, step]
-    engine.cancel(sequences[1])
+    core.cancel(sequences[1])
     for step in range(10, 15):
-        engine.step(step)
+        core.step(step)
         assert len(sequences[0].result.tokens) == step - 1, "alone again, with the next pass"
     schedulers[0].deliver()
     assert len(sequences[0].result.tokens) == 14, "before stores that were drafted from are closed, say"

@@ -101,7 +101,7 @@ def test_a_cancelled_answer_is_kept_and_a_commit_needs_no_close(model: Path, mon
 @pytest.mark.usefixtures("keen")
 def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
     def seen(engine: Engine) -> float:
-        auto = engine._lane.auto
+        auto = engine._core.lane.auto
         assert isinstance(auto, Auto)
         return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
 

@@ -155,7 +155,7 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
 
 def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between finding a request alone and breaking off its pass, another one may have come and be served."""
-    abort, others = engine.abort, []
+    abort, others = engine._core.abort, []
     with Service(engine) as service:
 
         def late(*number: int) -> None:
@@ -166,7 +166,7 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
         ticket = service.submit(asked(engine, PROMPTS[0], 900))
         next(iter(ticket))
         codes = _codes(engine, monkeypatch)
-        monkeypatch.setattr(engine, "abort", late)
+        monkeypatch.setattr(engine._core, "abort", late)
         ticket.cancel()
         monkeypatch.undo()
         assert len(others[0].wait(30).tokens) == 50
@@ -175,7 +175,7 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
 
 def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What every decode from now on returns."""
-    context, codes = engine._lane.context, []  # type: ignore[var-annotated]
+    context, codes = engine._core.lane.context, []  # type: ignore[var-annotated]
     decode = context.decode
 
     def noted() -> int:
@@ -190,7 +190,7 @@ def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     end: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, begun = engine._lane.context, threading.Event()
+    context, begun = engine._core.lane.context, threading.Event()
     decode = context.decode
 
     def endless() -> int:
@@ -262,7 +262,7 @@ def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
 
 def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(engine)
-    monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
+    monkeypatch.setattr(engine._core, "step", lambda number: 1 / 0)
     ticket = service.submit(asked(engine, "a"))
     with pytest.raises(ServiceClosed):
         ticket.wait(30)
@@ -270,7 +270,7 @@ def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, mo
         service.submit(asked(engine, "a"))
     monkeypatch.undo()
     service.close()
-    engine.cancel_all()
+    engine._core.cancel_all()
     with Service(engine) as again:
         assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
@@ -320,7 +320,7 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
     monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=512, slots=3, draft_model=model) as engine, Service(engine) as service:
-        small = engine._lane.draft_model
+        small = engine._core.lane.draft_model
         assert small is not None
         small.token_ms = small.pass_ms = 0.0  # else a busy machine asks it less
         alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
@@ -415,17 +415,17 @@ def test_a_failing_wake_does_not_end_other_requests(engine: Engine, service: Ser
 def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:
     """It goes on in another slot; the sequence that gets its first slot has other sources."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine:
-        scheduler = engine._lane.scheduler
-        first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
+        scheduler = engine._core.lane.scheduler
+        first, moved, last = (engine._core.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
         for sequence in (first, moved):
-            engine.submit(sequence)
+            engine._core.submit(sequence)
             while not sequence.is_admitted:
-                engine.step()
+                engine._core.step()
         left = moved.slot
         scheduler._send_back(moved)
-        engine.cancel(first)  # whose slot holds the same prompt
-        engine.submit(last)
-        engine.step()
+        engine._core.cancel(first)  # whose slot holds the same prompt
+        engine._core.submit(last)
+        engine._core.step()
         assert moved.slot is not left
         assert last.slot is left
         assert moved.sources is not last.sources
@@ -453,7 +453,7 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
     """At first, and each time that there was work since."""
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)
-    monkeypatch.setattr(engine, "trim", trimmed.release)
+    monkeypatch.setattr(engine._core, "trim", trimmed.release)
     with Service(engine) as service:
         assert trimmed.acquire(timeout=30)
         for _ in range(3):
@@ -471,8 +471,8 @@ def test_an_engine_trims_each_of_its_datastores(engine: Engine, monkeypatch: pyt
         def __init__(self, name: str) -> None:
             self.trim = lambda: trimmed.append(name)
 
-    monkeypatch.setattr(engine, "datastores", [Store("a"), Store("b")])
-    engine.trim()
+    monkeypatch.setattr(engine._core, "datastores", [Store("a"), Store("b")])
+    engine._core.trim()
     assert trimmed == ["a", "b"]
 
 
@@ -481,7 +481,7 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
-        calibration = engine._lane._calibration
+        calibration = engine._core.lane._calibration
         monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
         timed: list[int] = []
         measure = calibration._measure
@@ -512,7 +512,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
                 submitted.set()
             return False
 
-        monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
+        monkeypatch.setattr(engine._core, "use_idle_time", use_idle_time)
         with Service(engine) as service:
             started.set()
             assert submitted.wait(10)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.predicted import Predictions
 from rest_local.decoding.request import Request
@@ -32,11 +33,11 @@ class FakeEngine:
     def __init__(self, n_ctx: int = 512) -> None:
         self.model = Model.open(demo_model(), vocab_only=True)
         self.n_ctx = n_ctx
-        self.context_shift = False
-        self.predictions = Predictions(self.model.vocabulary, n_ctx)
+        self.config = EngineConfig()
+        self._core = SimpleNamespace(predictions=Predictions(self.model.vocabulary, n_ctx))
         self.datastores: list[Any] = []
 
-    def use(self, datastores: list[Any]) -> None:
+    def use_datastores(self, datastores: list[Any]) -> None:
         self.datastores = datastores
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fake_service import FakeEngine, FakeService, origin
 from live import Live, served
 
+from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.errors import DecodeFailed, ModelNotFound
 from rest_local.server.run import Serving, listen
@@ -277,7 +278,7 @@ SYSTEM = {"role": "system", "content": "You say hi. " * 8}
 def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scripted, engines: bool) -> None:
     """Whether the request or the server sets it. The system prompt contains the user's text ("hi") too."""
     live = scripted()
-    live.serving.state.engine.context_shift = engines
+    live.serving.state.engine.config = EngineConfig(context_shift=engines)
     more: dict[str, Any] = {} if engines else {"rest_local": {"context_shift": True}}
     body = {"messages": [SYSTEM, *CHAT["messages"]], **more}
     live.post(CHAT_PATH, body)

@@ -1,0 +1,233 @@
+"""The inside of an `Engine`: the lanes, the datastores, the persisted learning, and the sequences that use them.
+
+Contract: `Engine`, its streams and `Service` drive it: `prepare` from any thread, then `submit` and `step` on one
+thread until the sequence is done. It takes requests of token ids; text, conversations and what users read about an
+engine are in `engine`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from rest_local.decoding import sequence as decoding
+from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.counts import Statistics, Totals
+from rest_local.decoding.lane import Lane, Lanes
+from rest_local.decoding.opening import open_datastores, open_lane, open_model
+from rest_local.decoding.persistence import PersistedLearning
+from rest_local.decoding.predicted import Predictions
+from rest_local.decoding.request import STRICT, Request, Strict
+from rest_local.decoding.scheduler import shifted
+from rest_local.decoding.stream import Answer
+from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.sources import Searchable, Sources
+from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
+from rest_local.kv_cache.slot import Slot
+from rest_local.llama.detokenizer import Detokenizer
+from rest_local.llama.sampler import Sampler
+from rest_local.llama.sampling import Sampling
+from rest_local.planning.policies import POLICIES
+from rest_local.planning.policy import Policy
+from rest_local.retrieval.datastore import Datastore
+
+
+class EngineCore:
+    """Opens what the config says, and owns it until `close`. `lane`: the one that requests share; `totals`: what was
+    done since it was opened. Raises ModelError, DatastoreError, OptionError.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        with ExitStack() as undo:
+            self.model, warning = open_model(config, undo)
+            self.datastores = open_datastores(config, self.model, undo)
+            self.lane = open_lane(config, self.model, undo)
+            self.lanes = Lanes(self.lane)
+            if warning:
+                self.lanes.warn(warning)
+            self._failed_stores: list[Searchable] = self.lane.failed_stores
+            self._persisted = PersistedLearning.open(self.model, self.lane.auto.acceptance) if config.history else None
+            self.totals = Totals()
+            self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
+            undo.pop_all()
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context of one request."""
+        return self.lane.context.n_ctx
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The slots that requests share; a reader in another thread sees a moment of them."""
+        return self.lane.scheduler.slots.slots
+
+    def prepare(self, request: Request) -> decoding.Sequence:
+        """A sequence to `submit`. Everything that can be refused is refused here: PromptEmpty, PromptTooLong,
+        OptionError, ModelError where the context for an exact request does not fit the memory.
+
+        From any thread. The first exact request of an engine that is not exact takes seconds here, to open that context
+        and, the first time, to measure; other requests go on meanwhile.
+        """
+        n_prompt, policy = len(request.prompt), request.policy or self.config.policy
+        exact = request.exact or self.lane.exact
+        request = replace(request, context_shift=request.context_shift or self.config.context_shift)
+        self._check(request, policy)
+        relaxed = _relaxed(request.verify or self.config.verify, exact, request.sampling)
+        request = replace(
+            request,
+            prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx),
+            prediction=self.predictions.take(request.prediction),
+        )
+        lane = self.lanes.exact() if exact else self.lane
+        vocabulary = self.model.vocabulary
+        sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
+        sampler.observe(request.prompt)
+        answer = Answer(
+            Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end
+        )
+        answer.result.truncated = len(request.prompt) < n_prompt
+        return decoding.Sequence(
+            request,
+            lane.policy(policy) if isinstance(policy, str) else policy,
+            sampler,
+            answer,
+            partial(self._connect, lane, request.datastores),
+            vocabulary.is_end,
+            self._count,
+            relaxed=relaxed,
+            constraint=None if sampler.constraint.is_free else sampler.constraint,
+            decode=self._decode if request.origins else None,
+        )
+
+    def _check(self, request: Request, policy: str | Policy) -> None:
+        """Raises what is wrong with a request for this model and these datastores."""
+        n_prompt = len(request.prompt)
+        if not n_prompt:
+            raise PromptEmpty
+        if n_prompt >= self.n_ctx and not request.context_shift:
+            raise PromptTooLong(n_prompt, self.n_ctx)
+        if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
+            raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
+        if isinstance(policy, str) and policy not in POLICIES:
+            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        self._stores(request.datastores)
+
+    def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
+        """The sources of a sequence that is admitted to a slot."""
+        sources = lane.sources(slot)
+        sources.use(self._stores(names, still=True), self._persisted.history if self._persisted else None)
+        return sources
+
+    def _count(self, sequence: decoding.Sequence) -> None:
+        """A sequence has ended."""
+        tokens = sequence.result.tokens
+        self.totals.add(sequence.statistics, len(tokens))
+        if self._persisted:
+            self._persisted.add(tokens)
+
+    def submit(self, sequence: decoding.Sequence) -> None:
+        """Queue a prepared sequence; `step` until it is done."""
+        lane = self.lanes.exact() if sequence.request.exact else self.lane
+        lane.scheduler.submit(sequence)
+
+    def step(self, number: int = 0) -> bool:
+        """One forward pass in each lane that has work; False where none has. `number`: a name for `abort`."""
+        busy = [lane for lane in self.lanes if lane.scheduler.busy]
+        for lane in busy:
+            lane.context.number_decodes(number)
+            begun = time.perf_counter()
+            lane.scheduler.step()
+            lane.after_pass(time.perf_counter() - begun)
+            if len(busy) > 1:
+                lane.scheduler.deliver()  # text does not wait for the pass of the other lane
+        return bool(busy)
+
+    def use_idle_time(self, seconds: float) -> bool:
+        """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
+        idle = [lane for lane in self.lanes if lane.has_idle_work]
+        for lane in idle:
+            lane.use_idle_time(seconds)
+        return bool(idle)
+
+    def cancel(self, sequence: decoding.Sequence) -> None:
+        """End a sequence now, wherever it is."""
+        for lane in self.lanes:
+            if lane.scheduler.has(sequence):
+                lane.scheduler.cancel(sequence)
+                return
+        sequence.finish("cancelled")
+
+    def abort(self, number: int | None = None) -> None:
+        """Break off the current forward pass, from any thread. It is undone, and done again for requests that were not
+        cancelled. With `number`: only the passes of the step of that number.
+        """
+        for lane in self.lanes:
+            lane.context.abort(number)
+
+    def cancel_all(self) -> None:
+        """End every sequence."""
+        for lane in self.lanes:
+            lane.scheduler.cancel_all()
+
+    def use(self, datastores: Sequence[Datastore]) -> None:
+        """Draft from these from now on, in current requests as well. Call it between two steps. The datastores that
+        were used before can then be closed by their owner.
+        """
+        for lane in self.lanes:
+            lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
+        self.datastores = list(datastores)
+        self._failed_stores[:] = [
+            store for store in self._failed_stores if not isinstance(store, Datastore) or store in datastores
+        ]
+        history = self._persisted.history if self._persisted else None
+        for sequence in self.lanes.sequences():
+            sources = sequence.sources if sequence.has_begun else None
+            if isinstance(sources, Sources):
+                sources.use(self._stores(sequence.request.datastores, still=True), history)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        pieces = map(self.model.vocabulary.piece, tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def _stores(self, names: Sequence[str] | None, still: bool = False) -> list[Datastore]:
+        """The datastores of these names. Raises OptionError for one that is not open. `still`: leave such names out,
+        because a datastore may be closed or opened anew while a request waits.
+        """
+        if names is None:
+            return self.datastores
+        known = {store.path.name: store for store in self.datastores}
+        missing = [name for name in names if name not in known]
+        if missing and not still:
+            raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
+        return [known[name] for name in names if name in known]
+
+    def trim(self) -> None:
+        """Let go of what lookups have mapped of the datastores (`Datastore.trim`); between two steps."""
+        for store in self.datastores:
+            store.trim()
+
+    def close(self) -> None:
+        """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
+        self.cancel_all()
+        try:
+            if self._persisted:
+                self._persisted.close()
+        finally:  # an interrupt while a lock is waited for frees them all the same
+            self.lanes.close()
+            for store in self.datastores:
+                store.close()
+
+
+def _relaxed(verify: Relaxed | Strict | None, exact: bool, sampling: Sampling) -> Relaxed | None:
+    """The rule of relaxed verification, None for strict. OptionError for what cannot go together with it."""
+    if verify is None or verify == STRICT:
+        return None
+    if exact:
+        raise OptionError("verify relaxed changes the output, exact forbids it; leave one of them out")
+    if sampling.grammar is not None or sampling.logit_bias or sampling.penalizes:
+        raise OptionError("verify relaxed cannot be combined with a grammar, logit biases or penalties")
+    return verify
