@@ -20,7 +20,7 @@ from rest_local.decoding.constrain import Following, prune
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.logprobs import TokenLogprobs, logprobs_of
 from rest_local.decoding.verify import Relaxed, Verdict, verify
-from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.candidates import NOTHING, SOURCES, ForcedRows
 from rest_local.drafting.drafter import Draft, Growth
 from rest_local.drafting.origin import Decode, Origin, origins_of
 from rest_local.drafting.sources import Lookup
@@ -201,8 +201,9 @@ class Generation:
         limit = min(limit, self.backend.max_outputs - 1 - n_other, self.backend.n_batch - 1 - n_other)
         limit = 0 if self.capability.kind == "none" else max(0, min(limit, self.capability.longest))
         leaves = self.slot.n_branches if self.capability.kind == "tree" else 1
+        forced = None if self.constraint is None else partial(self._forced, self.constraint, limit)
         self._drafted = self.policy.draft(
-            self.sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, self._entropy_ms)
+            self.sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, self._entropy_ms, forced)
         )
         self.tree = self._drafted.tree
         if self._drafted.lookup_us is not None:
@@ -211,6 +212,12 @@ class Generation:
         self._draft_ms = 1e3 * (time.perf_counter() - begun)
         if follower:
             self._draft_ms -= follower.step_ms
+
+    def _forced(self, constraint: Following, most: int, path: Sequence[int]) -> list[ForcedRows]:
+        """What the request's grammar allows only one way, after the drafted tokens of `path`."""
+        text = constraint.forced(most, path)
+        before, last = [*NOTHING, *self.slot.tokens[-1:], self.root][-2:]
+        return [ForcedRows(text, (before, last))] if text else []
 
     @property
     def growth(self) -> Growth | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.drafter import Draft, Force
 from rest_local.drafting.sources import Lookup
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class StepContext(NamedTuple):
     entropies: Sequence[float] = ()  # nats, of what gave the newest tokens, newest last; NEWEST at most
     n_other: int = 0  # roots of other requests in the same forward pass
     entropy_ms: float = 0.0  # that computing entropies held up the last step; 0 where a device computes meanwhile
+    forced: Force | None = None  # where the request has a grammar
 
 
 class StepCost(NamedTuple):
