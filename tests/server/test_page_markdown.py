@@ -141,7 +141,7 @@ def test_every_look_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
     page = opened(quiet, color_scheme=scheme, width=375)
     ask(page, "hello")
     ticket = quiet.service.ticket()
-    for source in ("target", "context", "datastore", "history", "prediction", "model"):
+    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar"):
         ticket.give(TEXT, source, origin=None if source == "target" else origin(source=source))
         ticket.give("~~~\n")
     ticket.end()
