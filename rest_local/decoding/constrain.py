@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from rest_local.drafting.candidates import ForcedText
 from rest_local.drafting.tree import ROOT, DraftTree
 
 MOST_MS = 1.0
@@ -23,6 +24,7 @@ class TokenConstraint(Protocol):
     @property
     def is_free(self) -> bool: ...
     def longest(self, tokens: Sequence[int]) -> int: ...
+    def forced(self, most: int, path: Sequence[int] = ()) -> ForcedText | None: ...
 
 
 def prune(tree: DraftTree, constraint: TokenConstraint) -> DraftTree:

@@ -16,6 +16,7 @@ import logging
 import time
 from collections import abc, deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, Verdict, verify
-from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.origin import Decode, origins_of
 from rest_local.drafting.sources import Lookup
@@ -212,8 +213,9 @@ class Sequence:
         clock.begin()
         if draft_sequence := sources.draft_sequence:
             draft_sequence.begin_step()
+        forced = None if self._constraint is None else partial(self._forced, self._constraint, limit)
         drafted = self.drafted = self.policy.draft(
-            sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, clock.entropy)
+            sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, clock.entropy, forced)
         )
         self.tree = drafted.tree
         if drafted.lookup_us is not None:
@@ -223,6 +225,12 @@ class Sequence:
         clock.draft = 1e3 * (time.perf_counter() - begun)
         if draft_sequence:
             clock.draft -= draft_sequence.step_ms
+
+    def _forced(self, constraint: TokenConstraint, most: int, path: abc.Sequence[int]) -> list[ForcedRows]:
+        """What the grammar allows only one way after the draft tokens of `path`: one row, or none."""
+        text = constraint.forced(most, path)
+        before, last = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
+        return [ForcedRows(text, (before, last))] if text else []
 
     def prune(self) -> None:
         """Submit nothing that the request's constraint forbids."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.candidates import GRAMMAR, SOURCES
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT
 from rest_local.errors import DatastoreError
@@ -56,7 +56,7 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
         return Origin(SOURCES[source], probability, 0)
     members = proposal.merged[tree.token[node]][2]
     rows, numbers = next(((rows, numbers) for rows, numbers in members if rows.source == source), (None, ()))
-    if rows is None:  # drafted by a draft model
+    if rows is None or source == GRAMMAR:  # drafted by a draft model or forced by a grammar: it has no place in a text
         return Origin(SOURCES[source], probability, 0)
     first = numbers[0]
     name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)

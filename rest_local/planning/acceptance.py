@@ -24,6 +24,7 @@ from rest_local.drafting.candidates import (
     N_ROWS,
     N_SHARES,
     SOURCES,
+    grammar_rates,
     model_rates,
 )
 
@@ -131,5 +132,5 @@ def shipped_rates() -> tuple[float, ...]:
     data = json.loads(PRIORS.read_text("utf-8")) if PRIORS.exists() else {}
     if (data.get("lengths"), data.get("rows"), data.get("shares")) != (N_LENGTHS, N_ROWS, N_SHARES):
         return (UNKNOWN,) * (len(SOURCES) * CELLS_PER_SOURCE)
-    rates = {**data["rates"], "model": model_rates()}
+    rates = {**data["rates"], "model": model_rates(), "grammar": grammar_rates()}
     return tuple(rate for source in SOURCES for rate in rates[source])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.drafting.candidates import GRAMMAR
 from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
@@ -159,26 +160,43 @@ class Auto:
         self.budget.earn(self.plain_ms(at.n_ctx))
         if at.limit < 1:
             return Draft(DraftTree())
-        if not self.looks_up(at, sources.repeats):
+        wanted = self.looks_up(at, sources.repeats)
+        forced = at.forced(()) if at.forced else ()
+        if not wanted and not forced:
             return Draft(DraftTree(), skipped=True)
         begun = time.perf_counter()
-        found = sources.rows(depth=self._depth)
+        found = sources.rows(depth=self._depth) if wanted else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
         self._found = bool(found)
+        found = [*found, *forced]
         plan = self.plan(at.n_ctx, at.limit)
         ask = self._queries(sources.draft_sequence, plan, at.n_ctx) if sources.draft_sequence else None
         if at.n_other:
             growth = Growth(
-                found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask, self.calibrator.calibrate
+                found,
+                self.acceptance.estimate,
+                len(plan.cost) - 1,
+                at.leaves,
+                ask,
+                self.calibrator.calibrate,
+                at.forced,
             )
             result, result.growth = growth.draft, growth
         else:
             result = draft(
-                found, self.acceptance.estimate, plan.worth, at.limit, at.leaves, ask, self.calibrator.calibrate
+                found,
+                self.acceptance.estimate,
+                plan.worth,
+                at.limit,
+                at.leaves,
+                ask,
+                self.calibrator.calibrate,
+                at.forced,
             )
             result.tree = result.tree.cut(plan.best)
-            self._saving = plan.saving
-        result.lookup_us = lookup_us
+            if set(result.tree.source) != {GRAMMAR}:  # else the lookup has nothing to do with it
+                self._saving = plan.saving
+        result.lookup_us, result.skipped = (lookup_us, False) if wanted else (None, True)
         return result
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:

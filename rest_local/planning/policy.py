@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.drafter import Draft, Force
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 
@@ -32,6 +32,7 @@ class StepContext(NamedTuple):
     entropies: Sequence[float] = ()  # nats, of the distributions of the newest tokens, newest last; NEWEST at most
     n_other: int = 0  # roots of other requests in the same forward pass
     entropy_ms: float = 0.0  # that computing entropies delayed the last step; 0 if a device computes at the same time
+    forced: Force | None = None  # if the request has a grammar
 
 
 class StepCost(NamedTuple):

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
-from rest_local.grammar import gbnf, json_schema
+from rest_local.grammar import gbnf, json_schema, lark
 from rest_local.llama.sampling import Sampling
+from rest_local.planning.auto import Auto
+from rest_local.planning.policy import StepContext, StepCost
 
 DEMO = Path(__file__).parents[2] / "models" / "demo.gguf"
 SCHEMA = {
@@ -40,6 +43,32 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
+FORCED: dict[str, dict[str, object]] = {
+    "schema": {"grammar": json_schema(SCHEMA)},
+    "schema and draws": {"grammar": json_schema(SCHEMA), "temperature": 0.8, "seed": 3},
+    "schema, draws and penalties": {
+        "grammar": json_schema(SCHEMA), "temperature": 0.9, "seed": 5, "frequency_penalty": 0.3,
+    },
+    "grammar": {"grammar": gbnf('root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}')},
+    "forced call": {
+        "grammar": lark('start: "<call>{\\"name\\": \\"set\\", \\"to\\": " number "}</call>"\nnumber: /[0-9]{1,3}/'),
+        "temperature": 0.7,
+        "seed": 2,
+    },
+}  # fmt: skip
+
+
+class GrammarAlone(Auto):
+    """Drafts forced text and nothing else, at the prices of a GPU."""
+
+    def looks_up(self, at: StepContext, repeats: object) -> bool:
+        return False
+
+    def book(self, done: StepCost) -> None:
+        ms = float(self.curve.at(done.n_ctx)[done.n_nodes])
+        super().book(done._replace(decode_ms=ms, driver_ms=0.1, updates_curve=False))
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with Engine.load(DEMO, n_ctx=512, exact=True, threads=1) as loaded:
@@ -66,3 +95,22 @@ def test_drafted_is_plain(engine: Engine, name: str) -> None:
         value = json.loads(plain.result.text)
         assert 10 <= value["size"] <= 99
         assert 6 <= len(value["tags"]) <= 12
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_an_answer_drafted_from_its_grammar_is_plain(engine: Engine, name: str) -> None:
+    """Greedy and seeded, in chains, bit for bit; twice, since the second time more is known."""
+    policy = GrammarAlone(load_curve("rtx3090-8b-q4_0"))
+    sampling = Sampling(**FORCED[name])  # type: ignore[arg-type]
+    plain = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy="off")
+    for _ in plain:
+        pass
+    for _ in range(2):
+        stream = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy=policy.fork())
+        for _ in stream:
+            pass
+        assert stream.result.tokens == plain.result.tokens
+        assert stream.result.text == plain.result.text
+        assert stream.result.finish_reason == plain.result.finish_reason
+    assert set(stream.result.draft["by_source"]) == {"grammar"}
+    assert stream.result.draft["by_source"]["grammar"]["accepted"] > 5

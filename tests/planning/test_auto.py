@@ -77,7 +77,7 @@ def test_cells_are_distinct_and_in_range() -> None:
     assert min(cells) >= 0
     assert max(cells) < N_CELLS
     per_length = 1 + 2 + 3  # rows of 1, of 3, of 64; 1 000 fall in the bucket of 64
-    assert len(cells) == 5 * 4 * per_length
+    assert len(cells) == len(SOURCE_NUMBER) * 4 * per_length
 
 
 def test_estimates_follow_the_counts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.candidates import N_CELLS, model_cell, model_rates
+from rest_local.drafting.candidates import N_CELLS, SOURCES, model_cell, model_rates
 from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.auto import Auto, DraftModelQueries, DraftModelStats
@@ -131,7 +131,7 @@ def test_no_query_if_the_next_token_is_known_or_the_node_unlikely() -> None:
 
 def test_cells_of_a_draft_model_follow_its_own_probability() -> None:
     rates = model_rates()
-    assert len(rates) * 5 == N_CELLS
+    assert len(rates) * len(SOURCES) == N_CELLS
     first = model_cell(0, 0.0) // len(rates) * len(rates)
     for depth in (0, 3, 40):
         cells = [model_cell(depth, p) for p in np.linspace(0, 1, 50)]

@@ -77,7 +77,13 @@ def drafted(policy: Policy, found: Found, at: StepContext = ROOMY) -> DraftTree:
 ROW = st.tuples(st.integers(1, 32), st.lists(st.integers(0, 5), min_size=1, max_size=16))
 FOUND = st.dictionaries(st.sampled_from(["datastore", "history", "context"]), st.lists(ROW, min_size=1, max_size=30))
 AT = st.builds(
-    StepContext, st.integers(1, 4000), st.integers(0, 63), st.integers(1, 8), st.lists(st.floats(0, 12)), st.just(0)
+    StepContext,
+    st.integers(1, 4000),
+    st.integers(0, 63),
+    st.integers(1, 8),
+    st.lists(st.floats(0, 12)),
+    st.just(0),
+    forced=st.none(),
 )
 
 

@@ -143,7 +143,7 @@ def test_every_style_has_enough_contrast(quiet: Live, opened: Open, scheme: str)
     page = opened(quiet, color_scheme=scheme, width=375)
     ask(page, "hello")
     ticket = quiet.service.ticket()
-    for source in ("target", "context", "datastore", "history", "prediction", "model"):
+    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar"):
         ticket.give(TEXT, source, origin=None if source == "target" else origin(source=source))
         ticket.give("~~~\n")
     ticket.end()

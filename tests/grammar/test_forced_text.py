@@ -1,0 +1,391 @@
+"""Text that a grammar forces: what it is, how it is split into tokens, and that looking ahead leaves no trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_local.grammar import Grammar, forced, gbnf, json_schema, lark
+from rest_local.grammar.constraint import Constraint
+from rest_local.grammar.forced import ASSUMED, CERTAIN, CHARACTER, LAST, REPEATED, ForcedText, Spacing
+from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Vocabulary
+from rest_local.paths import demo_model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "size": {"type": "integer"},
+        "open": {"type": "boolean"},
+        "mode": {"enum": ["read", "write", "rewrite"]},
+        "at": {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
+    },
+}
+SCHEMA["required"] = list(SCHEMA["properties"])
+SCHEMA["properties"]["at"]["required"] = ["x", "y"]
+VALUE = {"name": "a b", "size": 12, "open": True, "mode": "read", "at": {"x": 1, "y": 20}, "tags": ["p", "q"]}
+NO_SPACE = gbnf(
+    'root ::= "{" pair ("," pair){3} "}"\n'
+    'pair ::= "\\"key-" [ab] "\\":" ("true" | "false" | "null" | num)\n'
+    "num ::= [0-9]{2}"
+)
+TEXTS = 'ab ,:{}[]"\\äö🦜\n'
+POINTS = st.tuples(st.integers(0, 99), st.integers(0, 99)).map(lambda point: dict(zip("xy", point, strict=True)))
+VALUES = st.tuples(
+    st.text(TEXTS, max_size=9),
+    st.integers(-999, 10**6),
+    st.booleans(),
+    st.sampled_from(["read", "write", "rewrite"]),
+    POINTS,
+    st.lists(st.text(TEXTS, max_size=5), min_size=2, max_size=2),
+).map(lambda values: dict(zip(VALUE, values, strict=True)))
+STYLES: list[dict[str, Any]] = [
+    {},
+    {"separators": (",", ":")},
+    {"separators": (",", ": ")},
+    {"indent": 2},
+    {"indent": 4},
+    {"indent": "\t"},
+]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[Vocabulary]:
+    with Model.open(demo_model(), vocab_only=True) as model:
+        yield model.vocabulary
+
+
+@pytest.fixture(
+    scope="module",
+    params=["demo", "ggml-vocab-qwen2.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-llama-spm.gguf"],
+)
+def any_vocabulary(request: pytest.FixtureRequest, shared_data: Callable[[str], Path]) -> Iterator[Vocabulary]:
+    path = demo_model() if request.param == "demo" else shared_data(request.param)
+    with Model.open(path, vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
+    """The vocabulary's tokens of a text that begins a line; SentencePiece would put a space before it."""
+    tokens = vocabulary.tokenize("\n" + text).tolist()
+    while b"".join(map(vocabulary.piece, tokens)) != text.encode():
+        del tokens[0]
+    return [int(token) for token in tokens]
+
+
+def bytes_of(vocabulary: Vocabulary, text: bytes) -> list[int]:
+    """One token for each byte."""
+    known = vocabulary.grammar_tokens().of_byte
+    return [known[byte] for byte in text]
+
+
+def after(vocabulary: Vocabulary, grammar: Grammar, tokens: list[int], asked: bool = False) -> Constraint:
+    """`asked`: for what is forced, at every token on the way."""
+    constraint = Constraint(vocabulary, grammar)
+    for token in tokens:
+        if asked:
+            constraint.forced(32)
+        constraint.advance(token)
+    return constraint
+
+
+def drafted(constraint: Constraint, most: int = 32) -> bytes:
+    found = constraint.forced(most)
+    return found.text if found else b""
+
+
+def the_only_way(vocabulary: Vocabulary, constraint: Constraint) -> bytes:
+    """Naive oracle: the bytes with which all allowed tokens begin, one at a time."""
+    twin, text = constraint.clone(), b""
+    while True:
+        allowed = twin.allowed()
+        assert allowed is not None
+        if any(vocabulary.is_end(int(token)) for token in allowed):
+            return text
+        first = {vocabulary.piece(int(token))[:1] for token in allowed}
+        if len(first) != 1:
+            return text
+        text += first.pop()
+        twin.advance(bytes_of(vocabulary, text[-1:])[0])
+
+
+def way(text: ForcedText, kinds: list[int] | None = None) -> list[int]:
+    """The vocabulary's own tokens from place to place."""
+    tokens, place = [], 0
+    while found := text.at(place):
+        tokens.append(found[0].token)
+        if kinds is not None:
+            kinds.append(found[0].kind)
+        place = found[0].end
+    return tokens
+
+
+@settings(max_examples=30)
+@given(choices=st.lists(st.sampled_from(["a", "b"]), min_size=4, max_size=4), data=st.data())
+def test_without_white_space_it_is_what_an_oracle_finds(
+    vocabulary: Vocabulary, choices: list[str], data: st.DataObject
+) -> None:
+    values = [data.draw(st.sampled_from(["true", "false", "null", "07", "35"])) for _ in choices]
+    text = "{" + ",".join(f'"key-{a}":{v}' for a, v in zip(choices, values, strict=True)) + "}"
+    constraint = Constraint(vocabulary, NO_SPACE)
+    tokens = data.draw(st.sampled_from([tokens_of(vocabulary, text), bytes_of(vocabulary, text.encode())]))
+    for token in tokens:
+        expected = the_only_way(vocabulary, constraint)
+        assert drafted(constraint) == expected
+        assert text.encode().endswith(expected) or text.encode().count(expected)
+        constraint.advance(token)
+    assert constraint.forced(32) is None
+
+
+@settings(max_examples=40)
+@given(value=VALUES, style=st.sampled_from(STYLES), data=st.data())
+def test_looking_ahead_leaves_no_trace(
+    vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
+) -> None:
+    """Whatever was drafted before and not said: masks, and what is drafted now, are those of an answer that was never
+    looked ahead in."""
+    tokens = tokens_of(vocabulary, json.dumps(value, ensure_ascii=False, **style))
+    tokens = tokens[: data.draw(st.integers(0, len(tokens)))]
+    grammar = json_schema(SCHEMA)
+    fresh, asked = after(vocabulary, grammar, tokens), after(vocabulary, grammar, tokens, asked=True)
+    twin = Constraint(vocabulary, grammar)
+    twin.forced(1)  # follows from the beginning, as a generation does
+    for token in tokens:
+        twin.advance(token)
+    assert drafted(asked) == drafted(twin)
+    assert drafted(asked) == drafted(asked)
+    masks = fresh.allowed(), asked.allowed()
+    assert masks[0] is not None
+    assert masks[1] is not None
+    assert masks[0].tolist() == masks[1].tolist()
+
+
+@settings(max_examples=40)
+@given(value=VALUES, style=st.sampled_from(STYLES), data=st.data())
+def test_after_a_drafted_path_it_is_what_follows_once_that_was_said(
+    vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
+) -> None:
+    tokens = tokens_of(vocabulary, json.dumps(value, ensure_ascii=False, **style))
+    end = data.draw(st.integers(1, len(tokens)))
+    begin = data.draw(st.integers(0, end - 1))
+    grammar = json_schema(SCHEMA)
+    constraint = after(vocabulary, grammar, tokens[:begin], asked=True)
+    before, found = drafted(constraint), constraint.forced(32, tokens[begin:end])
+    said = after(vocabulary, grammar, tokens[:end], asked=True).forced(32)
+    assert (found is None) == (said is None)
+    if found is not None and said is not None:
+        assert found.text == said.text
+        assert [found.at(place) for place in range(len(found) + 1)] == [said.at(p) for p in range(len(said) + 1)]
+    for token in (vocabulary.size - 1, vocabulary.size, -1, *vocabulary.ends.tolist()):
+        assert constraint.forced(32, [*tokens[begin:end], token]) is None
+    assert drafted(constraint) == before
+
+
+@settings(max_examples=40)
+@given(value=VALUES, style=st.sampled_from(STYLES), data=st.data())
+def test_what_is_drafted_is_allowed(
+    any_vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
+) -> None:
+    """Every way through a draft, the vocabulary's and by characters, spells its text and keeps to the grammar."""
+    tokens = tokens_of(any_vocabulary, json.dumps(value, ensure_ascii=False, **style))
+    tokens = tokens[: data.draw(st.integers(0, len(tokens)))]
+    constraint = after(any_vocabulary, json_schema(SCHEMA), tokens, asked=True)
+    found = constraint.forced(32)
+    if found is None:
+        return
+    place, said = 0, []
+    while ways := found.at(place):
+        chosen = data.draw(st.sampled_from(ways))
+        assert any_vocabulary.piece(chosen.token) == found.text[place : chosen.end]
+        place = chosen.end
+        said.append(chosen.token)
+    assert place == len(found)
+    assert constraint.longest(said) == len(said)
+
+
+def test_the_tokens_are_those_of_the_whole_text(any_vocabulary: Vocabulary) -> None:
+    """A draft splits its text as the vocabulary splits the whole answer, but for its last token."""
+    text = json.dumps(VALUE)
+    tokens = tokens_of(any_vocabulary, text)
+    constraint = Constraint(any_vocabulary, json_schema(SCHEMA))
+    compared = 0
+    for place, token in enumerate(tokens):
+        found = constraint.forced(32)
+        if found and text.encode()[len(b"".join(map(any_vocabulary.piece, tokens[:place]))) :].startswith(found.text):
+            own = way(found)[:-1]
+            assert own == tokens[place : place + len(own)]
+            compared += len(own)
+        constraint.advance(token)
+    assert compared > len(tokens)  # drafts overlap
+
+
+def test_kinds_say_how_sure_the_text_is(vocabulary: Vocabulary) -> None:
+    fields = {name: {"type": "integer"} for name in ("name", "size")}
+    schema = json_schema({"type": "object", "properties": fields, "required": list(fields)})
+    kinds: list[int] = []
+    found = after(vocabulary, schema, tokens_of(vocabulary, "{"), asked=True).forced(32)
+    assert found is not None
+    assert [vocabulary.piece(token) for token in way(found, kinds)] == [b'"', b"name", b'":', b" "]
+    assert kinds == [ASSUMED, CERTAIN, ASSUMED, LAST]  # of the colon it is not known either
+    found = after(vocabulary, schema, tokens_of(vocabulary, '{"name": 1,'), asked=True).forced(32)
+    assert found is not None
+    assert [found.at(0)[0].kind, found.at(0)[1].kind] == [ASSUMED, CHARACTER]
+    assert way(found)[-1] == tokens_of(vocabulary, '{"name": 1')[-2]
+    assert found.text == b' "size": '
+
+
+def test_text_that_ends_the_answer_has_no_token_that_could_merge(vocabulary: Vocabulary) -> None:
+    grammar = gbnf('root ::= [0-9] "; done."')
+    kinds: list[int] = []
+    found = after(vocabulary, grammar, tokens_of(vocabulary, "7")).forced(32)
+    assert found is not None
+    way(found, kinds)
+    assert found.text == b"; done."
+    assert set(kinds) == {CERTAIN}
+
+
+def test_an_answer_that_splits_its_text_otherwise_is_followed(vocabulary: Vocabulary) -> None:
+    """A key of one token that was begun with its first letter: the rest is a split of its own, until both meet."""
+    assert len(tokens_of(vocabulary, "name")) == 1
+    start = bytes_of(vocabulary, b'{"n')
+    found = after(vocabulary, json_schema(SCHEMA), start, asked=True).forced(32)
+    assert found is not None
+    assert found.text.startswith(b'ame": ')
+    assert all(each.apart for each in found.at(0))
+    assert not any(each.apart for each in found.at(3))
+    character = next(each for each in found.at(0) if each.kind == CHARACTER)
+    assert vocabulary.piece(character.token) == b"a"
+    assert character.end == 1
+    assert found.at(1)[0].apart
+    below = after(vocabulary, json_schema(SCHEMA), start[:1], asked=True).forced(32, start[1:])
+    assert below is not None
+    assert below.text == found.text
+    assert [below.at(place) for place in range(4)] == [found.at(place) for place in range(4)]
+
+
+def test_special_tokens_are_drafted_as_such(any_vocabulary: Vocabulary) -> None:
+    control = filter(any_vocabulary.is_control, range(any_vocabulary.size))
+    special = next(token for token in control if not any_vocabulary.is_end(token))
+    grammar = lark(f'start: <[{special}]> "call " <[{special}]> <[{special}]> /[0-9]+/ "x"')
+    found = Constraint(any_vocabulary, grammar).forced(32)
+    assert found is not None
+    tokens = way(found)
+    assert [tokens[0], *tokens[-2:]] == [special] * 3
+    assert b"".join(map(any_vocabulary.piece, tokens[1:-2])) == b"call "
+    assert after(any_vocabulary, grammar, tokens).longest(tokens_of(any_vocabulary, "1")) == 1
+
+
+def test_a_character_that_is_cut_off_is_left_out(any_vocabulary: Vocabulary) -> None:
+    """Both values begin with the same byte of a character."""
+    grammar = lark('start: "<" ("ä" | "ö")')
+    found = Constraint(any_vocabulary, grammar).forced(32)
+    assert found is not None
+    assert found.text == b"<\xc3"
+    assert b"".join(map(any_vocabulary.piece, way(found))) == b"<"
+
+
+@pytest.mark.parametrize("most", [1, 3, 200])
+def test_a_draft_is_bounded(vocabulary: Vocabulary, most: int) -> None:
+    grammar = lark('start: "' + "word " * 500 + '" /[0-9]/')
+    found = Constraint(vocabulary, grammar).forced(most)
+    assert found is not None
+    assert len(found) == min(8 * most, forced.MOST_BYTES)
+
+
+def test_a_grammar_that_takes_too_long_is_not_drafted_from(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """11 ms a draft: the third is beyond what an answer may spend."""
+    readings = iter(range(1000))
+    monkeypatch.setattr(forced, "_clock", lambda: next(readings) * 0.011)
+    constraint = Constraint(vocabulary, json_schema(SCHEMA))
+    assert [constraint.forced(32) is None for _ in range(5)] == [False, False, False, True, True]
+
+
+def test_nothing_is_drafted_from_free_text_or_without_a_grammar(vocabulary: Vocabulary) -> None:
+    assert Constraint(vocabulary, min_tokens=4).forced(32) is None
+    free = after(vocabulary, lark("start: /(.|\\n)*/ /x+/"), tokens_of(vocabulary, "{one, two:"), asked=True)
+    assert free.forced(32) is None
+    text = after(vocabulary, json_schema({"type": "string"}), tokens_of(vocabulary, '"one, '), asked=True)
+    assert text.forced(32) is None
+
+
+def test_looking_ahead_as_far_as_a_text_of_100_kB_ends_no_answer(vocabulary: Vocabulary) -> None:
+    """It uses up the states of a lexer: not of the one that the answer follows."""
+    text = json.dumps("x y" * 33_333)
+    constraint = Constraint(vocabulary, json_schema({"const": json.loads(text)}))
+    for token in tokens_of(vocabulary, text[:300]):
+        constraint.forced(32)
+        assert constraint.allows(token)
+        constraint.advance(token)
+    beside = Constraint(vocabulary, json_schema({"const": json.loads(text)}))
+    assert beside.longest(tokens_of(vocabulary, text[:300])) > 100
+
+
+def test_a_clone_drafts_on_its_own(vocabulary: Vocabulary) -> None:
+    constraint = after(vocabulary, json_schema(SCHEMA), tokens_of(vocabulary, '{"name": "x"'), asked=True)
+    twin = constraint.clone()
+    before = drafted(constraint)
+    assert drafted(twin) == before == b', "size": '
+    for token in tokens_of(vocabulary, ',"size"'):
+        twin.advance(token)
+    assert drafted(twin) == b": "
+    assert drafted(constraint) == before
+
+
+def test_where_the_answer_may_end_nothing_is_drafted(vocabulary: Vocabulary) -> None:
+    grammar = lark('start: "a" /[ \\n]*/ ("," "b")?')
+    assert drafted(after(vocabulary, grammar, bytes_of(vocabulary, b"a"), asked=True)) == b""
+    assert drafted(after(vocabulary, grammar, bytes_of(vocabulary, b"a,"), asked=True)) == b"b"
+
+
+def test_a_reset_begins_anew(vocabulary: Vocabulary) -> None:
+    constraint = after(vocabulary, json_schema(SCHEMA), tokens_of(vocabulary, '{"name": "x",'), asked=True)
+    constraint.reset()
+    assert drafted(constraint) == drafted(Constraint(vocabulary, json_schema(SCHEMA)))
+
+
+@settings(max_examples=60)
+@given(value=VALUES, style=st.sampled_from(STYLES))
+def test_white_space_repeats_what_the_answer_wrote(value: dict[str, Any], style: dict[str, Any]) -> None:
+    """A byte at a time over json.dumps: after the first member of each depth only brackets that close come as a
+    surprise, and never a place of a kind that was seen."""
+    text = json.dumps([value, value], **style).encode()
+    spacing, wrong, surprises = Spacing(), 0, []
+    place = 0
+    while place < len(text):
+        end = place
+        while text[end : end + 1] in (b" ", b"\n", b"\t"):
+            end += 1
+        if not spacing._in_string:
+            white, kind = spacing.expected(text[end])
+            if white != text[place:end]:
+                wrong += kind == REPEATED
+                surprises.append(text[:end])
+        if spacing._in_string:
+            end = place
+        spacing.feed(text[place : end + 1])
+        place = end + 1
+    assert wrong == 0
+    assert len(surprises) <= 4, surprises
+
+
+def test_indentation_that_was_not_expected_is_continued() -> None:
+    """The line end is a surprise; what follows it is not."""
+    spacing = Spacing()
+    spacing.feed(b'{"a": [1, {')
+    assert spacing.expected(ord('"')) == (b"", ASSUMED)
+    spacing.feed(b"\n")
+    assert spacing.expected(ord('"')) == (b"  " * 3, ASSUMED)
+    spacing.feed(b"  ")
+    assert spacing.expected(ord('"')) == (b"  " * 2, ASSUMED)
+    spacing.feed(b"          ")
+    assert spacing.expected(ord('"')) == (b"", ASSUMED)
