@@ -188,10 +188,12 @@ def _child(model: str | None, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; without it the demo model")
+    parser.add_argument("--model", help="a GGUF; default: the demo model")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a turn when quiet; four times as long when busy")
-    parser.add_argument("--spin", type=int, action="append", default=[], help="may be repeated")
+    parser.add_argument(
+        "--seconds", type=float, default=0.4, help="of a turn on the quiet machine; four times as long on the busy one"
+    )
+    parser.add_argument("--spin", type=int, action="append", default=[], help="repeatable")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -185,9 +185,9 @@ def _own_cache(model: str) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("busy", "first", "replay"))
-    parser.add_argument("model", nargs="?", help="a GGUF; without it the demo model")
-    parser.add_argument("--length", type=int, action="append", help="of replay, in tokens; may be repeated")
-    parser.add_argument("--repository", type=Path, default=Path(), help="of replay; without it the working directory")
+    parser.add_argument("model", nargs="?", help="a GGUF; default: the demo model")
+    parser.add_argument("--length", type=int, action="append", help="context length of replay in tokens; repeatable")
+    parser.add_argument("--repository", type=Path, default=Path(), help="of replay; default: the working directory")
     args = parser.parse_args()
     model = args.model or str(demo_model())
     parts = {"busy": busy, "first": first}

@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("repositories", type=Path, nargs="+", metavar="REPOSITORY")
     parser.add_argument("--vocab", required=True, metavar="GGUF")
     parser.add_argument("--curve", default="rtx3090-8b-q4_0")
-    parser.add_argument("--edits", type=int, default=12, help="of each repository")
-    parser.add_argument("--no-predict", action="store_true", help="draft from the context alone")
+    parser.add_argument("--edits", type=int, default=12, help="edits of each repository")
+    parser.add_argument("--no-predict", action="store_true", help="draft only from the context")
     args = parser.parse_args()
     with Model.open(args.vocab, vocab_only=True) as model:
         vocabulary = model.vocabulary

@@ -300,8 +300,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--sequences", type=int, action="append", help="may be repeated; 1, 2, 4 and 8 without it")
-    parser.add_argument("--on", choices=("cpu", "device"), action="append", help="may be repeated; both without it")
+    parser.add_argument(
+        "--sequences", type=int, action="append", help="repeatable; default: 1, 2, 4 and 8, or 1 and 8 on the device"
+    )
+    parser.add_argument("--on", choices=("cpu", "device"), action="append", help="repeatable; default: both")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     measure = {"cpu": run, "device": on_device}

@@ -33,7 +33,6 @@ from rest_local.planning.policy import StepContext
 
 PROMPT_TOKENS = 256
 CURVES = ("rtx4090-8b-iq3_xxs", "rtx3090-8b-q4_0")
-Entropies = dict[tuple[str, int], float]  # by answer and number of its tokens that are known
 
 
 class RecordedEntropies(Auto):

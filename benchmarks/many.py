@@ -157,9 +157,9 @@ PARTS = {"throughput": throughput, "stall": stall, "turn": second_turn, "soak": 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; without it the demo model")
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; all without it")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the soak")
+    parser.add_argument("--model", help="a GGUF; default: the demo model")
+    parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; default: all")
+    parser.add_argument("--requests", type=int, default=10_000, help="number of requests of the soak")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {}

@@ -138,7 +138,9 @@ def main() -> None:
     parser.add_argument("--code", type=Path, help="folder of Python source that is in no benchmark")
     parser.add_argument("--code-vocab", type=Path, required=True)
     parser.add_argument("-d", "--datastore", help="of other code, in the vocabulary of --code-vocab")
-    parser.add_argument("--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="in no benchmark")
+    parser.add_argument(
+        "--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="repositories in no benchmark"
+    )
     args = parser.parse_args()
     given = (args.chat, args.chat_vocab, args.code, args.datastore)
     if (any(given) and not all(given)) or (not any(given) and not args.edits):

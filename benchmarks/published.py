@@ -115,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {"entropy_ms": round(_entropy_ms(), 3)}
     print(f"entropy of 152 000 logits: {result['entropy_ms']} ms")
-    repositories = tuple(args.edits or [str(Path(__file__).parents[2])])
+    repositories = tuple(args.edits or [str(Path(__file__).parents[1])])
     with tempfile.TemporaryDirectory() as folder:
         for name, edits in (*((name, ()) for name in SETS), *(("HumanEval", (each,)) for each in repositories)):
             label = f"edits {Path(edits[0]).name}" if edits else name

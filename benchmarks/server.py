@@ -147,7 +147,7 @@ def first_token(server: Process, rounds: int) -> dict[str, Any]:
         "first_ms": round(median(waited), 2),
         "over_forward_ms": round(median(over), 2),
         "over_forward_p90_ms": round(quantiles(over, n=10)[-1], 2),
-        "asked_ms": 30,
+        "target_ms": 30,
     }
 
 
@@ -172,7 +172,7 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
             final, _, stream = post(connection, "/completion", body | {"stream": True})
             ended = server.loop_ms()
             if number == 0:
-                continue  # the prompt was cold
+                continue  # the prompt was not in the KV cache
             own = final["timings"]["prompt_ms"] + final["timings"]["predicted_ms"]
             within.append(1e3 * stream / own)
             for name, seconds in zip(took, (plain, whole, stream), strict=True):
@@ -186,7 +186,7 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
         "stream_to_its_own_forward": round(median(within), 4),
         "loop_ms": {name: round(median(values), 2) for name, values in loop.items()},
         "loop_ms_least": {name: round(min(values), 2) for name, values in loop.items()},
-        "asked": 1.02,
+        "target": 1.02,
     }
 
 
@@ -275,7 +275,7 @@ def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int
                 try:
                     final, _, took = post(connection, "/v1/completions", body)
                     tokens[mine] += final["usage"]["completion_tokens"] * min(1.0, left / took)
-                except (OSError, HTTPException, RuntimeError):  # counted, and shown
+                except (OSError, HTTPException, RuntimeError):  # counted in the result
                     errors[mine] += 1
                     connection.close()
 
@@ -318,7 +318,7 @@ def schema(server: Process) -> dict[str, Any]:
         reader = threading.Thread(target=_read_until, args=(server, arrived, ended))
         reader.start()
         time.sleep(3.0)
-        # Other integers each time: a schema that was compiled before costs nothing.
+        # Other integers each time, because a schema that was compiled before costs nothing.
         enum = list(range(number * CHOICES, (number + 1) * CHOICES))
         body = {"prompt": "A number: ", "json_schema": {"enum": enum}, "n_predict": 16, "temperature": 0}
         begun = time.perf_counter()
@@ -364,11 +364,11 @@ PARTS = ("first", "overhead", "keys", "clients", "stalled", "schema")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; without it the demo model")
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; all without it")
-    parser.add_argument("--rounds", type=int, default=9, help="of overhead; four times as many of first")
-    parser.add_argument("--strokes", type=int, default=200, help="of keys")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of clients")
+    parser.add_argument("--model", help="a GGUF; default: the demo model")
+    parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; default: all")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of overhead; first takes four times as many")
+    parser.add_argument("--strokes", type=int, default=200, help="keystrokes of keys")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of clients")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {}

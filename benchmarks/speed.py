@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--mode", action="append", choices=("exact", "fast"))
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     parser.add_argument("--kind", action="append", choices=KINDS)
-    parser.add_argument("--layers", type=int, default=0, help="of the demo model, for the step time of a larger model")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="layers of the demo model, for the step time of a larger model"
+    )
     args = parser.parse_args()
     modes, kinds = args.mode or ["exact", "fast"], args.kind or KINDS
     result = run(args.model, args.tokens, args.repeats, modes, kinds, args.layers)

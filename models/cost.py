@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.synthetic import Shape, synthetic
-from rest_local.calibration.timing import DecodeProbe
+from rest_local.calibration.measuring import DecodeProbe
 from rest_local.calibration.tuning import self_test_text
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model

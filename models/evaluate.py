@@ -264,7 +264,9 @@ def report(result: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="default: the demo model")
-    parser.add_argument("--windows", type=int, default=3, help="of 1 024 tokens a module for the loss; 0 is all")
+    parser.add_argument(
+        "--windows", type=int, default=3, help="windows of 1 024 tokens per module for the loss; 0: all"
+    )
     parser.add_argument("--lines", type=int, default=200, help="lines to fill in")
     parser.add_argument("--tokens", type=int, default=200, help="length of a greedy completion, at most 320")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")

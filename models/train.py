@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--long-length", type=int, default=1024, help="window length over the last fifth of the time")
-    parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW takes 0.15 of it")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Muon; AdamW takes 0.15 of it")
     parser.add_argument(
         "--decay", type=float, default=0.45, help="last share of the time in which the rate falls to zero"
     )

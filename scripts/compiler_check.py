@@ -125,9 +125,8 @@ def _without(
     """The decision for a compiler that builds AMX code wrongly: clang if possible, else no AMX."""
     fault = f"compiler: {version(compiler)} builds AMX code that crashes"
     fixed = [name for name, value in wanted.items() if value]
-    on_gpu = any(
-        GPU_BUILD.match(argument) for argument in arguments
-    )  # the GPU toolkit may not accept clang as host compiler
+    # the GPU toolkit may not accept clang as host compiler
+    on_gpu = any(GPU_BUILD.match(argument) for argument in arguments)
     if not fixed and not on_gpu and (pair := _clang(path)):
         line = f"{fault}; llama.cpp is built with {version([pair[1]])} instead"
         if not _has_openmp([pair[1]]):

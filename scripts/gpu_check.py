@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--cpu", action="store_true", help="no CUDA build, nothing on a GPU")
-    parser.add_argument("--quick", action="store_true", help="the demo model only, two answers of each workload")
+    parser.add_argument("--quick", action="store_true", help="only the demo model and two answers of each workload")
     parser.add_argument("--no-build", action="store_true", help="measure with the running interpreter's packages")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="recorded answers and vocabularies")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="for models and caches; default: a temporary one")
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not args.cpu and not args.no_build:
             check.part(["build"], build)
         replays = workloads(check, args.data, 2 if args.quick else args.limit)
-        if args.quick:  # edits do not fit the demo model's context
+        if args.quick:  # because edits do not fit the demo model's context
             text = "def add(a, b):\n    return a + b\n\n\n" * 8
             copied = folder / "copied.jsonl"
             copied.write_text(json.dumps({"instruction": text, "output": text}) + "\n", "utf-8")

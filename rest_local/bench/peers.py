@@ -67,17 +67,11 @@ class Peer(Stateless):
     def repeats(self, n: int = 8) -> bool:
         return False
 
-    def begin(self, n_ctx: int) -> None:
-        """Do nothing: `restart` starts the request."""
-
     def draft(self, sources: object, at: StepContext) -> Draft:
         """See `Policy.draft`; `sources` is this peer itself."""
         begun = time.perf_counter()
         tree = self.propose(at.limit)
         return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Learn nothing; most peers ignore what was accepted."""
 
     def find(self, gram: int, *, latest: bool, end: int) -> int:
         """The index of the newest `gram` tokens within the first `end` tokens, -1 if there is none."""

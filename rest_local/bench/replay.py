@@ -132,9 +132,6 @@ class Threshold(Stateless):
         self.calibrator = TokenCalibrator()
         self._depth = DEPTH
 
-    def begin(self, n_ctx: int) -> None:
-        """Do nothing."""
-
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The largest tree that the threshold and the budget allow."""
         limit = min(self.nodes, at.limit)

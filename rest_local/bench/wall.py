@@ -116,7 +116,7 @@ def wall_clock(
         fitting = [answer for answer in cut if len(answer.prompt) + len(answer.answer) <= most]
         _check(fitting, model, most)
         longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
-        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes
+        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
         context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), exact=False)
         with context:
             curve = tuning.curve

@@ -41,7 +41,7 @@ class Capabilities:
     tool_results         results of earlier calls
     parallel_calls       several calls in one message
     object_arguments     arguments as an object, not as text
-    null_calls           the content of a message with calls is rendered differently, and rightly, when it is None
+    null_calls           a message with calls needs None as its content: empty text is rendered differently
     string_content       content as text
     typed_content        content as a list of parts
     reasoning            the reasoning of the last answer, if that called a tool

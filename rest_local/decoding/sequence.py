@@ -264,7 +264,7 @@ class Sequence:
         begun = time.perf_counter()
         clock = self.clock
         if draft_sequence := self.sources.draft_sequence:
-            clock.model, clock.queries = draft_sequence.step_ms, draft_sequence.asked_ms
+            clock.model, clock.queries = draft_sequence.step_ms, draft_sequence.query_ms
         self.policy.learn(self.drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model

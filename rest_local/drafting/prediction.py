@@ -148,7 +148,7 @@ class Prediction:
         pending, self._pending = self._pending, []
         while pending:
             if self._alignment is None:
-                agreed = self._agreed(pending)
+                agreed = common_prefix(pending, self._tokens[self._at : self._at + len(pending)])
                 self._at += agreed
                 self._level += agreed
                 if agreed == len(pending):
@@ -160,10 +160,6 @@ class Prediction:
             places = self._alignment.places()
             if places and places[0][1] >= CERTAIN * KEEP:
                 self._at, self._level, self._alignment = places[0][0], START + 1, None
-
-    def _agreed(self, accepted: Sequence[int]) -> int:
-        """How many of these tokens agree with the prediction at the current place."""
-        return common_prefix(accepted, self._tokens[self._at : self._at + len(accepted)])
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
         """Places in the whole prediction at which at least MOVED tokens agree."""

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from rest_local.errors import ModelInvalid, ModelNotFound
@@ -32,11 +33,19 @@ _FOREIGN = {
     b"<htm": "a web page",
 }
 
+Files = Sequence[tuple[Path, os.stat_result]]
+"""All files of a model, each with its stat, the first one first."""
 
-def check_headers(path: Path) -> list[tuple[Path, os.stat_result]]:
+
+def check_headers(path: Path) -> Files:
     """All files of the model whose first file is `path`, each with its stat. Reads 24 bytes of each file. Raises
     ModelNotFound, or ModelInvalid with the file and the cause."""
     return [(file, check_header(file)) for file in shards_of(path)]
+
+
+def identity_of(files: Files) -> tuple[tuple[str, int, int], ...]:
+    """Real path, size in bytes and modification time in ns of each file: a key for cached results."""
+    return tuple((os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files)
 
 
 def check_header(path: Path) -> os.stat_result:

@@ -27,7 +27,7 @@ from rest_local import paths
 from rest_local.errors import ModelInvalid
 from rest_local.llama import library, probe, trial
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.gguf_header import check_headers
+from rest_local.llama.gguf_header import Files, check_headers, identity_of
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
 from rest_local.llama.parameters import LoadParameters
@@ -42,7 +42,6 @@ ALL_LAYERS = -1
 MEMORY_CHANGE = 0.1  # the choice is tried again after such a relative change in the free memory of a GPU
 
 Wanted = Callable[[ModelOptions], Sequence[ContextSettings]]
-Files = Sequence[tuple[Path, os.stat_result]]
 
 
 @dataclass(frozen=True)
@@ -203,7 +202,7 @@ def _record(
     on_cpu = {"n_ctx": 0, "n_cells": 0, "n_slots": 0, "threads": 0, "threads_batch": 0} if not layers else {}
     parts = [
         FORMAT,
-        [(os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files],
+        identity_of(files),
         layers, asdict(options), [{**each.to_dict(), **on_cpu} for each in settings], n_ctx if layers else None,
         library.fingerprint(), platform.machine(), platform.processor(), platform.node(),
         [(gpu.name, gpu.description, gpu.memory_bytes) for gpu in library.devices()] if layers else [],

@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as bindings
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
 from rest_local.llama.adapters import Adapters
-from rest_local.llama.gguf_header import check_headers
+from rest_local.llama.gguf_header import check_headers, identity_of
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.parameters import LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
@@ -90,7 +90,7 @@ class Model:
             pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)
         if not pointer:
             raise ModelInvalid(file, probe.one_line(errors))
-        key = tuple((os.path.realpath(part), status.st_size, status.st_mtime_ns) for part, status in files)
+        key = identity_of(files)
         try:
             return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
         except BaseException:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,12 @@ from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound
 from rest_local.llama import child, library
 from rest_local.llama.adapters import Adapters
 from rest_local.llama.batch import Batch
-from rest_local.llama.gguf_header import check_header
+from rest_local.llama.gguf_header import Files, check_header, identity_of
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
 from rest_local.llama.parameters import LoadParameters
 
 TIMEOUT_SECONDS = 60.0  # for a small file; only one that makes llama.cpp loop takes longer
 SECONDS_PER_BYTE = 2.4e-9  # in addition: 300 s in all for 100 GB, which even a slow disk maps faster
-
-
-Files = Sequence[tuple[Path, os.stat_result]]
 
 
 def ensure_loadable(files: Files, vocab_only: bool, options: ModelOptions) -> None:
@@ -150,8 +146,7 @@ def _cause_in_child(task: str, timeout: float) -> str | None:
 
 
 def _record(files: Files, task: str) -> bytes:
-    stats = [(os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files]
-    return json.dumps([stats, task, library.fingerprint()]).encode("utf-8", "surrogateescape")
+    return json.dumps([identity_of(files), task, library.fingerprint()]).encode("utf-8", "surrogateescape")
 
 
 def _record_path(record: bytes) -> Path:

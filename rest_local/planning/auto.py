@@ -201,7 +201,7 @@ class Auto:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
-        if done.asked_ms:
+        if done.query_ms:
             self.draft_model.learn(drafted.hits(tokens))
         self.account(done)
 
@@ -226,9 +226,9 @@ class Auto:
         else:
             self.driver.learn_lookup(done.lookup_ms)
         plain = self.plain_ms(done.n_ctx)
-        saved = (self._saved(done) if done.n_nodes else 0.0) - done.asked_ms
+        saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
         self.budget.settle(saved)
-        if done.asked_ms:
+        if done.query_ms:
             self.draft_model.learn_gain(saved / plain)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving

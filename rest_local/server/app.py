@@ -7,6 +7,7 @@ size of the body); the routes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,36 +33,28 @@ from rest_local.server.state import State
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
+_get, _post = partial(Operation, "GET"), partial(Operation, "POST")
 _OPERATIONS: tuple[tuple[Operation, Endpoint], ...] = (
-    (
-        Operation("POST", "/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True),
-        chat_completions,
-    ),
-    (Operation("POST", "/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
-    (Operation("POST", "/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (Operation("POST", "/v1/rerank", "Not served: 501"), rerank),
-    (Operation("GET", "/v1/models", "Names of the model"), model_info.models),
-    (Operation("GET", "/v1/models/{name}", "One name of the model"), model_info.model),
-    (
-        Operation("POST", "/completion", "llama-server's completion", bodies.NativeBody, streams=True),
-        completion,
-    ),
-    (Operation("POST", "/infill", "Fill a gap", bodies.InfillBody, streams=True), infill),
-    (Operation("POST", "/tokenize", "Tokenize text", bodies.TokenizeBody), model_info.tokenize),
-    (Operation("POST", "/detokenize", "Detokenize ids", bodies.DetokenizeBody), model_info.detokenize),
-    (
-        Operation("POST", "/apply-template", "Render a prompt", bodies.TemplateBody),
-        model_info.apply_template,
-    ),
-    (Operation("GET", "/props", "Properties of the model and its template"), model_info.props),
-    (Operation("GET", "/health", "Whether the model is loaded"), model_info.health),
-    (Operation("GET", "/slots", "State of the slots"), model_info.slots),
-    (Operation("GET", "/metrics", "Totals for Prometheus", media="text/plain"), metrics),
-    (Operation("GET", "/datastores", "List datastores"), datastores.list_all),
-    (Operation("POST", "/datastores/{name}/search", "Find text in a datastore", bodies.SearchBody), datastores.search),
-    (Operation("POST", "/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
+    (_post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
+    (_post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
+    (_post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
+    (_post("/v1/rerank", "Not served: 501"), rerank),
+    (_get("/v1/models", "Names of the model"), model_info.models),
+    (_get("/v1/models/{name}", "One name of the model"), model_info.model),
+    (_post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
+    (_post("/infill", "Fill a gap", bodies.InfillBody, streams=True), infill),
+    (_post("/tokenize", "Tokenize text", bodies.TokenizeBody), model_info.tokenize),
+    (_post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), model_info.detokenize),
+    (_post("/apply-template", "Render a prompt", bodies.TemplateBody), model_info.apply_template),
+    (_get("/props", "Properties of the model and its template"), model_info.props),
+    (_get("/health", "Whether the model is loaded"), model_info.health),
+    (_get("/slots", "State of the slots"), model_info.slots),
+    (_get("/metrics", "Totals for Prometheus", media="text/plain"), metrics),
+    (_get("/datastores", "List datastores"), datastores.list_all),
+    (_post("/datastores/{name}/search", "Find text in a datastore", bodies.SearchBody), datastores.search),
+    (_post("/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
     (Operation("DELETE", "/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
-    (Operation("GET", "/", "The chat page", media="text/html"), page),
+    (_get("/", "The chat page", media="text/html"), page),
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",

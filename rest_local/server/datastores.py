@@ -25,6 +25,7 @@ from rest_local.retrieval.secret import secret_content, secret_name
 from rest_local.server.bodies import DocumentBody, SearchBody
 from rest_local.server.errors import ApiError, from_error
 from rest_local.server.parsing import parse
+from rest_local.server.prompts import prompt_text
 from rest_local.server.state import state_of
 from rest_local.server.streaming import json_response
 
@@ -186,7 +187,7 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
     identity = vocabulary.identity
 
     def decode(tokens: Any) -> str:
-        return b"".join(vocabulary.piece(int(t)) for t in tokens if t >= 0).decode("utf-8", "replace")
+        return prompt_text(vocabulary, [int(token) for token in tokens if token >= 0])
 
     tokens = vocabulary.tokenize(text)
     with Datastore.open(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.chat.conversation import ChatTemplate
+from rest_local.chat.conversation import ChatTemplate, content_text
 from rest_local.chat.tools import tools_of
 from rest_local.errors import OptionError, TemplateFailed
 
@@ -249,6 +249,11 @@ def test_variables_reach_the_template() -> None:
     chat = ChatTemplate("{{ 'off' if enable_thinking is defined and not enable_thinking else 'on' }}")
     assert chat.render([QUESTION], variables={"enable_thinking": False}) == "off"
     assert chat.render([QUESTION]) == "on"
+
+
+def test_parts_of_a_content_are_joined_with_line_feeds() -> None:
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
+    assert content_text(parts, "content") == "a\nb\nc"
 
 
 @pytest.mark.parametrize(

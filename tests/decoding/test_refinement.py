@@ -10,11 +10,10 @@ import pytest
 from support.fake_backend import FakeBackend
 from support.fake_sequences import said, scheduler_of, sequence_of
 
-from rest_local.calibration import timing
+from rest_local.calibration import measuring
 from rest_local.calibration.corrections import ESTIMATED
 from rest_local.calibration.cost import SIZES, CostCurve
-from rest_local.calibration.measuring import Timing
-from rest_local.calibration.timing import LoadMeter, probe_slot
+from rest_local.calibration.measuring import LoadMeter, Timing, probe_slot
 from rest_local.decoding import refinement as calibration
 from rest_local.decoding.refinement import MOST_BUSY, MOST_IDLE, SHARE, Calibration
 from rest_local.decoding.scheduler import Scheduler
@@ -161,7 +160,7 @@ class Usage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = (0.0, 0.0, 0.0)
-        monkeypatch.setattr(timing, "_usage", lambda: self.now)
+        monkeypatch.setattr(measuring, "_usage", lambda: self.now)
 
     def step(self, ms: float, share: float, preempted: int, pause_ms: float = 0.0) -> float:
         clock, cpu, count = self.now

@@ -336,11 +336,11 @@ def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pyt
 class Silenced:
     """A draft sequence that must not be queried. Its times are those of an aborted pass."""
 
-    step_ms = asked_ms = 1000.0
+    step_ms = query_ms = 1000.0
     can_ask = False
 
     def begin_step(self) -> None:
-        self.step_ms = self.asked_ms = 0.0
+        self.step_ms = self.query_ms = 0.0
 
 
 def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rest_local import Engine, Sampling
-from rest_local.calibration.timing import LoadMeter
+from rest_local.calibration.measuring import LoadMeter
 from rest_local.decoding.counts import Totals
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane

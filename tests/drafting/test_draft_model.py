@@ -128,7 +128,7 @@ def test_a_long_prompt_waits_until_evaluating_it_would_have_paid(drafter: DraftM
         chunks += 1
     assert 3 <= chunks <= 4  # of 100 ms, so of 100 tokens
     assert sequence.step_ms > 0
-    assert sequence.asked_ms == 0
+    assert sequence.query_ms == 0
     check(drafter, sequence, text, [1])
     text += text_of(6, 40)  # the tokens since the last query wait again
     assert not sequence.caught_up(10.0)

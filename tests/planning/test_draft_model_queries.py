@@ -29,7 +29,7 @@ class Scripted(DraftModelSequence):
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
         self.model = cast(Any, SimpleNamespace(pass_ms=pass_ms))
         self.seq = None
-        self.step_ms = self.asked_ms = 0.0
+        self.step_ms = self.query_ms = 0.0
         self.passes = 0
         self.at = 0
         self._story, self._right = story, right
@@ -44,7 +44,7 @@ class Scripted(DraftModelSequence):
 
     def ask(self, path: Sequence[int]) -> list[Likely]:
         self.passes += 1
-        self.asked_ms += self.model.pass_ms
+        self.query_ms += self.model.pass_ms
         follows = list(path) == list(self._story[self.at : self.at + len(path)])
         knows = follows and self._rng.random() < self._right
         token = self._story[self.at + len(path)] if knows else -2
@@ -81,9 +81,9 @@ def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000
             accepted.append(tree.token[node])
         tokens = story[draft_sequence.at : draft_sequence.at + len(accepted) + 1]
         looked = LOOKUP_MS if drafted.lookup_us is not None else None
-        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, asked_ms=draft_sequence.asked_ms)
-        spent += cost.decode_ms + (looked or 0.0) + draft_sequence.asked_ms
-        draft_sequence.asked_ms = 0.0
+        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, query_ms=draft_sequence.query_ms)
+        spent += cost.decode_ms + (looked or 0.0) + draft_sequence.query_ms
+        draft_sequence.query_ms = 0.0
         policy.learn(drafted, tokens, cost)
         draft_sequence.at += len(tokens)
     return draft_sequence.at * ms[0] / spent

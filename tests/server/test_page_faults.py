@@ -145,3 +145,17 @@ def test_the_page_reconnects_to_a_server(quiet: Live, opened: Open) -> None:
     expect(page.locator("#message")).to_have_value("hello")
     page.unroute_all()
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_page_that_connects_late_keeps_the_notice(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(room=0), but="status of 503")
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    held: list[Any] = []
+    page.route("**/datastores", lambda route: held.append(route))
+    with page.expect_request("**/datastores"):
+        page.evaluate("void (connected = connect())")
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    held.pop().continue_()
+    page.evaluate("connected")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")

@@ -263,6 +263,9 @@ def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripte
     details = live.post(CHAT_PATH, body).json()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
     assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("Hello")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    live.post(CHAT_PATH, body | {"prediction": {"type": "content", "content": parts}})
+    assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("a\nb")
     without = live.post(CHAT_PATH, CHAT | {"stream": False}).json()["usage"]
     assert "completion_tokens_details" not in without
 
