@@ -69,7 +69,7 @@ class EngineCore:
         OptionError, ModelError where the context for an exact request does not fit the memory.
 
         From any thread. The first exact request of an engine that is not exact takes seconds here, to open that context
-        and, the first time, to measure; those who are being served go on meanwhile.
+        and, the first time, to measure. Running requests go on meanwhile.
         """
         if not len(request.prompt):
             raise PromptEmpty
@@ -152,8 +152,8 @@ class EngineCore:
         sequence.finish("cancelled")
 
     def abort(self, number: int | None = None) -> None:
-        """Break off the forward pass under way, from any thread: it is undone, and done again where somebody waits.
-        With `number`, the passes of the step of that number only.
+        """Break off the forward pass under way, from any thread. It is undone, and repeated for the requests that are
+        not cancelled. With `number`, only the passes of the step of that number.
         """
         for lane in self.lanes:
             lane.context.abort(number)

@@ -11,6 +11,7 @@ from fake_cli_engine import HELLO, FakeEngine
 
 from rest_local.cli import chat as chat_module
 from rest_local.cli.chat import Conversation, converse, messages_of_user
+from rest_local.cli.messages import in_options
 from rest_local.errors import PromptTooLong
 from rest_local.llama.sampling import Sampling
 
@@ -94,7 +95,7 @@ def test_refused_message_in_a_pipe_ends_the_run(fake_engine: Install, call: Call
     fake_engine([PromptTooLong(900, 64)])
     done = call("chat", stdin=b"one\ntwo\n")
     assert done.code == 1
-    assert done.err == f"rest-local: error: {PromptTooLong(900, 64)}\n"
+    assert done.err == f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n"
 
 
 def test_refused_message_at_a_terminal_leaves_the_conversation_as_it_was(

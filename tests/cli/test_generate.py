@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
+from rest_local.cli.messages import in_options
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.grammar import gbnf, json_schema, lark
 from rest_local.llama.sampling import Sampling
@@ -229,7 +230,7 @@ def test_refusal_of_the_engine_is_one_line_and_exit_1(fake_engine: Install, call
     engine = fake_engine([PromptTooLong(900, 64)])
     done = call("generate", "x")
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"rest-local: error: {PromptTooLong(900, 64)}\n"
+    assert done.err == f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n"
     assert engine.closed
 
 
