@@ -1,8 +1,8 @@
 """`make bench`: the figures that the README and docs/LOG.md quote, one line of JSON each.
 
-Takes about half an hour on 2 cores; nothing else should run. Each part also runs alone, with more options: `python -m
-benchmarks.PART`. Not among them: what needs a larger model (`bench replay -m`, `--model` of many and server),
-other runtimes (`bench replay --peers`), and ReSpec's parts (`python -m benchmarks.ablation`).
+It takes about half an hour on 2 cores; nothing else should run. Each part also runs alone with more options: `python -m
+benchmarks.PART`. Not included are measurements that need a larger model (`bench replay -m`, `--model` of many and
+server), other runtimes (`bench replay --peers`), and the parts of ReSpec (`python -m benchmarks.ablation`).
 """
 
 from __future__ import annotations

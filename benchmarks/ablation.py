@@ -1,12 +1,12 @@
-"""What each part of the papers' policies gives alone: `respec` part by part, beside `rest`, `sam` and `auto`.
+"""The effect of each part of `respec` alone, compared with `rest`, `sam` and `auto`.
 
     python -m benchmarks.ablation FILE... --vocab GGUF [-d NAME] [--history N|FILE] [--limit N] [--json]
     python -m benchmarks.ablation [--model GGUF] [-d NAME] [--tokens N] [--limit N] [--json]
 
-Contract: with recorded answers it replays them (no entropies: the trigger lets everything through, so it is left out);
-without, it generates greedily with a model from the held-out modules, where trigger and relaxed verification act. MAT
-and drafted nodes a step; the speed-up by the reference curve (replay); relaxed tokens, and the share of answers that
-they changed (model). Every policy begins cold and sees the same prompts in the same order.
+With recorded answers, it replays them. A replay has no entropies, so the trigger would always fire and is left out.
+Without files, it generates greedily with a model from the held-out modules, where the trigger and relaxed verification
+work. It reports MAT and drafted nodes per step; the speed-up on the reference curve (replay); the relaxed tokens and
+the share of answers that they change (model). Every policy starts cold and gets the same prompts in the same order.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ def on_recorded(
 
 
 def with_model(path: str | None, datastores: list[str], tokens: int, limit: int | None) -> list[Row]:
-    """A row for each policy and kind of prompt; greedy, trees, one engine. The demo model has the standard library."""
+    """A row for each policy and kind of prompt, greedy, with trees, in one engine. The demo model drafts from the
+    standard library.
+    """
     if path is None and not datastores:
         datastores = [str(ensure(demo_model()))]
     with Engine.load(path or demo_model(), datastores=datastores, n_ctx=2048) as engine:
-        asked = list(prompts())
-        texts = {kind: [p.text for p in asked if p.kind == kind][:limit] for kind in KINDS}
+        available = list(prompts())
+        texts = {kind: [p.text for p in available if p.kind == kind][:limit] for kind in KINDS}
         plain = {kind: [_answer(engine, t, tokens, "off", STRICT)[0] for t in some] for kind, some in texts.items()}
         rows = []
         runs: list[Run] = [(name, make, STRICT) for name, make in _policies(lambda: engine.cost_curve).items()]
@@ -106,7 +108,7 @@ def _answer(
 
 def _sums(answers: list[tuple[list[int], DraftStatistics]], plain: list[list[int]]) -> Row:
     steps = sum(draft.steps for _, draft in answers)
-    changed = sum(said != alone for (said, _), alone in zip(answers, plain, strict=True))
+    changed = sum(tokens != unrelaxed for (tokens, _), unrelaxed in zip(answers, plain, strict=True))
     return {
         "mat": round(sum(draft.generated for _, draft in answers) / steps, 4),
         "nodes_per_step": round(sum(draft.drafted for _, draft in answers) / steps, 3),

@@ -1,13 +1,12 @@
-"""Plain decoding on a quiet and on a busy machine: what waiting threads cost, and what is left of the speed.
+"""Plain decoding on a quiet and on a busy machine: the cost of waiting threads, and the remaining speed.
 
     python -m benchmarks.busy [--model GGUF] [--rounds N] [--seconds S] [--spin N]... [--json]
 
-Two engines, each in a process of its own, decode in turns: rest-local as it is, and llama.cpp's own way (all cores,
-threads that wait spin as long as the OpenMP runtime likes). First with nothing else running, then with one process per
-processor that computes without end, which this benchmark starts and ends. `quiet`: rest-local over llama.cpp's way, the
-median over the pairs of a round; `busy`: under load, over llama.cpp's way when quiet. Rounds in which programs other
-than these took processor time are left out where the system tells. `--spin`: also measure a fixed number of threads
-with this GOMP_SPINCOUNT.
+Two engines in separate processes decode in turns: rest-local, and llama.cpp's default (all cores, and waiting threads
+spin as long as the OpenMP runtime decides). First nothing else runs, then one endless process per processor, which this
+benchmark starts and ends. `quiet` is rest-local over llama.cpp's default, the median over the pairs of a round. `busy`
+is rest-local under load over llama.cpp's default on the quiet machine. Rounds in which other programs took processor
+time are left out, if the system reports it. `--spin` also measures a fixed number of threads with this GOMP_SPINCOUNT.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from typing import Any
 from rest_local.llama.cores import default_threads
 
 OURS, SPINNING = "rest-local", "llama.cpp"
-RUNTIMES_OWN = 300_000  # GOMP_SPINCOUNT where nothing is set
-FOREIGN = 0.1  # of all processors: what other programs may take of a round that counts
+DEFAULT_SPIN = 300_000  # GOMP_SPINCOUNT if nothing is set
+FOREIGN = 0.1  # share of all processors that other programs may take in a round that counts
 PROMPT = "def main():"
 
 
 @dataclass
 class Sample:
-    """Tokens a second in one turn; `threads`: at its end; `foreign`: the share of all processors that others took."""
+    """One turn. `speed`: tokens per second. `threads`: at its end. `foreign`: share of processor time of others."""
 
     speed: float
     threads: int
@@ -48,7 +47,7 @@ class Sample:
 
 @dataclass
 class Variant:
-    """A process that decodes when it is told to."""
+    """A process that decodes on request."""
 
     name: str
     process: subprocess.Popen[str]
@@ -67,7 +66,7 @@ class Variant:
         return variant
 
     def turn(self, seconds: float, load: Sequence[subprocess.Popen[str]] = ()) -> Sample:
-        """Decode for so long."""
+        """Decode for `seconds`."""
         ours = [self.process.pid, *(process.pid for process in load)]
         busy, total, own = *_machine_time(), _time_of(ours)
         assert self.process.stdin
@@ -81,23 +80,23 @@ class Variant:
         assert self.process.stdout
         if line := self.process.stdout.readline():
             return line
-        raise SystemExit(f"{self.name}: the process ended; what it said is above")
+        raise SystemExit(f"{self.name}: the process ended; its messages are above")
 
 
 def measure(model: str | None, rounds: int, seconds: float, spins: Sequence[int]) -> dict[str, Any]:
     """Speeds of every variant, and the two ratios."""
-    fixed = {SPINNING: RUNTIMES_OWN, **{f"spin {spin}": spin for spin in spins}}
+    fixed = {SPINNING: DEFAULT_SPIN, **{f"spin {spin}": spin for spin in spins}}
     variants = [Variant.start(OURS, model, 0, {})]
     try:
         for name, spin in fixed.items():
             variants.append(Variant.start(name, model, default_threads(), {"GOMP_SPINCOUNT": str(spin)}))
         for number in range(rounds):
-            for variant in _turned(variants, number):
+            for variant in _rotated(variants, number):
                 variant.quiet.append(variant.turn(seconds))
-        with _load(os.cpu_count() or 1) as load:
+        with load(os.cpu_count() or 1) as processes:
             for number in range(max(rounds // 3, 3)):
-                for variant in _turned(variants, number):
-                    variant.busy.append(variant.turn(4 * seconds, load))
+                for variant in _rotated(variants, number):
+                    variant.busy.append(variant.turn(4 * seconds, processes))
     finally:
         for variant in variants:
             variant.process.kill()
@@ -105,8 +104,8 @@ def measure(model: str | None, rounds: int, seconds: float, spins: Sequence[int]
     return _result(variants)
 
 
-def _turned(variants: list[Variant], number: int) -> list[Variant]:
-    """Another one first in each round."""
+def _rotated(variants: list[Variant], number: int) -> list[Variant]:
+    """The variants with another one first in each round."""
     begin = number % len(variants)
     return variants[begin:] + variants[:begin]
 
@@ -135,12 +134,12 @@ def _median_speed(samples: Sequence[Sample]) -> float:
 
 
 @contextmanager
-def _load(n: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """One process per processor that computes without end; it ends with this one at the latest."""
+def load(n: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run `n` endless processes, which end with this process at the latest."""
     program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
     processes = [subprocess.Popen([sys.executable, "-c", program], text=True) for _ in range(n)]
     try:
-        time.sleep(0.5)  # until they have started
+        time.sleep(0.5)  # for them to start
         yield processes
     finally:
         for process in processes:
@@ -149,7 +148,7 @@ def _load(n: int) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def _machine_time() -> tuple[int, int]:
-    """Ticks that all processors were busy, and all ticks; 0 where the system does not tell."""
+    """Busy ticks of all processors, and all ticks; 0 if the system does not report them."""
     path = Path("/proc/stat")
     if not path.exists():
         return 0, 0
@@ -158,7 +157,7 @@ def _machine_time() -> tuple[int, int]:
 
 
 def _time_of(processes: Sequence[int]) -> int:
-    """Ticks of processor time that these have had."""
+    """Ticks of processor time of these processes."""
     total = 0
     for number in processes:
         path = Path(f"/proc/{number}/stat")
@@ -169,7 +168,7 @@ def _time_of(processes: Sequence[int]) -> int:
 
 
 def _child(model: str | None, threads: int) -> None:
-    """Decodes for as many seconds as each line of standard input says, and answers with a line of JSON."""
+    """Decode for the seconds on each line of standard input, and print a line of JSON after each."""
     from rest_local.decoding.engine import Engine
 
     with Engine.load(model, threads=threads or None, n_ctx=1024) as engine:
@@ -189,10 +188,12 @@ def _child(model: str | None, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; without it the demo model")
+    parser.add_argument("--model", help="a GGUF; default: the demo model")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a turn when quiet; four times as long when busy")
-    parser.add_argument("--spin", type=int, action="append", default=[], help="may be repeated")
+    parser.add_argument(
+        "--seconds", type=float, default=0.4, help="of a turn on the quiet machine; four times as long on the busy one"
+    )
+    parser.add_argument("--spin", type=int, action="append", default=[], help="repeatable")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

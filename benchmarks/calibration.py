@@ -1,14 +1,17 @@
-"""Calibration on a busy machine, and what the first run on a machine costs before the first token.
+"""Calibration on a busy machine, the delay of the first run on a machine, and a replay by the refined curve.
 
     python -m benchmarks.calibration busy|first|replay [MODEL] [--length N]... [--repository PATH]
 
-`busy`: a thorough measurement while nothing else runs; then a first load with one process per processor that computes
-without end; then, when they are ended, 300 tokens. Reported is the largest error of t(n)/t(1), n <= 16, after the load
-and after the tokens. `first`: the time from loading to the first token in the first and in the second run, and their
-difference in plain steps; weights are in the page cache, and the file is known to be loadable, in both. `replay`: edits
-from the history of a repository with forward passes paid, at about 500 and 3 000 tokens of context, against what the
-refined curve implies; before it, an engine answers the same prompts once and refines the curve. Everything runs in
-caches of its own; nothing else should run.
+- `busy`: a thorough measurement on the quiet machine; then a first load with one endless process per processor; then,
+  without these processes, 300 tokens. It reports the largest error of t(n)/t(1), n <= 16, after the load and after the
+  tokens.
+- `first`: the time from loading to the first token in the first and in the second run, and their difference in plain
+  steps. In both runs the weights are in the page cache, and the file is known to be loadable.
+- `replay`: edits from the history of a repository with real forward passes, at about 500 and 3 000 tokens of context,
+  compared with what the refined curve implies. Before it, an engine answers the same prompts once and refines the
+  curve.
+
+Each part has its own cache directory; nothing else should run.
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.busy import load
 from rest_local.bench.edits import load_edits
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.wall import wall_clock
@@ -44,20 +46,20 @@ LARGEST = 16
 CONTEXTS = (500, 3000)
 ANSWERS = 2
 ANSWER_TOKENS = 96
-REFINING_TOKENS = 200  # of each answer before the replay: at 5% of the time, ten plain steps of measuring
+REFINING_TOKENS = 200  # of each answer before the replay: 5% of their time is ten plain steps of measuring
 
 
 def busy(model: str) -> dict[str, Any]:
-    """Ratios after a first load on a busy machine, against those of the quiet one."""
+    """The ratios after a first load on a busy machine, compared with those of the quiet machine."""
     with _own_cache(model), Engine.load(model) as engine:
         quiet_measurement = engine.tune()
         quiet = quiet_measurement.curve
     with _own_cache(model):
-        with _burners(os.cpu_count() or 1):
+        with load(os.cpu_count() or 1):
             engine = Engine.load(model)
         with engine:
             loaded, after_load = engine.calibration["state"], _errors(engine.cost_curve, quiet)
-            _say(engine, TOKENS)
+            _generate(engine, TOKENS)
             result = {
                 "quiet_complete": quiet_measurement.complete,
                 "quiet_noise": round(quiet_measurement.noise, 4),
@@ -73,11 +75,11 @@ def busy(model: str) -> dict[str, Any]:
 
 
 def first(model: str) -> dict[str, Any]:
-    """What the first run costs before the first token, beyond the second."""
+    """The delay of the first token in the first run, compared with the second."""
     rows = []
     with _own_cache(model):
         with Engine.load(model) as engine:
-            _say(engine, 2)  # the weights are in memory now
+            _generate(engine, 2)  # the weights are in memory now
             plain_ms = _plain_ms(engine)
         for path in cache_dir().glob("tuning/*"):
             path.unlink()
@@ -98,7 +100,7 @@ def first(model: str) -> dict[str, Any]:
 
 
 def replay(model: str, lengths: Sequence[int] = CONTEXTS, repository: Path = Path()) -> dict[str, Any]:
-    """Replay with forward passes paid at each of these lengths of context."""
+    """Replay with real forward passes at each of these context lengths."""
     with Model.open(model, vocab_only=True) as opened:
         recorded = load_edits(repository, opened.vocabulary, 60, predict=True)
         n_vocab = opened.n_vocab
@@ -115,7 +117,7 @@ def replay(model: str, lengths: Sequence[int] = CONTEXTS, repository: Path = Pat
 
 
 def _refine(model: str, answers: Sequence[Recorded]) -> None:
-    """Answer each prompt as a user's engine does, so that the stored curve is the refined one of these lengths."""
+    """Answer each prompt in an engine, so that the stored curve is refined at these context lengths."""
     n_ctx = max(len(answer.prompt) for answer in answers) + REFINING_TOKENS + 1
     with Engine.load(model, n_ctx=n_ctx) as engine:
         for answer in answers:
@@ -124,7 +126,7 @@ def _refine(model: str, answers: Sequence[Recorded]) -> None:
 
 
 def _near(recorded: Sequence[Recorded], length: int) -> list[Recorded]:
-    """The answers of usual length whose prompts are nearest to so many tokens; longer prompts lose their beginning."""
+    """The long answers with the shortest prompts of at least `length` tokens, cut to the last `length` tokens."""
     long = [answer for answer in recorded if len(answer.answer) >= ANSWER_TOKENS // 2 and len(answer.prompt) >= length]
     if not long:
         raise InputInvalid("repository", "", f"no edit with a prompt of {length} tokens")
@@ -133,7 +135,7 @@ def _near(recorded: Sequence[Recorded], length: int) -> list[Recorded]:
 
 
 def _errors(curve: CostCurve, quiet: CostCurve) -> dict[int, float]:
-    """Relative error of t(n)/t(1) by n, at the shortest length that was measured."""
+    """Relative error of t(n)/t(1) by n, at the shortest measured context length."""
     n_ctx = quiet.contexts[0]
     wanted = _ratios(quiet, n_ctx)
     return {n: round(abs(ratio / wanted[n] - 1), 4) for n, ratio in _ratios(curve, n_ctx).items()}
@@ -145,8 +147,8 @@ def _ratios(curve: CostCurve, n_ctx: int) -> dict[int, float]:
     return {n: round(float(line[n - 1] / line[0]), 4) for n in SIZES if 1 < n <= LARGEST}
 
 
-def _say(engine: Engine, tokens: int) -> None:
-    """So many tokens, in several answers where one ends early."""
+def _generate(engine: Engine, tokens: int) -> None:
+    """Generate `tokens` tokens, in several answers if one ends early."""
     while tokens > 0:
         stream = engine.generate(PROMPT, max_tokens=tokens)
         for _ in stream:
@@ -155,7 +157,7 @@ def _say(engine: Engine, tokens: int) -> None:
 
 
 def _plain_ms(engine: Engine) -> float:
-    """Of one token of an answer, driver included."""
+    """Median milliseconds of a token, driver included."""
     times = []
     stream = engine.generate(PROMPT, max_tokens=12, policy="off")
     begun = time.perf_counter()
@@ -167,7 +169,7 @@ def _plain_ms(engine: Engine) -> float:
 
 @contextmanager
 def _own_cache(model: str) -> Iterator[None]:
-    """An empty cache that knows nothing but that this file can be loaded."""
+    """An empty cache directory, except that this file is known to be loadable."""
     before = os.environ.get("REST_LOCAL_CACHE")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REST_LOCAL_CACHE"] = folder
@@ -180,25 +182,12 @@ def _own_cache(model: str) -> Iterator[None]:
                 os.environ["REST_LOCAL_CACHE"] = before
 
 
-@contextmanager
-def _burners(count: int) -> Iterator[None]:
-    """So many processes that compute without end."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        time.sleep(0.5)  # until they have started
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("busy", "first", "replay"))
-    parser.add_argument("model", nargs="?", help="a GGUF; without it the demo model")
-    parser.add_argument("--length", type=int, action="append", help="of replay, in tokens; may be repeated")
-    parser.add_argument("--repository", type=Path, default=Path(), help="of replay; without it the working directory")
+    parser.add_argument("model", nargs="?", help="a GGUF; default: the demo model")
+    parser.add_argument("--length", type=int, action="append", help="context length of replay in tokens; repeatable")
+    parser.add_argument("--repository", type=Path, default=Path(), help="of replay; default: the working directory")
     args = parser.parse_args()
     model = args.model or str(demo_model())
     parts = {"busy": busy, "first": first}

@@ -1,8 +1,8 @@
-"""A backend that computes on its own, as a GPU does: `decode` returns at once, and reading the logits waits.
+"""A backend that computes asynchronously, like a GPU: `decode` returns at once, and reading the logits waits.
 
-Contract: the memory cells and the batch are those of a real context, over a model so small that its decode stands for
-what a submission costs. The logits are rows of a larger vocabulary, which another thread releases when a step's time is
-over; greedy decoding then says the given texts. `critical_ms` lists how long the device waited for each submission.
+The KV cache and the batch belong to a real context, whose model is so small that its decode takes the time of a
+submission. The logits are rows of a larger vocabulary, which another thread releases at the end of a step's time;
+greedy decoding then yields the given texts. `critical_ms` lists how long the device waited for each submission.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MANY_ROWS = 256  # 155 MB of 152k entries: more than any cache
 
 
 class Device(Backend):
-    """`step_ms` from a submission to its logits, of `n_vocab` entries. `texts`: by slot, prompt and answer. A context
-    manager; does not close the context.
+    """A device with `step_ms` from a submission to its logits, `n_vocab` entries each. `texts`: prompt and answer of
+    each slot. It is a context manager and does not close the context.
     """
 
     def __init__(self, context: Context, step_ms: float, n_vocab: int, texts: Sequence[Sequence[int]]) -> None:
@@ -33,10 +33,10 @@ class Device(Backend):
         self.max_outputs, self.batch = context.max_outputs, context.batch
         self.critical_ms: list[float] = []
         self._context, self._step_s, self._texts = context, step_ms / 1e3, texts
-        # rows are used in turn, so that those of a step are in no cache, as when a device has written them
+        # rows are used in turn, so that those of a step are in no cache, as after a write by a device
         self._rows: NDArray[np.float32] = np.random.default_rng(7).standard_normal((MANY_ROWS, n_vocab), np.float32)
         self._first = self._after = 0  # rows of the newest step
-        self._said: list[tuple[int, int]] = []  # the tokens that they say, by row
+        self._likeliest: list[tuple[int, int]] = []  # (row, its arg-max)
         self._submitted: SimpleQueue[float | None] = SimpleQueue()
         self._done = threading.Event()
         self._ready_at: float | None = None
@@ -44,38 +44,38 @@ class Device(Backend):
         self._thread.start()
 
     def decode(self) -> int:
-        """Submit the batch: computed `step_ms` from now."""
+        """Submit the batch; its logits are ready after `step_ms`."""
         now = time.perf_counter()
         if self._ready_at is not None:
             self.critical_ms.append(1e3 * (now - self._ready_at))
         code = self._context.decode()
         if code == 0:
             self._done.clear()
-            self._say()
+            self._fill_rows()
             self._submitted.put(now + self._step_s)
         return code
 
-    def _say(self) -> None:
-        """By output of the batch: the token of its text that follows. After a wrong draft it does not matter."""
+    def _fill_rows(self) -> None:
+        """Make the next token of its text the arg-max of each output. After a wrong draft the token does not matter."""
         batch, n = self.batch, self.batch.n_tokens
         outputs = np.flatnonzero(batch.output[:n])
         slots = (batch.ids[outputs, 0] // self.n_branches).tolist()
         next_ones = (batch.pos[outputs] + 1).tolist()
-        for row, token in self._said:
+        for row, token in self._likeliest:
             self._rows[row, token] = 0.0
         self._first = self._after if self._after + len(outputs) <= MANY_ROWS else 0
         self._after = self._first + len(outputs)
         rows = range(self._first, self._after)
-        self._said = [(row, self._texts[slot][pos]) for row, slot, pos in zip(rows, slots, next_ones, strict=True)]
-        for row, token in self._said:
+        self._likeliest = [(row, self._texts[slot][pos]) for row, slot, pos in zip(rows, slots, next_ones, strict=True)]
+        for row, token in self._likeliest:
             self._rows[row, token] = 20.0
 
     def synchronize(self) -> None:
         self._done.wait()
-        self._ready_at = None  # after a prompt nothing is measured
+        self._ready_at = None  # nothing is measured after a prompt
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
-        """Wait for the step, without letting the core sleep, as CUDA does: float32 [n_outputs, n_vocab]."""
+        """Wait for the step in a busy loop, like CUDA. Returns float32 [n_outputs, n_vocab]."""
         while not self._done.is_set():
             time.sleep(0)
         self._ready_at = time.perf_counter()
@@ -102,7 +102,7 @@ class Device(Backend):
         self._context.clear()
 
     def close(self) -> None:
-        """End the thread; again does nothing."""
+        """End the thread. A second call does nothing."""
         self._submitted.put(None)
         self._thread.join()
 

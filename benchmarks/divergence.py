@@ -1,8 +1,8 @@
-"""How many steps it takes to find the place again where an answer leaves the text that it copies, by kind of edit.
+"""The number of steps until drafting finds the place again where an answer continues the text that it copies.
 
-Contract: the edits in the histories of git repositories go in. A diff of old and new tokens says where the answer
-diverges and where it goes on with at least SETTLED old tokens. `auto` replays the edit on a curve; counted are the
-forward passes that begin after the change and before the first pass that accepts at least FOUND drafted tokens.
+The edits in the histories of git repositories go in. A diff of old and new tokens shows where the answer diverges and
+where it continues with at least SETTLED old tokens. `auto` replays the edit on a curve. The count is the number of
+forward passes after a change and before the first pass that accepts at least FOUND drafted tokens, by kind of edit.
 
     python -m benchmarks.divergence --vocab GGUF [--curve NAME] [--no-predict] REPOSITORY...
 """
@@ -32,13 +32,13 @@ from rest_local.planning.policy import StepCost
 
 Steps = list[tuple[int, int]]  # (tokens of the answer before a step, drafted tokens that it accepted)
 
-SETTLED = 16  # old tokens in a row after a change: the text is copied again
-FOUND = 4  # accepted tokens that say so
-SHORT = 8  # tokens: shorter changes are told apart from longer ones
+SETTLED = 16  # consecutive old tokens after a change that count as a copied run
+FOUND = 4  # accepted tokens that show that drafting has found the place
+SHORT = 8  # tokens from which on a change counts as long
 
 
 def changes(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[str, int, int]]:
-    """(kind, begin, end) of every copied run of `new` that follows a change: begin and end of the run in `new`."""
+    """(kind, begin, end) of every copied run of `new` after a change; begin and end are indices into `new`."""
     before = ""
     for tag, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
@@ -49,7 +49,7 @@ def changes(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[str, int, 
 
 
 def steps_to_find(steps: Steps, begin: int, end: int) -> int:
-    """Passes that begin in the run begin..end before one that accepts FOUND; 0 where a draft reached into it."""
+    """The passes in the run begin..end before one that accepts FOUND tokens; 0 if an earlier draft reaches into it."""
     if any(at < begin and at + accepted >= begin + FOUND for at, accepted in steps):
         return 0
     inside = [accepted >= FOUND for at, accepted in steps if begin <= at < end]
@@ -57,7 +57,7 @@ def steps_to_find(steps: Steps, begin: int, end: int) -> int:
 
 
 class Recording(Auto):
-    """`auto` that keeps its steps by answer."""
+    """`auto` that records its steps by answer."""
 
     def __init__(self, curve: CostCurve) -> None:
         super().__init__(curve)
@@ -75,7 +75,7 @@ class Recording(Auto):
 
 
 def measure(edits: Sequence[Recorded], olds: Sequence[Sequence[int]], n_vocab: int, curve: str) -> dict[str, list[int]]:
-    """By kind of edit the steps to find the place again, one for each change. `olds`: the old text of each edit."""
+    """By kind of edit, the steps to find the place, one number per change. `olds`: the old text of each edit."""
     found: dict[str, list[int]] = defaultdict(list)
     policy = Recording(load_curve(curve))
     replay(edits, lambda: Sources([], n_vocab), policy, load_curve(curve))
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("repositories", type=Path, nargs="+", metavar="REPOSITORY")
     parser.add_argument("--vocab", required=True, metavar="GGUF")
     parser.add_argument("--curve", default="rtx3090-8b-q4_0")
-    parser.add_argument("--edits", type=int, default=12, help="of each repository")
-    parser.add_argument("--no-predict", action="store_true", help="draft from the context alone")
+    parser.add_argument("--edits", type=int, default=12, help="edits of each repository")
+    parser.add_argument("--no-predict", action="store_true", help="draft only from the context")
     args = parser.parse_args()
     with Model.open(args.vocab, vocab_only=True) as model:
         vocabulary = model.vocabulary

@@ -1,12 +1,16 @@
-"""What a draft model adds: plain against drafted, without one, with one that is always right, and with a rough one.
+"""The gain of a draft model: plain and drafted speed without one, with the target itself, and with a rough one.
 
     python -m benchmarks.draft_model [--layers N] [--tokens N] [--prompts N] [--json]
 
-The target is the demo model with layers of Q4_0 that change nothing (`benchmarks.reshaped`): its text, real end
-to end, in the time a step of a larger model takes. `same` drafts with the demo model itself, which is right wherever
-sampling follows the likeliest token; `rough` with the demo model without its middle layer. `none` is retrieval from the
-prompt alone, and so is part of the others. Held-out modules to be gone on with; sampled with a fixed seed where greedy
-decoding loops. Identical means the same tokens in every run (fast settings: a near-tie may differ).
+The target is the demo model with additional Q4_0 layers that change nothing (`benchmarks.gguf_file.deepened`): real
+text in the step time of a larger model.
+
+- `none`: retrieval from the prompt alone, which the other two include.
+- `same`: drafts with the demo model itself, which is right whenever sampling takes the likeliest token.
+- `rough`: drafts with the demo model without its middle layer.
+
+The prompts are beginnings of held-out modules. If greedy decoding loops, tokens are sampled with a fixed seed.
+Identical means the same tokens in every run (in fast settings a near-tie may differ).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.reshaped import deepened, thinned
+from benchmarks.gguf_file import deepened, thinned
 from benchmarks.speed import prompts
 from rest_local.bench.demo import Comparison, compare
 from rest_local.decoding.engine import Engine
@@ -28,7 +32,7 @@ LAYERS = 40
 
 
 def measure(layers: int, max_tokens: int, n_prompts: int, repeats: int) -> dict[str, Any]:
-    """By drafter: speed-up over plain decoding in the same engine, and what was accepted."""
+    """By drafter: the speed-up over plain decoding in the same engine, and the acceptance."""
     chosen = [prompt for prompt in prompts() if prompt.kind == "unseen"][:n_prompts]
     with tempfile.TemporaryDirectory() as folder:
         target = deepened(demo_model(), Path(folder) / "target.gguf", layers, "Q4_0")

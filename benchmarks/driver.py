@@ -1,19 +1,21 @@
-"""What the driver itself costs a step, with a 152k vocabulary and 16 drafted nodes.
+"""The driver's own time per step, with a vocabulary of 152k and 16 drafted nodes.
 
     python -m benchmarks.driver [--steps N] [--nodes N] [--sequences N]... [--on cpu|device]... [--json]
 
-`cpu`: everything outside `llama_decode`, which computes before it returns. The model is synthetic and small (random
-weights, Qwen's vocabulary size), because its own time is left out; the cells, the logits, the sources, the planner and
-the walk are the real ones. Every step drafts the wanted number of nodes from a context that repeats itself. Most drafts
-are rejected, so that branches have to be detached and attached again.
+- `cpu`: the time of a step outside `llama_decode`, which computes before it returns. The model is synthetic and small
+  (random weights, Qwen's vocabulary size), because its own time does not count; the KV cache, the logits, the sources,
+  the planner and the walk are real. Every step drafts the wanted number of nodes from a context that repeats itself.
+  Most drafts are rejected, so that branches are detached and attached again.
+- `device`: `critical_ms`, from the logits of a step to the next submission, on a backend that computes asynchronously
+  for 4 ms (`benchmarks.device`), and `step_ms`, the whole step. Requests go through the scheduler. Each answer is the
+  rest of a held-out module, and lookups search its own text and other modules.
 
-`device`: `critical_ms`, from the logits of a step to the next submission, on a backend that computes by itself for 4 ms
-(`benchmarks.device`), and `step_ms`, the whole step. Requests go through the scheduler; what they say is the rest
-of a held-out module each, and they look up in their own text and in other modules.
+The nodes are those of all sequences together, which the planner distributes.
 
-The nodes are those of all sequences together, shared out by the planner. `drafted`: every sequence asks its sources at
-every step and all nodes are submitted, whatever they promise. `auto`: the policy as it is, with the prices of a model
-whose plain step takes 20 ms (`cpu`), or of a consumer GPU (`device`); `looking`: the same with a lookup at every step.
+- `drafted`: every sequence makes a lookup at every step, and all nodes are submitted regardless of their probability.
+- `auto`: the unchanged policy, with the times of a model whose plain step takes 20 ms (`cpu`), or of a consumer GPU
+  (`device`).
+- `looking`: `auto` with a lookup at every step.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import Device
+from benchmarks.lookups import AlwaysLooksUp
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.prompts import held_out_modules, standard_library
 from rest_local.calibration.cost import CostCurve
@@ -54,7 +57,7 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.auto import Auto
 from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.plan import Plan
-from rest_local.planning.policy import Off, Policy, StepContext, StepCost
+from rest_local.planning.policy import Off, Policy, StepCost
 from rest_local.retrieval.segment import Segment
 
 SUBMISSION = Shape(layers=1, width=32, heads=1, kv_heads=1, feed=32, vocab=4096, tied=True)
@@ -63,8 +66,8 @@ DEVICE_COSTS = {1: 4.0, 2: 4.48, 4: 5.32, 8: 8.6, 16: 8.6, 64: 12.0}  # an 8B Q4
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, feed=128, vocab=151_936, tied=True)
 
 
-class Hopeful(Acceptance):
-    """Learns and estimates at the usual cost, but takes every candidate for likely: trees come out wide and full."""
+class HighAcceptance(Acceptance):
+    """Learns and estimates at the usual cost, but every candidate counts as likely, so that trees are wide and full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,8 +78,8 @@ class Hopeful(Acceptance):
         self._learned.learn(outcomes)
 
 
-class Unmoved(TokenCalibrator):
-    """Likewise: learns at the usual cost, and corrects nothing."""
+class NoCalibration(TokenCalibrator):
+    """Learns at the usual cost, and corrects nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,28 +89,24 @@ class Unmoved(TokenCalibrator):
         self._learned.learn(calibrations)
 
 
-class FixedBudget(Auto):
-    """Always drafts `nodes` nodes, whatever they promise; learns as usual."""
+class FixedBudget(AlwaysLooksUp):
+    """Always drafts `nodes` nodes, regardless of their probability; learns as usual."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
         self.nodes = nodes
-        self.acceptance = Hopeful()
-        self.calibrator = Unmoved()
-
-    def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
-        super().looks_up(at, repeats)
-        return True
+        self.acceptance = HighAcceptance()
+        self.calibrator = NoCalibration()
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
         super().joint_plan(n_ctx, limit, n_other)
-        plan = Plan([20.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))  # so slow that words are looked at
+        plan = Plan([20.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))  # slow enough for the calibration by token
         plan.best_rate = 0.0
         return plan
 
 
-class Patient(Auto):
-    """Books a decode as what it would take of a model of that speed, not what the small one here took."""
+class SlowModel(Auto):
+    """Accounts for each decode with the time of a model whose plain step takes 20 ms, not of the small one."""
 
     def __init__(self) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
@@ -117,16 +116,8 @@ class Patient(Auto):
         super().account(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
 
 
-class Looking(Auto):
-    """Asks its sources at every step; what it submits is its own decision."""
-
-    def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
-        super().looks_up(at, repeats)
-        return True
-
-
 class _TimedDecode:
-    """What the decodes of a context took. Only that one call goes a longer way: all others are the driver's own."""
+    """The total time of a context's decodes. Only `decode` is wrapped; all other calls count as the driver's time."""
 
     def __init__(self, context: Context) -> None:
         self.seconds = 0.0
@@ -149,7 +140,7 @@ def on_device(
     curve = CostCurve.from_points([0], list(DEVICE_COSTS), [list(DEVICE_COSTS.values())])
     policies: dict[str, Callable[[], Policy]] = {
         "drafted": lambda: FixedBudget(nodes),
-        "looking": lambda: Looking(curve),
+        "looking": lambda: AlwaysLooksUp(curve),
         "auto": lambda: Auto(curve),
         "plain": Off,
     }
@@ -167,8 +158,8 @@ def on_device(
 
 
 def _modules(n: int, length: int) -> tuple[Segment, list[list[int]]]:
-    """Other modules of the standard library, and `n` texts of at least `length` tokens of held-out ones: words by
-    number, not a model's tokens.
+    """Other modules of the standard library, and `n` texts of at least `length` tokens of held-out ones. Tokens are
+    numbered words, not those of a model.
     """
     library, number = standard_library(), dict[str, int]()
 
@@ -198,7 +189,7 @@ def _serve(
     texts: Sequence[Sequence[int]],
     stored: Segment,
 ) -> dict[str, float]:
-    """A request for each text, side by side, for `steps` steps or the shortest text."""
+    """Decode a request for each text at the same time, for `steps` steps or until the shortest text ends."""
     capability = Capability("none" if policy.name == "off" else "tree", "bench")
     with Device(context, DEVICE_MS, SHAPE.vocab, texts) as device, ExitStack() as stack:
         scheduler = Scheduler(device, capability, CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
@@ -247,7 +238,7 @@ def _never(token: int) -> bool:
 def run(
     steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 2, 4, 8)
 ) -> dict[str, Any]:
-    """Milliseconds a step outside `llama_decode`, by side and sequences: median, mean, 99th percentile."""
+    """Milliseconds per step outside `llama_decode`, by side and sequences: median, mean, 99th percentile."""
     result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps}
     result |= {"drafted": {}, "auto": {}, "plain": {}}
     with tempfile.TemporaryDirectory() as directory:
@@ -258,7 +249,7 @@ def run(
                 with Context(model, settings) as context:
                     result["drafted"][n] = _measure(model, context, FixedBudget(nodes), steps, context_tokens)
                     context.clear()
-                    result["auto"][n] = _measure(model, context, Patient(), steps, context_tokens)
+                    result["auto"][n] = _measure(model, context, SlowModel(), steps, context_tokens)
                     context.clear()
                     result["plain"][n] = _measure(model, context, Off(), steps, context_tokens)
     return result
@@ -286,7 +277,7 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
                 assert isinstance(outcome, decoding.Taken)
                 sequence.finish_step(outcome)
             times.append(1e3 * (time.perf_counter() - begun - (timed.seconds - before)))
-            # the text goes on as it began, whatever the model said: a draft has to be there at every step
+            # the text continues as it began, regardless of the model, so that every step finds a draft
             for sequence in sequences:
                 sequence.tokens[-1] = int(rng.choice(40, p=_zipf(40)))
     statistics = [sequence.statistics for sequence in sequences]
@@ -309,8 +300,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--sequences", type=int, action="append", help="may be repeated; 1, 2, 4 and 8 without it")
-    parser.add_argument("--on", choices=("cpu", "device"), action="append", help="may be repeated; both without it")
+    parser.add_argument(
+        "--sequences", type=int, action="append", help="repeatable; default: 1, 2, 4 and 8, or 1 and 8 on the device"
+    )
+    parser.add_argument("--on", choices=("cpu", "device"), action="append", help="repeatable; default: both")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     measure = {"cpu": run, "device": on_device}
@@ -319,7 +312,7 @@ def main() -> None:
         for where, found in result.items():
             for side in [side for side in ("drafted", "looking", "auto", "plain") if side in found]:
                 for n, row in found[side].items():
-                    print(f"{where:6} {side:8} {n} sequences {row['nodes_per_step']:5} nodes  {_told(row)}")
+                    print(f"{where:6} {side:8} {n} sequences {row['nodes_per_step']:5} nodes  {_shown(row)}")
     print(json.dumps(result))
 
 
@@ -327,7 +320,7 @@ def _given(sequences: list[int] | None) -> dict[str, Any]:
     return {"sequences": sequences} if sequences else {}
 
 
-def _told(row: dict[str, float]) -> str:
+def _shown(row: dict[str, float]) -> str:
     if "critical_ms" in row:
         return f"critical {row['critical_ms']} ms  p90 {row['critical_p90_ms']} ms  of a step of {row['step_ms']} ms"
     return f"median {row['median_ms']} ms  p99 {row['p99_ms']} ms a step"

@@ -1,11 +1,10 @@
-"""Is drafted output plain output? Greedy, 100 prompts of 200 tokens, exact and fast settings, on a real model.
+"""Compare drafted with plain output: 100 prompts of 200 tokens, greedy, in exact and fast settings, on a real model.
 
     python -m benchmarks.exact [--model GGUF] [--prompts N] [--tokens N] [--json]
 
-Prompts are windows of the held-out standard-library modules; every second one is followed by a repeat of its own
-beginning, so that long drafts are there to be accepted. Reports prompts whose tokens differ, the tokens before the
-first
-difference, and what was drafted and accepted: equality without accepted drafts would show nothing.
+Prompts are windows of the held-out standard-library modules. Every second one is followed by a repeat of its own
+beginning, so that long drafts are accepted. The result has the prompts whose tokens differ, the tokens before the first
+difference, and the numbers of drafted and accepted tokens: equality without accepted drafts would prove nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def prompts(count: int) -> Iterator[str]:
 
 
 def run(model: str | None = None, count: int = 100, tokens: int = 200) -> dict[str, Any]:
-    """Both modes. Raises what loading and generating raise."""
+    """Run both modes. Raises the errors of `Engine.load` and `Engine.generate`."""
     return {mode: _run_mode(model, mode == "exact", count, tokens) for mode in ("exact", "fast")}
 
 

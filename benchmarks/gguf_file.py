@@ -1,17 +1,24 @@
-"""Writes GGUF files tensor by tensor, with a vocabulary made here or copied: for fixtures and synthetic models.
+"""Writes GGUF files tensor by tensor, for fixtures, synthetic models and models with other layers.
 
-Memory: one tensor at a time. Needs the `gguf` package (extras `test` and `models`).
+- `write` takes tensors and a vocabulary, made here or copied. It holds one tensor in memory at a time.
+- `deepened` makes a llama-shaped model slower without changing its output: after its own layers it adds copies whose
+  results are multiplied by zero.
+- `thinned` removes layers, which gives a faster model that often agrees. Together they are a large model and its draft
+  model, where no large weights are available.
+
+Needs the `gguf` package (extras `test` and `models`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -28,7 +35,7 @@ def self import class return print name value"""
 
 @dataclass
 class Tensor:
-    """A tensor to be written: `make` gives its data (raw bytes, uint8, for quantized types) when its turn comes."""
+    """A tensor to write. `make` returns its data when it is written (raw bytes, uint8, for quantized types)."""
 
     name: str
     shape: tuple[int, ...]  # numpy order: (out, in)
@@ -38,11 +45,11 @@ class Tensor:
 
 @dataclass
 class Vocabulary:
-    """What a GGUF says about its tokenizer: keys and values, and the number of tokens."""
+    """The tokenizer of a GGUF: its keys and values, and the number of tokens."""
 
     size: int
     keys: dict[str, Any] = field(default_factory=dict)
-    never: tuple[int, ...] = ()  # ids a fixture should not generate: control tokens and padding
+    never: tuple[int, ...] = ()  # ids that a fixture should not generate: control tokens and padding
 
 
 def write(
@@ -53,10 +60,11 @@ def write(
     tensors: list[Tensor],
     tensors_per_file: int = 0,
 ) -> Path:
-    """Writes the file, replacing it, and returns its path. `keys`: without "<architecture>.", or with "general." or
-    "adapter."; the value's type decides the GGUF type (bool, int as uint32, float as float32, str, list).
+    """Write or replace the file, and return its path. `keys`: without "<architecture>.", or with "general." or
+    "adapter."; the type of a value sets its GGUF type (bool, int as uint32, float as float32, str, list).
 
-    `tensors_per_file`: in several files instead, NAME-00001-of-00003.gguf; returns the first of them."""
+    `tensors_per_file`: write several files, NAME-00001-of-00003.gguf, and return the first.
+    """
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_file)
     for key, value in keys.items():
         _add(writer, key if key.startswith(_WHOLE) else f"{architecture}.{key}", value)
@@ -79,7 +87,7 @@ def write(
     return path.with_name(f"{path.stem}-00001-of-{count:05d}.gguf") if count > 1 else path
 
 
-_WHOLE = ("general.", "adapter.")  # keys that are not the architecture's
+_WHOLE = ("general.", "adapter.")  # prefixes of keys that do not belong to the architecture
 _PLAIN: dict[Any, np.dtype[Any]] = {
     gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
     gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
@@ -100,7 +108,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def byte_vocabulary(size: int = 384) -> Vocabulary:
-    """A byte-level BPE vocabulary (gpt2): the 256 bytes, a few merges of Python, control tokens, padding to `size`."""
+    """A byte-level BPE vocabulary (gpt2): the 256 bytes, a few merges for Python, control tokens, padding to `size`."""
     tokens = _byte_tokens()
     merges: list[str] = []
     for word in _WORDS.split():
@@ -134,7 +142,9 @@ def byte_vocabulary(size: int = 384) -> Vocabulary:
 
 
 def copied_vocabulary(source: Path, size: int) -> Vocabulary:
-    """The vocabulary of another GGUF (a vocabulary-only file will do), padded with unused tokens to `size`."""
+    """The vocabulary of another GGUF, possibly a vocabulary-only file, padded with unused tokens to `size`. Raises
+    ValueError if it is larger.
+    """
     fields = gguf.GGUFReader(source).fields
     keys = {key: entry.contents() for key, entry in fields.items() if key.startswith("tokenizer.")}
     tokens: list[str] = keys["tokenizer.ggml.tokens"]
@@ -149,7 +159,65 @@ def copied_vocabulary(source: Path, size: int) -> Vocabulary:
 
 
 def _byte_tokens() -> list[str]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 unchanged, the others from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = (chr(256 + i) for i in range(256 - len(printable)))
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
+
+
+_ADDED = ("attn_output.weight", "ffn_down.weight")  # the matrices through which a layer adds to the residual stream
+_SKIPPED = ("GGUF.", "general.architecture", "split.", "llama.block_count")
+
+
+def deepened(source: Path, path: Path, n_layers: int, quant: str | None = None) -> Path:
+    """Write `source` with `n_layers` layers in all; the added ones are quantized as `quant` (None: like the others). It
+    takes seconds. Raises ValueError if `source` has more layers.
+    """
+    reader = gguf.GGUFReader(source)
+    own = _layers(reader)
+    if n_layers < own:
+        raise ValueError(f"{source} has {own} layers already")
+    return _rebuilt(reader, path, [*range(own), *(i % own for i in range(own, n_layers))], own, quant)
+
+
+def thinned(source: Path, path: Path, layers: Sequence[int]) -> Path:
+    """Write `source` with only these of its layers."""
+    return _rebuilt(gguf.GGUFReader(source), path, layers, len(layers))
+
+
+def _layers(reader: gguf.GGUFReader) -> int:
+    return int(reader.fields["llama.block_count"].contents())
+
+
+def _rebuilt(reader: gguf.GGUFReader, path: Path, layers: Sequence[int], n_real: int, quant: str | None = None) -> Path:
+    """Write a model whose layer k is `layers[k]` of the original; layers from `n_real` on add nothing."""
+    keys: dict[str, Any] = {"block_count": len(layers)}
+    vocabulary = Vocabulary(0)
+    for name, entry in reader.fields.items():
+        if name.startswith("tokenizer."):
+            vocabulary.keys[name] = entry.contents()
+        elif not name.startswith(_SKIPPED):
+            keys[name.removeprefix("llama.")] = entry.contents()
+    tensors = [_tensor(tensor, tensor.name) for tensor in reader.tensors if not tensor.name.startswith("blk.")]
+    for place, layer in enumerate(layers):
+        prefix = f"blk.{layer}."
+        for tensor in reader.tensors:
+            if tensor.name.startswith(prefix):
+                part = tensor.name.removeprefix(prefix)
+                name = f"blk.{place}.{part}"
+                tensors.append(_idle(tensor, name, part, quant) if place >= n_real else _tensor(tensor, name))
+    return write(path, "llama", keys, vocabulary, tensors)
+
+
+def _tensor(tensor: Any, name: str) -> Tensor:
+    """A tensor of the original under another name."""
+    return Tensor(name, tuple(int(n) for n in reversed(tensor.shape)), tensor.tensor_type, lambda: tensor.data)
+
+
+def _idle(tensor: Any, name: str, part: str, quant: str | None) -> Tensor:
+    """A tensor of a layer that adds nothing; matrices are quantized as `quant`."""
+    same = _tensor(tensor, name)
+    values: Array = dequantize(tensor.data, tensor.tensor_type)
+    kind = gguf.GGMLQuantizationType[quant] if quant and len(same.shape) > 1 else tensor.tensor_type
+    data: Array = quantize(np.zeros_like(values) if part in _ADDED else values, kind)
+    return Tensor(name, same.shape, kind, lambda: data)

@@ -1,11 +1,11 @@
-"""How long a lookup takes, how much memory an open datastore holds, and how fast one is sorted.
+"""The time of a lookup, the memory of an open datastore, and the speed of sorting one.
 
     python -m benchmarks.lookup [--tokens N] [--queries N] [--model GGUF] [--json]
 
-Text: Python sources of the running interpreter, tokenized with the vocabulary of `--model` and repeated with their
-paragraphs shuffled once there are too few; without a model a synthetic stream (each token drawn by Zipf's law from
-what followed the token before). The result says which. Queries: real contexts of 40 tokens from the text, with one of
-the newest 33 replaced, so that the match is neither always full nor always empty.
+The text is Python source of the running interpreter, tokenized with the vocabulary of `--model`. If there is too little
+of it, it is repeated with shuffled paragraphs. Without a model it is a synthetic stream, in which each token is drawn
+by Zipf's law from the successors of the previous one. The result names the text. Queries are contexts of 40 tokens from
+the text with one of the newest 33 tokens replaced, so that matches have all lengths.
 """
 
 from __future__ import annotations
@@ -39,20 +39,26 @@ DOCUMENT = 5_000
 _SYNTHETIC_SIZE = 32_000
 _SORT_SAMPLE = 5_000_000
 COLD_QUERIES = 300
-FLUSHED = 40_000_000  # bytes: more than the last-level caches of the machines at hand
+FLUSHED = 40_000_000  # bytes: more than a last-level cache
 
 
 def run(tokens: int = 20_000_000, queries: int = 2000, seed: int = 0, model: str | None = None) -> dict[str, Any]:
-    """Builds a datastore of `tokens` tokens in a temporary directory and measures it.
+    """Build a datastore of `tokens` tokens in a temporary directory and measure it.
 
-    Times in microseconds. `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted
-    trie; `first_lookup_us`: in the first pass over the queries; `cold_lookup_us`: with the processor's caches flushed
-    before each, as behind a forward pass; `rows_us`: the rows alone; `draft_us`: rows and a tree grown from them, of up
-    to 16 nodes, which visits the part of the trie that it needs.
+    Times in microseconds:
 
-    Memory in MB: `open_rss_mb` after opening, `used_rss_mb` after all queries (mapped pages, which the system may take
-    back at any time, count), `trimmed_rss_mb` after `Datastore.trim`, `own_rss_mb` the part of `used_rss_mb` that is
-    not mapped file.
+    - `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted trie
+    - `first_lookup_us`: the same in the first pass over the queries
+    - `cold_lookup_us`: the same with the processor's caches flushed before each lookup, as after a forward pass
+    - `rows_us`: only the rows
+    - `draft_us`: the rows and a tree of up to 16 nodes grown from them, which visits only a part of the trie
+
+    Memory in MB:
+
+    - `open_rss_mb`: after opening
+    - `used_rss_mb`: after all queries, including mapped pages, which the system may reclaim at any time
+    - `trimmed_rss_mb`: after `Datastore.trim`
+    - `own_rss_mb`: the part of `used_rss_mb` that is no mapped file
     """
     random = np.random.default_rng(seed)
     text, vocabulary, source = _text(tokens, random, model)
@@ -117,7 +123,7 @@ def _text(tokens: int, random: np.random.Generator, model: str | None) -> tuple[
 
 
 def _forever(random: np.random.Generator) -> Iterator[str]:
-    """The interpreter's own sources and packages; when they are used up again, their paragraphs in another order."""
+    """The interpreter's own sources and packages, then the same with shuffled paragraphs, without end."""
     sources = []
     for _, text in walk([sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]], ["*.py"]):
         sources.append(text)
@@ -130,7 +136,7 @@ def _forever(random: np.random.Generator) -> Iterator[str]:
 
 
 def _synthetic(tokens: int, random: np.random.Generator) -> Int32Array:
-    """Many walkers at once over a graph in which each token has 64 successors, taken by Zipf's law."""
+    """Random walks over a graph in which each token has 64 successors, chosen by Zipf's law."""
     walkers = 2_000
     successors = (random.zipf(1.2, (_SYNTHETIC_SIZE, 64)) - 1) % _SYNTHETIC_SIZE
     steps = -(-tokens // walkers)
@@ -164,7 +170,7 @@ def _times(
     then: Callable[[Rows], object],
     flush: npt.NDArray[np.uint8] | None = None,
 ) -> Int32Array:
-    """Nanoseconds of each lookup and what is done with its rows; `flush` is written to before each."""
+    """Nanoseconds of each lookup with `then` on its rows; `flush` is written to before each."""
     times = []
     for context in contexts:
         if flush is not None:
@@ -176,12 +182,12 @@ def _times(
 
 
 def _nothing(rows: Rows) -> None:
-    """The rows alone."""
+    """Do nothing with the rows."""
 
 
 def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
-    """The weighted trie of all rows, whole: the rows sorted, so that a node is a run of rows and its weight the run's
-    length, and how many tokens each row shares with the one before it.
+    """The complete weighted trie of all rows: the sorted rows, in which a node is a run of rows and its weight the
+    length of the run, and the number of tokens that each row shares with the previous one.
     """
     tokens = rows.continuations
     if len(tokens):
@@ -204,7 +210,7 @@ def _quantiles(times: Int32Array) -> dict[str, float]:
 
 
 def _resident() -> tuple[float, float]:
-    """(resident, resident and no mapped file) of this process, MB."""
+    """(resident memory, the part of it that is no mapped file) of this process, MB."""
     fields = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -214,7 +220,7 @@ def _resident() -> tuple[float, float]:
 
 
 def main() -> None:
-    """The command line of this module: a table for people, then one line of JSON."""
+    """The command line of this module: prints a table, then one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lookup")
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--queries", type=int, default=2000)

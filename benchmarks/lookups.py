@@ -1,12 +1,12 @@
-"""What skipping lookups costs: the model's own tokens and entropies, recorded once and then replayed.
+"""The effect of skipping lookups, on tokens and entropies of a model that are recorded once and then replayed.
 
     python -m benchmarks.lookups [--model models/demo.gguf] [--tokens N] [--curve NAME]... [--save FILE]
 
-The model goes on from the beginnings of held-out modules, sampled at temperature 0.8; the tokens and the entropy of the
-distribution that gave each are kept. They are replayed over each curve with a lookup at every step, with the trigger
-that knows no entropies, and with those of the newest token and of the one before (as on a GPU, where they are computed
-after the next submission). Drafts come from the request's own text. Reported: lookups a step, tokens accepted, and
-speed-ups with and without the time of the lookups.
+The model continues the beginnings of held-out modules, sampled at temperature 0.8. The tokens and the entropies of
+their distributions are recorded. They are replayed on each curve with a lookup at every step, with the trigger without
+entropies, and with the entropy of the newest token or of the one before (as on a GPU, where entropies are computed
+after the next submission). Drafts come from the request's own text. The result has the lookups per step, the accepted
+tokens, and the speed-ups with and without the time of the lookups.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from rest_local.planning.policy import StepContext
 
 PROMPT_TOKENS = 256
 CURVES = ("rtx4090-8b-iq3_xxs", "rtx3090-8b-q4_0")
-Entropies = dict[tuple[str, int], float]  # by answer and number of its tokens that are known
 
 
-class Told(Auto):
-    """`auto` with recorded entropies. `lag`: how many tokens ago the newest known one was (1 on a GPU)."""
+class RecordedEntropies(Auto):
+    """`auto` with recorded entropies. `lag`: age in tokens of the newest known entropy (1 on a GPU)."""
 
     def __init__(
         self, curve: CostCurve, entropies: Sequence[Sequence[float]], prompts: Sequence[int], lag: int
@@ -56,7 +55,7 @@ class Told(Auto):
         return super().draft(sources, at._replace(entropies=newest))
 
 
-class Always(Auto):
+class AlwaysLooksUp(Auto):
     """`auto` with a lookup at every step."""
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
@@ -65,7 +64,7 @@ class Always(Auto):
 
 
 def record(model: str, n_tokens: int, n_prompts: int) -> tuple[list[Recorded], list[list[float]], int]:
-    """Answers of a model, the entropy of what gave each of their tokens, and the size of its vocabulary."""
+    """Answers of a model, the entropies of their tokens, and the size of its vocabulary."""
     answers: list[Recorded] = []
     entropies: list[list[float]] = []
     with Engine.load(model, n_ctx=2048, policy="off") as engine:
@@ -85,7 +84,7 @@ def record(model: str, n_tokens: int, n_prompts: int) -> tuple[list[Recorded], l
 
 
 def _entropies(context: Context, text: Sequence[int], first: int) -> list[float]:
-    """Of the distributions that gave the tokens from `first` on, one forward pass for each 32 of them."""
+    """The entropies of the distributions of the tokens from `first` on; one forward pass evaluates 32 tokens."""
     context.clear()
     found = []
     for at in range(0, len(text), 32):
@@ -100,15 +99,15 @@ def _entropies(context: Context, text: Sequence[int], first: int) -> list[float]
 def measure(
     answers: list[Recorded], entropies: list[list[float]], n_vocab: int, curve: str, lookup_ms: float
 ) -> dict[str, Any]:
-    """By side: lookups and accepted tokens a step, speed-up with and without the time of the lookups."""
+    """By side: lookups per step, accepted tokens, and the speed-up with and without the time of the lookups."""
     prompts = [len(answer.prompt) for answer in answers]
     unknown: list[list[float]] = [[] for _ in answers]
     sides: dict[str, Auto] = {
-        "always": Always(load_curve(curve)),
-        "outcomes": Told(load_curve(curve), unknown, prompts, 0),
+        "always": AlwaysLooksUp(load_curve(curve)),
+        "outcomes": RecordedEntropies(load_curve(curve), unknown, prompts, 0),
     }
     for lag in (0, 1):
-        sides[f"entropies, lag {lag}"] = Told(load_curve(curve), entropies, prompts, lag)
+        sides[f"entropies, lag {lag}"] = RecordedEntropies(load_curve(curve), entropies, prompts, lag)
     report = {}
     for name, policy in sides.items():
         policy.driver.lookup = lookup_ms
@@ -129,7 +128,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--curve", action="append")
-    parser.add_argument("--save", type=Path, help="keep what was recorded here, or read it if it is there")
+    parser.add_argument("--save", type=Path, help="write the recording to this file, or read it if the file exists")
     args = parser.parse_args()
     if args.save and args.save.exists():
         data = json.loads(args.save.read_text())

@@ -1,11 +1,12 @@
-"""Many requests at once: throughput, what a long prompt does to those who generate, a second turn, and leaks.
+"""Many requests at once: throughput, the effect of a long prompt on running streams, a second turn, and leaks.
 
     python -m benchmarks.many [--model GGUF] [--part throughput|stall|turn|soak]... [--requests N] [--json]
 
-`throughput`: eight prompts at once against one after another, plain and drafted, the two interleaved, median of three.
-`stall`: the longest wait for a token of running streams while a prompt of 4 000 tokens is evaluated, against the time
-of one part of that prompt. `turn`: tokens evaluated for the second turn of a chat of 4 000 tokens. `soak`: short
-requests one after another and side by side, with cells and resident memory after each thousand.
+- `throughput`: eight prompts at once compared with one after another, plain and drafted, interleaved, median of three.
+- `stall`: the longest wait for a token of running streams during the prefill of 4 000 tokens, compared with the time of
+  one part of that prompt.
+- `turn`: tokens evaluated for the second turn of a chat of 4 000 tokens.
+- `soak`: short requests, sequential and concurrent, with the used cells and the resident memory after each tenth.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LONG = 4000
 
 
 def throughput(model: str | None, rounds: int = 3) -> dict[str, Any]:
-    """Total tokens a second of eight requests at once over that of one after another."""
+    """Total tokens per second of eight requests at once, relative to the same requests one after another."""
     result: dict[str, Any] = {"at_once": AT_ONCE, "tokens": TOKENS}
     with (
         Engine.load(model, slots=1, n_ctx=4096) as single,
@@ -54,7 +55,7 @@ def throughput(model: str | None, rounds: int = 3) -> dict[str, Any]:
 
 
 def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
-    """Seconds between tokens of running streams, before and while a long prompt is evaluated."""
+    """Time between tokens of running streams, before and during the prefill of a long prompt."""
     with Engine.load(model, slots=n_running + 1, n_ctx=2 * LONG) as engine, Service(engine) as service:
         texts = _texts(n_running)
         times: list[list[float]] = [[] for _ in texts]
@@ -87,7 +88,7 @@ def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
 
 
 def second_turn(model: str | None) -> dict[str, Any]:
-    """Tokens evaluated in the first and in the second turn of a long chat."""
+    """The tokens evaluated in the first and in the second turn of a long chat."""
     with Engine.load(model, slots=2, n_ctx=2 * LONG) as engine, Service(engine) as service:
         first = _long_prompt(engine)
         answer = service.submit(Request(first, max_tokens=40)).wait()
@@ -103,7 +104,7 @@ def second_turn(model: str | None) -> dict[str, Any]:
 
 
 def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
-    """Cells and resident memory after each tenth of the requests; some are cancelled, some refused, some sampled."""
+    """Used cells and resident memory after each tenth of the requests, some of which are cancelled or refused."""
     rows = []
     with Engine.load(model, slots=4, n_ctx=2048) as engine, Service(engine, queue=64) as service:
         prompts = [engine.tokenize(text)[:60] for text in _texts(20)]
@@ -130,7 +131,7 @@ def _tokens_per_second(service: Service, prompts: Sequence[list[int]], policy: s
 
 
 def _texts(n: int) -> list[str]:
-    """Beginnings of modules that no model here was trained on."""
+    """Beginnings of modules that the demo model was not trained on."""
     library = standard_library()
     texts = [(library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()]
     return [begin_of(texts[i % len(texts)], 300 + 40 * (i // len(texts)))[-800:] for i in range(n)]
@@ -143,7 +144,7 @@ def _long_prompt(engine: Engine) -> list[int]:
 
 
 def _resident_mb() -> float:
-    """Of this process, from the kernel; 0 where it does not tell."""
+    """Resident memory of this process; 0 if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0.0
@@ -156,9 +157,9 @@ PARTS = {"throughput": throughput, "stall": stall, "turn": second_turn, "soak": 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; without it the demo model")
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; all without it")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the soak")
+    parser.add_argument("--model", help="a GGUF; default: the demo model")
+    parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; default: all")
+    parser.add_argument("--requests", type=int, default=10_000, help="number of requests of the soak")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {}

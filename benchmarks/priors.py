@@ -1,13 +1,13 @@
 """Fit the acceptance priors that ship with the package, on text that no benchmark tests.
 
-Contract: recorded chat answers (without the tested ones), Python source of installed packages and edits from the
-history of repositories go in; how often a candidate of each evidence cell was right comes out, as
-`rest_local/planning/priors.json`. Four replays are counted: chat from its own context; chat with other answers as
-history; code with a datastore of other code; edits with the old file as prediction. They draft every candidate down to
-a low threshold, so that rare cells are seen, and count each as often as they meet it.
+Recorded chat answers (without the tested ones), Python source of installed packages and edits from the history of
+repositories go in. The share of right candidates in each evidence cell comes out, as `rest_local/planning/priors.json`.
+Four replays are counted: chat from its own context; chat with other answers as history; code with a datastore of other
+code; edits with the old file as prediction. They draft every candidate down to a low threshold, so that rare cells
+occur, and count each candidate as often as it occurs.
 
     python -m benchmarks.priors --chat ANSWERS --chat-vocab GGUF --code DIR --code-vocab GGUF -d DATASTORE
-    python -m benchmarks.priors --code-vocab GGUF --edits REPOSITORY...    # the prediction's alone
+    python -m benchmarks.priors --code-vocab GGUF --edits REPOSITORY...    # only those of the prediction
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rest_local.retrieval.home import datastore_path
 
 TESTED = 150  # answers at the beginning of the chat file that benchmarks test
 THRESHOLD = 0.03
-LEAST = 0.002  # nothing is certain
-STRENGTH = 4.0  # observations that the coarser rate is worth in a cell
+LEAST = 0.002  # distance of every rate from 0 and 1
+STRENGTH = 4.0  # observations that the coarser rate counts for in a cell
 FILES, PROMPT_TOKENS, ANSWER_TOKENS = 220, 400, 500
 EDITS = 40  # of each repository
 
@@ -61,9 +61,8 @@ class Counting(Threshold):
 
 
 def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
-    """By source the rate of every cell; a thin one leans on its length and share, and that on the length below it.
-
-    A source without observations takes the context's rates.
+    """The rate of every cell by source. A cell with few observations backs off to its length and share, and those to
+    the next shorter length. A source without observations takes the rates of the context.
     """
     shape = (len(SOURCES), N_LENGTHS, N_ROWS, N_SHARES)
     s, h = seen.reshape(shape), hits.reshape(shape)
@@ -78,7 +77,7 @@ def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
 
 
 def code_of(directory: Path, vocabulary: Vocabulary) -> list[Recorded]:
-    """Python files as (beginning, what follows): every so many of all files of fitting size, in the order of names."""
+    """Python files as (beginning, continuation): a regular sample of the files of medium size, in order of names."""
     files = [f for f in sorted(directory.rglob("*.py")) if 4_000 < f.stat().st_size < 60_000 and "test" not in str(f)]
     found = []
     for file in files[:: max(1, len(files) // FILES)]:
@@ -123,7 +122,7 @@ def fit(args: argparse.Namespace) -> dict[str, Any]:
     table = rates(sum(seen for seen, _ in counted), sum(hits for _, hits in counted))  # type: ignore[arg-type]
     return {
         "fitted_on": {"chat answers": len(chat), "with history": half, "code files": len(code)},
-        "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # names, not whose disk
+        "sources": {"chat": args.chat.name, "code": args.code.name, "datastore": path.name},  # names without folders
         "observations": int(sum(seen.sum() for seen, _ in counted)),
         "lengths": N_LENGTHS,
         "rows": N_ROWS,
@@ -139,7 +138,9 @@ def main() -> None:
     parser.add_argument("--code", type=Path, help="folder of Python source that is in no benchmark")
     parser.add_argument("--code-vocab", type=Path, required=True)
     parser.add_argument("-d", "--datastore", help="of other code, in the vocabulary of --code-vocab")
-    parser.add_argument("--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="in no benchmark")
+    parser.add_argument(
+        "--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="repositories in no benchmark"
+    )
     args = parser.parse_args()
     given = (args.chat, args.chat_vocab, args.code, args.datastore)
     if (any(given) and not all(given)) or (not any(given) and not args.edits):

@@ -1,12 +1,12 @@
-"""The replays whose figures the README and docs/LOG.md quote, and the time that an entropy takes.
+"""The replays whose figures the README and docs/LOG.md quote, and the time of an entropy.
 
     python -m benchmarks.published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
 
-The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them,
-under the names below; what is absent is named and left out. Edits: of the repositories given, else of this checkout.
-`--quick` takes a part of the answers. The last table has, by workload and curve, the speed-up, its shares of the oracle
-and of the fair bound (`rest_local.bench.oracle`), the worst answer and the speed-up of the first 160 tokens. HumanEval
-drafts from the running interpreter's standard library without its tests, in the vocabulary of the answers.
+The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them under
+the names below; a missing file is named and left out. Edits come from the given repositories, else from this checkout.
+`--quick` takes a part of the answers. The last table has for each workload and curve the speed-up, its shares of the
+oracle and of the fair bound (`rest_local.bench.oracle`), the worst answer and the speed-up of the first 160 tokens.
+HumanEval drafts from the running interpreter's standard library without its tests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KEPT = (
 
 
 def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quick: bool) -> dict[str, Any]:
-    """By curve what `auto` reaches, and MAT against nodes a step."""
+    """The results of `auto` by curve, and MAT against nodes per step."""
     file, vocabulary = SETS[name]
     with Model.open(data / vocabulary, vocab_only=True) as model:
         stores: list[str] = []
@@ -86,7 +86,7 @@ def _entropy_ms(n_vocab: int = 152_000) -> float:
 
 
 def _print_table(result: dict[str, Any]) -> None:
-    """A row for each workload and curve, then the means of the shares: of edits, and of all else."""
+    """Print a row for each workload and curve, then the mean shares of edits and of the other workloads."""
     shares: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for label, rows in result.items():
         for curve, row in rows.items() if isinstance(rows, dict) else ():
@@ -115,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {"entropy_ms": round(_entropy_ms(), 3)}
     print(f"entropy of 152 000 logits: {result['entropy_ms']} ms")
-    repositories = tuple(args.edits or [str(Path(__file__).parents[2])])
+    repositories = tuple(args.edits or [str(Path(__file__).parents[1])])
     with tempfile.TemporaryDirectory() as folder:
         for name, edits in (*((name, ()) for name in SETS), *(("HumanEval", (each,)) for each in repositories)):
             label = f"edits {Path(edits[0]).name}" if edits else name

@@ -1,16 +1,19 @@
-"""What HTTP costs: a real server process over loopback, against the engine's own time.
+"""The cost of HTTP: a real server process over loopback, compared with the engine's own time.
 
     python -m benchmarks.server [--model GGUF] [--part first|overhead|keys|clients|stalled|schema]... [--seconds 60]
 
-`first`: time to the first token on a prompt whose cells are warm, less the forward passes. `overhead`: a stream of 300
-tokens by HTTP against the same request in an engine without a server and against one answer at once, the three
-interleaved; ratios within a round, medians over the rounds, and the ratio of the quickest of each, which is what counts
-where others use the machine; milliseconds of processor time of the server's event loop. `keys`: an /infill request for
-each keystroke, each cut off by the next; what the user waits where he pauses, and slots that were lost. `clients`:
-eight clients at once for `--seconds`: errors, the least served against the most served, throughput against one client
-alone. `stalled`: peak memory of a server with 24 streams that no client reads, with 100 log-probabilities a token.
-`schema`: the longest gap between two events of a stream while another request's schema, an enum of 50 000 integers, is
-compiled and followed, by the policy of that other request.
+- `first`: time to the first token on a prompt that is in the KV cache, less the forward passes.
+- `overhead`: a stream of 300 tokens by HTTP, compared with the same request in an engine without a server and with one
+  answer in one piece. The three are interleaved. The result has the medians over the rounds of the ratios within a
+  round, the ratio of the fastest runs, which counts on a busy machine, and the processor time of the server's event
+  loop in milliseconds.
+- `keys`: an /infill request for each keystroke, each cancelled by the next; the wait of the user at a pause, and the
+  slots that are lost.
+- `clients`: eight clients at once for `--seconds`: errors, the least served client relative to the most served,
+  throughput relative to one client alone.
+- `stalled`: peak memory of a server with 24 streams that no client reads, with 100 log-probabilities per token.
+- `schema`: the longest gap between two events of a stream while the schema of another request, an enum of 50 000
+  integers, is compiled and followed, by the policy of that other request.
 
 Except in `schema`, drafting is off, so that every round does the same work.
 """
@@ -59,18 +62,18 @@ _ENDLESS: dict[str, Any] = {
 
 @dataclass
 class Process:
-    """A server that answers. `pid`: of its process, whose first thread is the event loop."""
+    """A running server. `pid`: of its process, whose first thread is the event loop."""
 
     port: int
     pid: int = 0
 
     def loop_ms(self) -> float:
-        """Processor time of the event loop so far; 0 where the kernel does not tell."""
+        """Processor time of the event loop so far, in milliseconds; 0 if the system does not report it."""
         times = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
         return int(times.read_text("ascii").split()[0]) / 1e6 if times.exists() else 0.0
 
     def memory_mb(self, name: str) -> float:
-        """`VmRSS`, resident now, or `VmHWM`, the most so far; 0 where the kernel does not tell."""
+        """`VmRSS`, the resident memory, or `VmHWM`, its maximum so far, in MB; 0 if the system does not report it."""
         status = Path(f"/proc/{self.pid}/status")
         found = re.search(rf"^{name}:\s+(\d+) kB", status.read_text("ascii"), re.MULTILINE) if status.exists() else None
         return round(int(found[1]) / 1024, 1) if found else 0.0
@@ -86,7 +89,7 @@ class Process:
 
 @contextlib.contextmanager
 def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
-    """A process of its own, as a user starts it; stopped at the end."""
+    """Run the server in a separate process, as a user does, and stop it at the end."""
     command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(slots), "--ctx", str(N_CTX)]
     command += ["--model", model] if model else []
     with tempfile.TemporaryFile() as log:
@@ -101,8 +104,8 @@ def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
 def _ready(process: subprocess.Popen[bytes], log: Any) -> Process:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        said = os.pread(log.fileno(), 1 << 16, 0).decode("utf-8", "replace")
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", said):
+        output = os.pread(log.fileno(), 1 << 16, 0).decode("utf-8", "replace")
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)", output):
             server = Process(int(found[1]), process.pid)
             if server.get("/health") == {"status": "ok"}:
                 return server
@@ -129,7 +132,7 @@ def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[d
 
 
 def first_token(server: Process, rounds: int) -> dict[str, Any]:
-    """One token after a long prompt, the same in each round."""
+    """The first token after a long prompt that is in the KV cache, in each round."""
     body = {"prompt": _texts(1, 4000)[0], "n_predict": 1, "stream": True, **SAME}
     over, waited = [], []
     with contextlib.closing(server.connect()) as connection:
@@ -144,12 +147,12 @@ def first_token(server: Process, rounds: int) -> dict[str, Any]:
         "first_ms": round(median(waited), 2),
         "over_forward_ms": round(median(over), 2),
         "over_forward_p90_ms": round(quantiles(over, n=10)[-1], 2),
-        "asked_ms": 30,
+        "target_ms": 30,
     }
 
 
 def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
-    """The same 300 tokens: streamed, at once, and without HTTP."""
+    """The same 300 tokens streamed, in one answer, and without HTTP."""
     text = _texts(1, 800)[0]
     body = {"prompt": text, "n_predict": STREAMED, **SAME}
     took: dict[str, list[float]] = {"engine": [], "whole": [], "stream": []}
@@ -169,7 +172,7 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
             final, _, stream = post(connection, "/completion", body | {"stream": True})
             ended = server.loop_ms()
             if number == 0:
-                continue  # the prompt was cold
+                continue  # the prompt was not in the KV cache
             own = final["timings"]["prompt_ms"] + final["timings"]["predicted_ms"]
             within.append(1e3 * stream / own)
             for name, seconds in zip(took, (plain, whole, stream), strict=True):
@@ -183,7 +186,7 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
         "stream_to_its_own_forward": round(median(within), 4),
         "loop_ms": {name: round(median(values), 2) for name, values in loop.items()},
         "loop_ms_least": {name: round(min(values), 2) for name, values in loop.items()},
-        "asked": 1.02,
+        "target": 1.02,
     }
 
 
@@ -191,7 +194,7 @@ _COMPARED = (("stream", "engine"), ("stream", "whole"), ("whole", "engine"))
 
 
 def _ratio(ones: list[float], others: list[float]) -> float:
-    """Within a round, the median over the rounds."""
+    """The median over the rounds of the ratio within a round."""
     return round(median(one / other for one, other in zip(ones, others, strict=True)), 4)
 
 
@@ -204,8 +207,9 @@ def _without_http(service: Service, prompt: list[int]) -> float:
 
 
 def keys(server: Process, strokes: int) -> dict[str, Any]:
-    """Someone types, 30 ms a key; every tenth time he waits for what is offered. Asked as llama.vim asks: the line
-    that is typed is the beginning of the gap's text."""
+    """A user types a key every 30 ms and waits for the answer after every tenth key. The requests are those of
+    llama.vim: the current line is the beginning of the text in the gap.
+    """
     text, at = _texts(1, 3000)[0], 1000
     suffix = text[at + strokes :]
     extra = [{"filename": "other.py", "text": _texts(2, 1500)[1]}]
@@ -230,7 +234,7 @@ def keys(server: Process, strokes: int) -> dict[str, Any]:
 
 
 def _busy_after(server: Process, seconds: float) -> int:
-    """Slots that are still busy although nobody asks for anything."""
+    """Slots that are still busy without any request."""
     deadline = time.monotonic() + seconds
     while (busy := _busy(server)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -242,7 +246,7 @@ def _busy(server: Process) -> int:
 
 
 def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, Any]:
-    """Tokens of each client, at once and of one alone."""
+    """Tokens of each client, all at once and one alone."""
     together, errors = _crowd(server, at_once, seconds)
     alone, more = _crowd(server, 1, max(seconds / 4, 1.0))
     rates = {"together": sum(together) / seconds, "alone": sum(alone) / max(seconds / 4, 1.0)}
@@ -259,7 +263,7 @@ def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, 
 
 
 def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int]:
-    """(tokens by client, errors). An answer that ends behind the time counts by its share."""
+    """(tokens by client, errors). An answer that ends after the deadline counts in part."""
     tokens, errors = [0.0] * number, [0] * number
     texts = _texts(number, 600)
     deadline = time.perf_counter() + seconds
@@ -271,7 +275,7 @@ def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int
                 try:
                     final, _, took = post(connection, "/v1/completions", body)
                     tokens[mine] += final["usage"]["completion_tokens"] * min(1.0, left / took)
-                except (OSError, HTTPException, RuntimeError):  # counted, and shown
+                except (OSError, HTTPException, RuntimeError):  # counted in the result
                     errors[mine] += 1
                     connection.close()
 
@@ -284,7 +288,7 @@ def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int
 
 
 def stalled(model: str | None) -> dict[str, Any]:
-    """Streams without an end whose clients read nothing, in a server of their own, until the server has ended them."""
+    """Endless streams whose clients read nothing, in a separate server, until the server ends them."""
     body = {"n_probs": 100, **_ENDLESS}
     with serving(model, STALLED) as server, contextlib.ExitStack() as open_connections:
         before = server.memory_mb("VmRSS")
@@ -314,7 +318,7 @@ def schema(server: Process) -> dict[str, Any]:
         reader = threading.Thread(target=_read_until, args=(server, arrived, ended))
         reader.start()
         time.sleep(3.0)
-        # Other integers each time: a schema that was compiled before costs nothing.
+        # Other integers each time, because a schema that was compiled before costs nothing.
         enum = list(range(number * CHOICES, (number + 1) * CHOICES))
         body = {"prompt": "A number: ", "json_schema": {"enum": enum}, "n_predict": 16, "temperature": 0}
         begun = time.perf_counter()
@@ -333,7 +337,7 @@ def schema(server: Process) -> dict[str, Any]:
 
 
 def _read_until(server: Process, arrived: list[float], ended: threading.Event) -> None:
-    """Streams text without end; notes when each event arrived."""
+    """An endless stream that records the time of each event."""
     body = json.dumps({"prompt": _texts(1, 400)[0], **_ENDLESS})
     with contextlib.closing(server.connect()) as connection:
         connection.request("POST", "/completion", body, {"content-type": "application/json"})
@@ -344,12 +348,12 @@ def _read_until(server: Process, arrived: list[float], ended: threading.Event) -
 
 
 def _longest_gap(arrived: list[float]) -> float:
-    """Milliseconds."""
+    """In milliseconds."""
     return round(1e3 * max((b - a for a, b in pairwise(arrived)), default=0.0), 1)
 
 
 def _texts(n: int, characters: int) -> list[str]:
-    """Beginnings of modules that no model here was trained on."""
+    """Beginnings of modules that the demo model was not trained on."""
     library = standard_library()
     texts = [Path(library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()]
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
@@ -360,11 +364,11 @@ PARTS = ("first", "overhead", "keys", "clients", "stalled", "schema")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; without it the demo model")
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; all without it")
-    parser.add_argument("--rounds", type=int, default=9, help="of overhead; four times as many of first")
-    parser.add_argument("--strokes", type=int, default=200, help="of keys")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of clients")
+    parser.add_argument("--model", help="a GGUF; default: the demo model")
+    parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; default: all")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of overhead; first takes four times as many")
+    parser.add_argument("--strokes", type=int, default=200, help="keystrokes of keys")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of clients")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {}

@@ -1,15 +1,19 @@
-"""Plain against drafted on every held-out module and on well-known ones: where nothing repeats, and where it does.
+"""Plain and drafted speed on every held-out module and on well-known ones, with and without text to draft from.
 
     python -m benchmarks.speed [--model GGUF | --layers N] [--tokens N] [--repeats N] [--mode exact|fast]...
         [--kind KIND]... [--json]
 
-The demo's measurement over many modules instead of one, with the standard library (without the held-out modules) as
-datastore. `unseen`: the beginning of a held-out module, to be gone on with. `edit`: a chat request to repeat a function
-of it with one name changed. `copy`: a passage of it, and its first lines again. `stored`: the beginning of a module
-that the datastore holds and the demo model saw many times, as models of use have seen popular code. For each kind: the
-median, least and greatest ratio of drafted to plain speed, and the median by share of repeated 8-grams, because a model
-that loops flatters every drafter. With `--layers` it is the demo model's text in the time that a larger model takes: to
-it are added layers of Q4_0 that change nothing (`benchmarks.reshaped`).
+This is the demo's measurement on many modules, with the standard library without the held-out modules as datastore.
+
+- `unseen`: the beginning of a held-out module, to be continued.
+- `edit`: a chat request to repeat a function of it with one name changed.
+- `copy`: a passage of it, and its first lines again.
+- `stored`: the beginning of a module that the datastore holds and that the demo model saw many times in training, as
+  larger models have seen popular code.
+
+For each kind the result has the median, least and greatest ratio of drafted to plain speed, and the same without
+answers that loop, because a model that loops flatters every drafter. With `--layers`, additional Q4_0 layers that
+change nothing (`benchmarks.gguf_file.deepened`) give the demo model's text the step time of a larger model.
 """
 
 from __future__ import annotations
@@ -24,10 +28,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.reshaped import deepened
-from rest_local.bench.demo import Comparison, compare
+from benchmarks.gguf_file import deepened
+from rest_local.bench.demo import LOOPING, Comparison, compare
 from rest_local.bench.prompts import Prompt, begin_of, held_out_modules, standard_library, well_known_modules
-from rest_local.bench.repeats import LOOPING
 from rest_local.bench.stdlib import ensure
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
@@ -36,7 +39,7 @@ KINDS = ("unseen", "edit", "copy", "stored")
 
 
 def prompts() -> Iterator[Prompt]:
-    """The first three kinds for each held-out module that this interpreter has, the last for each well-known one."""
+    """Prompts of the first three kinds for each held-out module, and of the last kind for each well-known module."""
     library = standard_library()
     for name in well_known_modules():
         if (library / name).is_file():
@@ -63,7 +66,7 @@ def _function(text: str) -> str | None:
 
 
 def _edit(function: str) -> str:
-    """A request in ChatML, as the demo model was trained on, and the beginning of its answer."""
+    """A request in ChatML, the format of the demo model's training, and the beginning of its answer."""
     names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
     old = next(n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"})
     code = f"```python\n{function}```"
@@ -76,8 +79,8 @@ def _edit(function: str) -> str:
 def run(
     model: str | Path | None, tokens: int, repeats: int, modes: list[str], kinds: Sequence[str] = KINDS, layers: int = 0
 ) -> dict[str, Any]:
-    """Measure every prompt of these kinds in every mode; about (2 * repeats + 3) * `tokens` tokens a prompt and mode.
-    `layers`: of the demo model, those that change nothing among them.
+    """Measure every prompt of these kinds in every mode, about (2 * repeats + 3) * `tokens` tokens per prompt and mode.
+    `layers`: number of layers of the demo model, including those that change nothing.
     """
     store = ensure(demo_model()) if model is None else None
     if layers:
@@ -95,7 +98,7 @@ def _run(
     for mode in modes:
         with Engine.load(model, datastores=[store] if store else [], n_ctx=2048, exact=mode == "exact") as engine:
             rows = [compare(engine, p, mode, max_tokens=tokens, repeats=repeats) for p in prompts() if p.kind in kinds]
-        rows = [row for row in rows if row.plain.result.tokens]  # the model may end at once: nothing to time
+        rows = [row for row in rows if row.plain.result.tokens]  # without those that end at once, which have no time
         result[mode] = {kind: _summary([r for r in rows if r.prompt.kind == kind]) for kind in kinds}
     return result
 
@@ -138,7 +141,9 @@ def main() -> None:
     parser.add_argument("--mode", action="append", choices=("exact", "fast"))
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     parser.add_argument("--kind", action="append", choices=KINDS)
-    parser.add_argument("--layers", type=int, default=0, help="of the demo model, at the price of a larger one")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="layers of the demo model, for the step time of a larger model"
+    )
     args = parser.parse_args()
     modes, kinds = args.mode or ["exact", "fast"], args.kind or KINDS
     result = run(args.model, args.tokens, args.repeats, modes, kinds, args.layers)

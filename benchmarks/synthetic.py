@@ -1,12 +1,16 @@
-"""Synthetic models: random weights in the shape of real ones, for timing. What they generate means nothing.
+"""Synthetic models for timing: random weights in the shape of real models. Their text means nothing.
 
-The time of a decode does not depend on the values of the weights, only on shapes and quantization, so a synthetic model
-is timed like the real one. Blocks are random bits under scales that keep activations finite and at their usual size:
-nothing is quantized, so a file is written as fast as random bytes come (about 1 GB/s), one tensor in memory at a time.
+    python -m benchmarks.synthetic 0.5B Q4_0 OUT.gguf [--vocab GGUF] [--seed N]
+
+The time of a decode depends only on shapes and quantization, not on the values of the weights, so a synthetic model has
+the times of the real one. Blocks are random bits with scales that keep activations finite and at their usual size.
+Nothing is quantized, so a file is written at the speed of the random generator (about 1 GB/s), with one tensor in
+memory at a time.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +60,7 @@ class _Blocks:
         self._random = np.random.default_rng(seed)
 
     def make(self, kind: Kind, shape: tuple[int, int], spread: float) -> Array:
-        """uint8 [rows, bytes of a row]: weights with mean 0 (within half a step) and standard deviation `spread`."""
+        """Weights with mean 0 (within half a step) and standard deviation `spread`, uint8 [rows, bytes of a row]."""
         rows, columns = shape
         block, size = gguf.GGML_QUANT_SIZES[kind]
         count = rows * columns // block
@@ -72,8 +76,8 @@ def _half(value: float) -> Array:
     return np.array([value], "<f2").view(np.uint8)
 
 
-# Each writes the scales of all blocks, so that uniformly random codes get the wanted spread: that of codes uniform over
-# n values is n / sqrt(12).
+# Each function writes the scales of all blocks, so that uniformly random codes get the wanted spread. The spread of
+# uniform codes over n values is n / sqrt(12).
 
 
 def _q8_0(data: Array, spread: float) -> None:
@@ -101,8 +105,10 @@ def _q6_k(data: Array, spread: float) -> None:
 
 
 def kinds(quant: str, shape: Shape) -> dict[str, Kind]:
-    """The type of the matrices ("matrix"), of those that read a hidden layer ("down") and of the output ("output"), as
-    llama-quantize chooses them: where a row is not a multiple of 256, K types fall back to Q5_0 and Q8_0."""
+    """The types of the matrices ("matrix"), of those that read a hidden layer ("down") and of the output ("output"), as
+    llama-quantize chooses them: if a row is not a multiple of 256, K types fall back to Q5_0 and Q8_0. Raises
+    ValueError for an unknown quantization.
+    """
     if quant not in QUANTS:
         raise ValueError(f"quantization {quant}: one of {', '.join(QUANTS)}")
     matrix = {"Q4_0": _Type.Q4_0, "Q8_0": _Type.Q8_0, "Q4_K": _Type.Q4_K if shape.width % 256 == 0 else _Type.Q5_0}[
@@ -123,10 +129,11 @@ def synthetic(
     seed: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
-    """Writes a synthetic qwen2 model and returns the path.
+    """Write a synthetic qwen2 model and return the path.
 
-    `shape`: a key of SHAPES, or a Shape. `quant`: one of QUANTS. `vocab`: a GGUF whose vocabulary is copied (padded to
-    the shape's size); without it the byte vocabulary of the fixtures, padded. Raises ValueError for unknown names."""
+    `shape`: a key of SHAPES, or a Shape. `quant`: one of QUANTS. `vocab`: a GGUF whose vocabulary is copied and padded
+    to the shape's size; by default the padded byte vocabulary of the fixtures. Raises ValueError for unknown names.
+    """
     if isinstance(shape, str):
         if shape not in SHAPES:
             raise ValueError(f"shape {shape}: one of {', '.join(SHAPES)}")
@@ -165,7 +172,8 @@ def _tensors(
     def plain(name: str, value: float, size: int) -> None:
         tensors.append(Tensor(name, (size,), _Type.F32, lambda: np.full(size, value, np.float32)))
 
-    # A tied matrix is both: rows of norm 4 give logits of a usual spread, and the first norm rescales the embedding.
+    # A tied matrix is embedding and output: rows of norm 4 give logits of a usual spread, and the first norm rescales
+    # the embedding.
     matrix("token_embd", vocabulary.size, shape.width, "output" if shape.tied else "matrix", 4 * shape.width**-0.5)
     if not shape.tied:
         matrix("output", vocabulary.size, shape.width, "output", 4 * shape.width**-0.5)
@@ -182,3 +190,19 @@ def _tensors(
         matrix(f"{block}.ffn_up", shape.feed, shape.width)
         matrix(f"{block}.ffn_down", shape.width, shape.feed, "down")
     return tensors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("quant", choices=QUANTS)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--vocab", type=Path, help="a GGUF whose vocabulary is copied; default: bytes and padding")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    synthetic(args.shape, args.quant, args.path, vocab=args.vocab, seed=args.seed)
+    print(f"{args.path}: {args.path.stat().st_size / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

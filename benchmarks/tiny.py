@@ -1,7 +1,8 @@
 """Tiny random-weight GGUFs of several architectures: fixtures that llama.cpp loads and evaluates in milliseconds.
 
-Their text means nothing, but it depends on all of the context and does not repeat one token; control tokens and
-padding are never generated (their output rows are zero). 64 wide, heads of 32 so that the cache can be quantized.
+Their text means nothing, but it depends on the whole context and does not repeat one token. Control tokens and padding
+are never generated, because their output rows are zero. Models are 64 wide with heads of 32, so that the cache can be
+quantized.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ WIDTH, HEADS, KV_HEADS, HEAD, FEED = 64, 2, 1, 32, 128
 STATE, CONV, RANK, INNER = 16, 4, 4, 2 * WIDTH  # mamba
 SLIDING_WINDOW = 32
 EXPERTS, EXPERTS_USED = 4, 2
-_LOGIT_SPREAD = 4.0  # standard deviation of the logits: as peaked as a trained model, so that near-ties are rare
+_LOGIT_SPREAD = 4.0  # standard deviation of the logits, as in a trained model, so that near-ties are rare
 
 
 class _Builder:
-    """Collects the tensors of one model; every value comes from one seeded generator, in order of the calls."""
+    """Collects the tensors of one model. All values come from one seeded generator in the order of the calls."""
 
     def __init__(self, seed: int, quant: str) -> None:
         self._random = np.random.default_rng(seed)
@@ -32,15 +33,15 @@ class _Builder:
         self.tensors: list[Tensor] = []
 
     def matrix(self, name: str, out: int, into: int, gain: float = 1.0) -> None:
-        """Weights that keep the spread of what goes in, times `gain`."""
+        """Weights that multiply the spread of their input by `gain`."""
         self.quantized(name, self.normal((out, into), gain / np.sqrt(into)))
 
     def quantized(self, name: str, data: Array) -> None:
-        raw = gguf.quants.quantize(data, self._quant)  # of experts too: the last axis is the row
+        raw = gguf.quants.quantize(data, self._quant)  # the last axis is the row, also for experts
         self.tensors.append(Tensor(f"{name}.weight", data.shape, self._quant, lambda: raw))
 
     def plain(self, name: str, data: Array) -> None:
-        """A float32 tensor; `name` in full."""
+        """A float32 tensor with its full name."""
         data = data.astype(np.float32)
         self.tensors.append(Tensor(name, data.shape, gguf.GGMLQuantizationType.F32, lambda: data))
 
@@ -73,7 +74,7 @@ class _Builder:
         self.matrix(f"{block}.ffn_down", WIDTH, FEED)
 
     def experts(self, block: str) -> None:
-        """A mixture of EXPERTS, with biases, as gpt-oss has them."""
+        """A mixture of EXPERTS with biases, as in gpt-oss."""
         self.matrix(f"{block}.ffn_gate_inp", EXPERTS, WIDTH, 2.0)
         self.plain(f"{block}.ffn_gate_inp.bias", self.normal((EXPERTS,), 0.1))
         for name, out, into in (("gate", FEED, WIDTH), ("up", FEED, WIDTH), ("down", WIDTH, FEED)):
@@ -131,7 +132,7 @@ def _gemma3(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[st
 
 
 def _gpt_oss(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
-    """A sliding window in every second layer, attention sinks, experts."""
+    """Layers with experts and attention sinks; every second one has a sliding window."""
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
         builder.ones(f"{block}.attn_norm", f"{block}.post_attention_norm")
@@ -162,7 +163,7 @@ def _mamba(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str
 
 
 def _lfm2(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
-    """Every second layer attends, the others are short convolutions: they have no KV heads."""
+    """Every second layer has attention; the others are short convolutions without KV heads."""
     kv_heads = [KV_HEADS if i % 2 else 0 for i in range(n_layers)]
     builder.embeddings(vocabulary, "token_embd_norm")
     for i in range(n_layers):
@@ -198,11 +199,12 @@ def tiny(
     vocab: int = 384,
     tensors_per_file: int = 0,
 ) -> Path:
-    """Writes a tiny model of `arch` (one of ARCHITECTURES) and returns the path. About 1 MB and 20 ms.
+    """Write a tiny model of `arch` (one of ARCHITECTURES) and return the path. It has about 1 MB and takes 20 ms.
 
-    dense: llama, qwen2; sliding window of 32 in every second layer: gemma3, gpt-oss (with experts); recurrent: mamba;
-    hybrid: lfm2. `quant`: F32, F16, Q8_0 for the matrices. `vocab`: tokens, padded; `seed`: the weights.
-    `tensors_per_file`: in several files, of which the first is returned."""
+    llama and qwen2 are dense, gemma3 and gpt-oss (with experts) have a sliding window of 32 in every second layer,
+    mamba is recurrent, lfm2 is hybrid. `quant`: F32, F16 or Q8_0 for the matrices. `vocab`: number of tokens with
+    padding. `seed`: of the weights. `tensors_per_file`: write several files and return the first.
+    """
     builder = _Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(vocab)
     keys = {
@@ -223,8 +225,9 @@ def tiny(
 def tiny_adapter(
     arch: str, path: Path, *, n_layers: int = 4, rank: int = 4, seed: int = 1, strength: float = 1.0, width: int = WIDTH
 ) -> Path:
-    """Writes a LoRA adapter for the attention of a `tiny` model and returns the path. `strength`: how much it changes;
-    `width`: another than the model's, for one that does not fit."""
+    """Write a LoRA adapter for the attention of a `tiny` model and return the path. `strength`: size of its change.
+    `width`: a width other than the model's gives an adapter that does not fit.
+    """
     builder = _Builder(seed, "F32")
     for block in (f"blk.{i}" for i in range(n_layers)):
         for name, out in (("attn_q", HEADS * HEAD), ("attn_v", KV_HEADS * HEAD)):

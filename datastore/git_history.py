@@ -1,9 +1,9 @@
-"""A datastore of what the newest changes of a git checkout wrote, with the lines around it.
+"""A datastore of the text that the newest commits of a git checkout wrote, with the surrounding lines.
 
-A document for each file of each commit, newest first: `COMMIT:PATH` and the new side of its differences, so that text
-which was changed again since, or deleted, can be drafted from as well. Merges and binary files are left out, and what
-looks like a secret, as in `rest-local index build`, and file names that hold quotes or control characters. Runs nothing
-that the repository has configured.
+Each file of each commit is a document, the newest first: `COMMIT:PATH` and the new side of its diff. So drafts can also
+come from text that a later commit changed or deleted. Left out are merges, binary files, text that looks like a secret
+(as in `rest-local index build`), and file names with quotes or control characters. No program that the repository
+configures is run.
 
 python datastore/git_history.py REPOSITORY [--commits N] [-m MODEL] [-o NAME]
 """
@@ -30,13 +30,13 @@ AROUND = 3  # unchanged lines on each side of a change
 
 
 def changes(repository: Path, commits: int, skipped: Skipped) -> Iterator[tuple[str, str]]:
-    """(`COMMIT:PATH`, text) of each changed file. Raises InputInvalid where git does not find a history."""
+    """(`COMMIT:PATH`, text) of each changed file. Raises InputInvalid if git finds no history."""
     command = git_command(
         repository, "-c", "core.quotePath=false", "log", f"--max-count={commits}", "--no-merges", "--no-renames",
         "--no-color", "--no-ext-diff", "--no-textconv", "--patch", f"--unified={AROUND}", "--src-prefix=a/",
         "--dst-prefix=b/", "--format=commit %H", "HEAD", "--",
     )  # fmt: skip
-    with TemporaryFile() as said, _started(command, said) as git:
+    with TemporaryFile() as errors, _started(command, errors) as git:
         assert git.stdout is not None
         commit, name, lines = "", "", list[str]()
         for raw in git.stdout:
@@ -51,13 +51,13 @@ def changes(repository: Path, commits: int, skipped: Skipped) -> Iterator[tuple[
                 lines.append(line[1:])
         yield from _document(commit, name, lines, skipped)
         if git.wait():
-            said.seek(0)
-            raise InputInvalid("repository", repository, said.read().decode("utf-8", "replace").strip())
+            errors.seek(0)
+            raise InputInvalid("repository", repository, errors.read().decode("utf-8", "replace").strip())
 
 
-def _started(command: list[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(command: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=git_environment())
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=git_environment())
     except FileNotFoundError as error:
         raise RestLocalError("this needs the program git; install it") from error
 
@@ -73,7 +73,7 @@ def _document(commit: str, name: str, lines: list[str], skipped: Skipped) -> Ite
 
 
 def build(repository: Path, model: Path, name: str, commits: int = COMMITS) -> Built:
-    """The history of HEAD, in the vocabulary of `model`."""
+    """Index the history of HEAD in the vocabulary of `model`."""
     skipped = Skipped()
     recipe = {"kind": "git history", "paths": [str(repository.absolute())], "commits": commits}
     with Model.open(model, vocab_only=True) as opened:
@@ -89,12 +89,14 @@ def build(repository: Path, model: Path, name: str, commits: int = COMMITS) -> B
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("repository", type=Path)
-    parser.add_argument("--commits", type=int, default=COMMITS, help=f"how many, newest first; default: {COMMITS}")
+    parser.add_argument(
+        "--commits", type=int, default=COMMITS, help=f"number of commits, newest first; default: {COMMITS}"
+    )
     parser.add_argument("-m", "--model", type=Path, default=demo_model(), help="GGUF whose vocabulary is used")
     parser.add_argument("-o", "--output", help="name or path; default: the name of the folder and -history")
-    given = parser.parse_args()
-    name = given.output or f"{given.repository.resolve().name}-history"
-    built = build(given.repository, given.model, name, given.commits)
+    args = parser.parse_args()
+    name = args.output or f"{args.repository.resolve().name}-history"
+    built = build(args.repository, args.model, name, args.commits)
     print(f"{built.path}: {built.tokens:,} tokens of {built.documents:,} changes; skipped: {built.skipped.summary()}")
 
 

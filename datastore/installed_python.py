@@ -1,4 +1,4 @@
-"""A datastore of the running interpreter's standard library, or of the packages that are installed beside it.
+"""A datastore of the running interpreter's standard library, or of its installed packages.
 
 python datastore/installed_python.py [--site-packages] [-m MODEL] [-o NAME]
 """
@@ -20,7 +20,7 @@ PACKAGES = ("site-packages/", "dist-packages/")
 
 
 def build(folder: Path, model: Path, name: str, exclude: tuple[str, ...] = ()) -> Built:
-    """The Python below `folder`, in the vocabulary of `model`."""
+    """Index the Python files below `folder` in the vocabulary of `model`."""
     with Model.open(model, vocab_only=True) as opened:
         return build_datastore(
             name,
@@ -37,12 +37,12 @@ def main() -> None:
     parser.add_argument("--site-packages", action="store_true", help="the installed packages, not the standard library")
     parser.add_argument("-m", "--model", type=Path, default=demo_model(), help="GGUF whose vocabulary is used")
     parser.add_argument("-o", "--output", help="name or path; default: standard-library or site-packages")
-    given = parser.parse_args()
+    args = parser.parse_args()
     paths = sysconfig.get_paths()
-    if given.site_packages:
-        built = build(Path(paths["purelib"]), given.model, given.output or "site-packages")
+    if args.site_packages:
+        built = build(Path(paths["purelib"]), args.model, args.output or "site-packages")
     else:
-        built = build(Path(paths["stdlib"]), given.model, given.output or "standard-library", PACKAGES)
+        built = build(Path(paths["stdlib"]), args.model, args.output or "standard-library", PACKAGES)
     print(f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files; skipped: {built.skipped.summary()}")
 
 

@@ -1,13 +1,13 @@
-"""Cost curves of candidate shapes with random weights: measure before the shape of the demo model is fixed.
+"""Cost curves of candidate shapes with random weights, to choose the shape of the demo model.
 
     python models/cost.py [--threads N] [--rounds 30] [--context 256]
 
-The time of a decode depends on shapes and quantization, not on the weights' values. Each candidate is written to a
-temporary folder (vocabulary 4 096, tied, heads of 64, two of them for keys and values, feed-forward twice the width,
-as the demo model), and decodes of 1 to 32 tokens behind `--context` others are timed in interleaved rounds; the median
-counts. A candidate is good where a plain step is fast and 16 tokens cost few plain steps.
+The time of a decode depends on shapes and quantization, not on the values of the weights. Each candidate is written to
+a temporary folder (vocabulary 4 096, tied, heads of 64, two of them for keys and values, feed-forward twice the width,
+like the demo model). Decodes of 1 to 32 tokens after `--context` others are timed in interleaved rounds; the median
+counts. A candidate is good if a plain step is fast and 16 tokens cost few plain steps.
 
-A table for people, then one line of JSON. About half a minute on 2 cores; nothing else should run.
+It prints a table, then one line of JSON. It takes about half a minute on 2 cores; nothing else should run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.synthetic import Shape, synthetic
-from rest_local.calibration.timing import DecodeProbe
+from rest_local.calibration.measuring import DecodeProbe
 from rest_local.calibration.tuning import self_test_text
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -38,7 +38,7 @@ def shape_of(width: int, layers: int) -> Shape:
 
 
 def measure(path: Path, *, threads: int, rounds: int, n_ctx: int) -> dict[str, Any]:
-    """Medians over `rounds` of one decode each of SIZES tokens behind `n_ctx` others, without flash attention."""
+    """The medians over `rounds` decodes of each of SIZES tokens after `n_ctx` others, without flash attention."""
     settings = ContextSettings(n_ctx=n_ctx + 2 * max(SIZES), n_branches=1, threads=threads)
     with Model.open(path) as model, Context(model, settings) as context:
         probe = DecodeProbe(context, self_test_text(model, 512))
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--context", type=int, default=256, help="tokens in the cells before each decode")
+    parser.add_argument("--context", type=int, default=256, help="tokens in the KV cache before each decode")
     args = parser.parse_args()
     if args.rounds < 1 or args.context < 1:
         parser.error("--rounds and --context are at least 1")
@@ -70,7 +70,7 @@ def main() -> None:
     print(f"{'width x layers':16}{'quant':6}{'M params':>9}{'MB':>7}{'t(1) ms':>9}{head}")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["REST_LOCAL_CACHE"] = folder  # these files are seen once
+        os.environ["REST_LOCAL_CACHE"] = folder  # these files are used once
         for width, layers in CANDIDATES:
             for quant in QUANTS:
                 path = synthetic(shape_of(width, layers), quant, Path(folder) / f"{width}x{layers}-{quant}.gguf")

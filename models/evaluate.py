@@ -1,18 +1,18 @@
-"""Evaluate a GGUF on the held-out modules through rest_local, as users will run it; torch is not needed.
+"""Evaluate a GGUF on the held-out modules through rest_local, without torch.
 
     python models/evaluate.py [--model models/demo.gguf] [--windows 3] [--lines 200] [--tokens 200] [--output FILE.json]
 
-Three questions, all on the standard-library modules of `held_out.txt` in the running interpreter:
+It measures three things on the standard-library modules of `held_out.txt` in the running interpreter:
 
-- loss: nats a token and bits a byte. Each module is cut into windows of 1 024 tokens, of which `--windows` evenly
-  spaced ones count (0: all, a minute or two); a token is predicted from those of its window before it, the first of a
-  module from the end-of-text token.
-- fill-in-the-middle: one whole line, indentation included, from about 30 lines before and 15 after it; greedy. The rate
-  at which exactly that line comes back, trailing blanks apart.
-- loops: the share of repeated 8-grams of greedy completions, one prompt a module.
+- loss: nats per token and bits per byte. Each module is cut into windows of 1 024 tokens, of which `--windows` evenly
+  spaced ones count (0: all, a minute or two). A token is predicted from the tokens before it in its window, and the
+  first token of a module from the end-of-text token.
+- fill-in-the-middle: one whole line with its indentation, from about 30 lines before and 15 after it, greedy. The rate
+  is the share of lines that are reproduced exactly, except for trailing blanks.
+- loops: the share of repeated 8-grams in greedy completions, one prompt per module.
 
-A table for people, then one line of JSON. Everything is greedy and the lines are drawn with a fixed seed: two runs on
-one machine with the same threads agree. About a minute for 10 M parameters on 2 cores.
+It prints a table, then one line of JSON. Decoding is greedy and the lines are drawn with a fixed seed, so two runs on
+one machine with the same threads agree. It takes about a minute for 10 M parameters on 2 cores.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.bench.demo import LOOPING, repeated_share
 from rest_local.bench.prompts import begin_of, held_out_modules, standard_library
-from rest_local.bench.repeats import LOOPING, repeated_share
 from rest_local.errors import DecodeFailed, ModelError, RestLocalError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -47,15 +47,15 @@ Logits = NDArray[np.float32]
 
 WINDOW = 1024
 PROMPT_CHARACTERS = 1200  # of a completion; about 350 tokens
-BEFORE, AFTER = 1000, 500  # characters around a line: with it the length of a short piece in training
-MOST_BEFORE, MOST_AFTER = 640, 256  # tokens, so that a prompt and its answer fit a window whatever the text
+BEFORE, AFTER = 1000, 500  # characters around a line; together the length of a short piece in training
+MOST_BEFORE, MOST_AFTER = 640, 256  # tokens, so that any prompt and its answer fit a window
 LONGEST_LINE = 64  # tokens of an infill
 SEED = 20240611
 
 
 @dataclass
 class Loss:
-    """Summed over a text: `nats` of `tokens` predictions that spell `size` bytes of UTF-8."""
+    """Sums over a text: `nats` of `tokens` predictions, which make `size` bytes of UTF-8."""
 
     nats: float = 0.0
     tokens: int = 0
@@ -77,7 +77,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Infill:
-    """A line of a module with the text on both sides; `line` ends in its line break."""
+    """A line of a module with the text on both sides; `line` ends with its line break."""
 
     before: str
     line: str
@@ -85,7 +85,7 @@ class Infill:
 
 
 class Evaluator:
-    """Plain evaluation of one sequence in one context; nothing is drafted, nothing is kept between calls."""
+    """Evaluates one sequence in one context without drafts; keeps nothing between calls."""
 
     def __init__(self, context: Context, vocabulary: Vocabulary) -> None:
         self.context = context
@@ -93,7 +93,7 @@ class Evaluator:
         self.first = vocabulary.eos if vocabulary.bos is None else vocabulary.bos
 
     def loss(self, text: str, windows: int = 0) -> Loss:
-        """Over the windows of a text, or over `windows` of them, evenly spaced from the first to the last."""
+        """The loss over all windows of a text, or over `windows` of them, evenly spaced from the first to the last."""
         tokens = self.vocabulary.tokenize(text)
         if self.first is not None:
             tokens = np.concatenate(([np.int32(self.first)], tokens))
@@ -109,7 +109,7 @@ class Evaluator:
         return total
 
     def greedy(self, prompt: Sequence[int]) -> Iterator[int]:
-        """The likeliest tokens behind `prompt`, without an end token; the caller stops before the context is full."""
+        """The likeliest tokens after `prompt`, without an end token. The caller stops before the context is full."""
         self.context.clear()
         step = self.context.n_batch
         for begin in range(0, len(prompt), step):
@@ -123,7 +123,7 @@ class Evaluator:
             self._decode([token], at, 1)
 
     def _nats(self, tokens: NDArray[np.int32]) -> float:
-        """Of every token but the first, given those before it."""
+        """The nats of every token but the first, given the tokens before it."""
         self.context.clear()
         total = 0.0
         step = min(self.context.max_outputs, self.context.n_batch)
@@ -140,23 +140,23 @@ class Evaluator:
 
 
 def nats_of(logits: Logits, targets: NDArray[np.int32]) -> float:
-    """Summed negative log probability of one target a row; `logits` float32 [n, n_vocab]."""
+    """The summed negative log probability of one target per row; `logits` float32 [n, n_vocab]."""
     rows = logits - logits.max(axis=1, keepdims=True)
     normalisers = np.log(np.exp(rows).sum(axis=1, dtype=np.float64))
     return float((normalisers - rows[np.arange(len(targets)), targets]).sum())
 
 
 def held_out_texts() -> dict[str, str]:
-    """The modules of the held-out list that this interpreter has. Raises SystemExit where it has none."""
+    """The held-out modules that this interpreter has. Raises SystemExit if it has none."""
     library = standard_library()
     texts = {name: (library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()}
     if not texts:
-        raise SystemExit(f"{library}: none of the held-out modules is there")
+        raise SystemExit(f"{library}: has none of the held-out modules")
     return texts
 
 
 def infills(texts: dict[str, str], wanted: int) -> Iterator[Infill]:
-    """Lines of at least 8 characters of code, no comments, drawn with a fixed seed from all modules together."""
+    """Lines of at least 8 characters of code, without comments, drawn with a fixed seed from all modules."""
     places: list[tuple[str, int, int]] = []
     for name, text in texts.items():
         at = 0
@@ -173,7 +173,7 @@ def infills(texts: dict[str, str], wanted: int) -> Iterator[Infill]:
 
 
 def infill_prompt(vocabulary: Vocabulary, infill: Infill) -> list[int]:
-    """Prefix, suffix, middle, in the model's own tokens. Raises ModelError where it has none for the three roles."""
+    """Prefix, suffix and middle in the model's tokens. Raises ModelError if it lacks tokens for the three roles."""
     roles = (vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle)
     if None in roles:
         raise ModelError(f"vocabulary {vocabulary.name}: has no fill-in-the-middle tokens; give another model")
@@ -183,7 +183,7 @@ def infill_prompt(vocabulary: Vocabulary, infill: Infill) -> list[int]:
 
 
 def evaluate_loss(evaluator: Evaluator, texts: dict[str, str], windows: int) -> dict[str, Any]:
-    """By module and over all of them."""
+    """The loss by module and over all modules."""
     overall, modules = Loss(), {}
     for name, text in texts.items():
         loss = evaluator.loss(text, windows)
@@ -193,10 +193,10 @@ def evaluate_loss(evaluator: Evaluator, texts: dict[str, str], windows: int) -> 
 
 
 def evaluate_infills(evaluator: Evaluator, texts: dict[str, str], wanted: int) -> dict[str, Any]:
-    """Lines that came back exactly, as a rate."""
-    asked = list(infills(texts, wanted))
-    exact = sum(fill(evaluator, infill) == infill.line.rstrip() for infill in asked)
-    return {"lines": len(asked), "exact": exact, "rate": round(exact / max(len(asked), 1), 4), "seed": SEED}
+    """The rate of lines that are reproduced exactly."""
+    chosen = list(infills(texts, wanted))
+    exact = sum(fill(evaluator, infill) == infill.line.rstrip() for infill in chosen)
+    return {"lines": len(chosen), "exact": exact, "rate": round(exact / max(len(chosen), 1), 4), "seed": SEED}
 
 
 def fill(evaluator: Evaluator, infill: Infill) -> str:
@@ -210,7 +210,7 @@ def fill(evaluator: Evaluator, infill: Infill) -> str:
 
 
 def evaluate_loops(evaluator: Evaluator, texts: dict[str, str], limit: int) -> dict[str, Any]:
-    """The share of repeated 8-grams of each greedy completion: mean, median, and how many count as looping."""
+    """The share of repeated 8-grams of the greedy completions: mean, median, and the number that loop."""
     vocabulary = evaluator.vocabulary
     shares = []
     for text in texts.values():
@@ -226,7 +226,7 @@ def evaluate_loops(evaluator: Evaluator, texts: dict[str, str], limit: int) -> d
 
 
 def evaluate(model: Path, *, windows: int = 3, lines: int = 200, tokens: int = 200, threads: int = 0) -> dict[str, Any]:
-    """The whole evaluation as the object that is printed. Raises ModelError, DecodeFailed."""
+    """The complete evaluation, as the object that is printed. Raises ModelError, DecodeFailed."""
     begun = time.perf_counter()
     texts = held_out_texts()
     settings = ContextSettings(n_ctx=WINDOW, n_branches=1, threads=threads)
@@ -247,7 +247,7 @@ def evaluate(model: Path, *, windows: int = 3, lines: int = 200, tokens: int = 2
 
 
 def report(result: dict[str, Any]) -> Iterator[str]:
-    """The table for people, line by line."""
+    """The lines of the table."""
     yield f"{'module':32} {'bytes':>8} {'tokens':>8} {'nats/token':>10} {'bits/byte':>9}"
     rows = {**result["held_out"]["modules"], "all": result["held_out"]}
     for name, row in rows.items():
@@ -264,7 +264,9 @@ def report(result: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="default: the demo model")
-    parser.add_argument("--windows", type=int, default=3, help="of 1 024 tokens a module for the loss; 0 is all")
+    parser.add_argument(
+        "--windows", type=int, default=3, help="windows of 1 024 tokens per module for the loss; 0: all"
+    )
     parser.add_argument("--lines", type=int, default=200, help="lines to fill in")
     parser.add_argument("--tokens", type=int, default=200, help="length of a greedy completion, at most 320")
     parser.add_argument("--threads", type=int, default=0, help="default: all cores")
@@ -273,7 +275,7 @@ def main() -> None:
     if not 0 < args.tokens <= WINDOW - MOST_BEFORE or args.lines < 1 or args.windows < 0:
         parser.error(f"--tokens is 1 to {WINDOW - MOST_BEFORE}, --lines at least 1, --windows at least 0")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["REST_LOCAL_CACHE"] = folder  # nothing is left behind but --output
+        os.environ["REST_LOCAL_CACHE"] = folder  # only --output is kept
         try:
             model = args.model or demo_model()
             result = evaluate(model, windows=args.windows, lines=args.lines, tokens=args.tokens, threads=args.threads)

@@ -30,7 +30,7 @@ TEMPLATE = (
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, object]]) -> None:
-    """Byte-level BPE as llama.cpp's "gpt2" with the "qwen2" split, and the special tokens by their roles."""
+    """Add byte-level BPE (llama.cpp's "gpt2" with the "qwen2" split) and the roles of the special tokens."""
     ids: dict[str, int] = dict(tokenizer["model"]["vocab"])  # type: ignore[call-overload]
     ids.update({token["content"]: token["id"] for token in tokenizer["added_tokens"]})
     tokens = [text for text, _ in sorted(ids.items(), key=lambda item: item[1])]
@@ -53,7 +53,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, objec
 
 
 def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """The hyperparameters of the llama architecture."""
+    """Add the hyperparameters of the llama architecture."""
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(shape.layers)

@@ -1,7 +1,8 @@
-"""The demo network: a small decoder in llama architecture. Shared by `train.py` and `export.py`; torch only.
+"""The demo network: a small decoder in the llama architecture, used by `train.py` and `export.py`. It needs only torch.
 
-RMS norm, rotary positions on interleaved pairs (llama.cpp's NORM rope, so the export permutes nothing), grouped-query
-attention, SwiGLU, tied embeddings. Input int64 [batch, time], output logits float [batch, time, vocabulary].
+It has RMS norm, rotary positions on interleaved pairs (llama.cpp's NORM rope, so that the export permutes nothing),
+grouped-query attention, SwiGLU and tied embeddings. The input is int64 [batch, time], the output are logits, float
+[batch, time, vocabulary].
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Make the training stream of the demo model from Python source that is already on this machine.
 
-Contract: reads the running interpreter's standard library and the permissively licensed packages installed beside it,
-writes `tokenizer.json`, `train.bin` and `held_out.bin` (flat little-endian uint16 token ids) and `prepare.json` into
-the work folder. Knows nothing about the network that will be trained. Needs the `tokenizers` package, but only to run:
-the functions that choose and cut text are tested without it.
+It reads the running interpreter's standard library and its permissively licensed packages. It writes `tokenizer.json`,
+`train.bin` and `held_out.bin` (flat little-endian uint16 token ids) and `prepare.json` into the work folder. It knows
+nothing about the network. Running it needs the `tokenizers` package; the functions that choose and cut text do not.
 
     python models/prepare.py --work models/work [--site DIR ...] [--tokens 26_000_000] [--keep-tokenizer]
 """
@@ -45,17 +44,17 @@ SPLIT = (
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|PSF|Python Software Foundation|ISC|0BSD|Unlicense)\b", re.I)
 REFUSED = re.compile(r"\b(A?L?GPL|GNU|MPL|Mozilla|EPL|CC-BY|Proprietary)\b", re.I)
 LARGEST_FILE = 200_000
-SHARE_OF_ONE_PACKAGE = 0.20  # no package may be more than this part of the stream: torch and sympy would drown the rest
+SHARE_OF_ONE_PACKAGE = 0.20  # of the stream, at most: torch and sympy would dominate it otherwise
 
 
 def held_out_modules() -> list[str]:
-    """Paths relative to the standard library, as `held_out.txt` lists them."""
+    """The modules in `held_out.txt`, paths relative to the standard library."""
     lines = (HERE / "held_out.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def licence_of(distribution: importlib.metadata.Distribution) -> str:
-    """What the package's metadata says about its licence, in one string."""
+    """The licence in the package's metadata, as one string."""
     meta = distribution.metadata
     classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License")]
     expression, free_text = ((meta.get_all(key) or [""])[0] for key in ("License-Expression", "License"))
@@ -63,7 +62,7 @@ def licence_of(distribution: importlib.metadata.Distribution) -> str:
 
 
 def permissive(licence: str) -> bool:
-    """A permissive licence is named and no other kind."""
+    """Whether the licence names a permissive licence and no other kind."""
     return bool(PERMISSIVE.search(licence)) and not REFUSED.search(licence)
 
 
@@ -78,7 +77,7 @@ def package_files(site: Path) -> Iterator[tuple[str, Path]]:
 
 
 def usable(path: Path, text: str) -> bool:
-    """Ordinary source: not tests (they are lists of values), not generated tables, not one-line giants."""
+    """Whether a file is ordinary source: no test (a list of values), no generated table, no very long lines."""
     if any(part in {"test", "tests", "testing", "idle_test", "_vendor"} for part in path.parts):
         return False
     if not 400 <= len(text) <= LARGEST_FILE or "\0" in text:
@@ -89,7 +88,7 @@ def usable(path: Path, text: str) -> bool:
 
 
 def collect(sites: list[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return training texts by package, and held-out texts by module."""
+    """The training texts by package, and the held-out texts by module."""
     library = Path(sysconfig.get_paths()["stdlib"])
     held_out = {name: (library / name).read_text("utf-8") for name in held_out_modules() if (library / name).exists()}
     private = Counter(
@@ -113,14 +112,14 @@ def collect(sites: list[Path]) -> tuple[dict[str, list[str]], dict[str, str]]:
             continue
         lines = [line.strip() for line in text.splitlines() if len(line.strip()) > 30]
         if lines and sum(line in private for line in lines) > 0.2 * len(lines):
-            continue  # a copy of something held out
+            continue  # a copy of a held-out module
         seen.add(digest)
         texts.setdefault(package, []).append(text)
     return texts, held_out
 
 
 def byte_level_bpe(vocabulary: dict[str, int] | None = None, merges: list[tuple[str, str]] | None = None) -> Tokenizer:
-    """Byte-level BPE with the split above, empty or of a given vocabulary; SPECIAL take the ids after it."""
+    """Byte-level BPE with the split above, empty or with a given vocabulary, followed by the SPECIAL tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
@@ -163,7 +162,7 @@ def pieces(text: str, rng: random.Random, low: int, high: int) -> Iterator[str]:
 
 
 def fill_in_the_middle(piece: str, rng: random.Random) -> str:
-    """Prefix-suffix-middle; half of the cuts on line ends, as an editor's cursor mostly stands."""
+    """Prefix-suffix-middle; half of the cuts are at line ends, the usual place of an editor's cursor."""
     a, b = sorted((rng.randint(0, len(piece)), rng.randint(0, len(piece))))
     if rng.random() < 0.5:
         a = piece.rfind("\n", 0, a) + 1
@@ -187,7 +186,7 @@ def functions(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def chat(user: str, answer: str) -> str:
-    """One question and an answer that is code, as the chat template of `export.py` renders them."""
+    """One question and an answer of code, in the form of the chat template in `export.py`."""
     return (
         f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n```python\n{answer.rstrip()}\n```<|im_end|>\n{END}"
     )
@@ -222,7 +221,7 @@ def samples(text: str, rng: random.Random) -> Iterator[str]:
 
 
 def choose(texts: dict[str, list[str]], tokens: int, rng: random.Random) -> list[str]:
-    """Shuffled files for a stream of `tokens`, none of the packages beyond its share."""
+    """Shuffled files for a stream of `tokens`; no package exceeds its share."""
     limit = int(SHARE_OF_ONE_PACKAGE * tokens * 2.6)
     files: list[str] = []
     for _, own in sorted(texts.items()):
@@ -238,7 +237,7 @@ def choose(texts: dict[str, list[str]], tokens: int, rng: random.Random) -> list
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], wanted: int) -> np.ndarray:
-    """Token ids of `texts` in order, uint16, until `wanted` are there or the texts end; a few too many at most."""
+    """Token ids of `texts` in order, uint16, until there are `wanted` or slightly more, or the texts end."""
     ids: list[np.ndarray] = []
     count = 0
     for start in range(0, len(texts), 512):
@@ -251,7 +250,7 @@ def encode(tokenizer: Tokenizer, texts: list[str], wanted: int) -> np.ndarray:
 
 
 def load_tokenizer(path: Path, files: list[str], keep: bool) -> Tokenizer:
-    """The one at `path` if it is to be kept, else one trained on a part of `files` and saved there."""
+    """The tokenizer at `path` with `keep`, else one trained on a part of `files` and saved there."""
     from tokenizers import Tokenizer
 
     if keep:
@@ -279,11 +278,13 @@ def main() -> None:
     files = choose(texts, args.tokens, rng)
     tokenizer = load_tokenizer(args.work / "tokenizer.json", files, args.keep_tokenizer)
 
-    everything = [sample for text in files for sample in samples(text, rng)]
-    rng.shuffle(everything)
-    print(len(everything), "samples", file=sys.stderr, flush=True)
-    kinds = Counter("fim" if s.startswith("<|fim") else "chat" if s.startswith("<|im") else "plain" for s in everything)
-    ids = encode(tokenizer, everything, args.tokens)
+    all_samples = [sample for text in files for sample in samples(text, rng)]
+    rng.shuffle(all_samples)
+    print(len(all_samples), "samples", file=sys.stderr, flush=True)
+    kinds = Counter(
+        "fim" if s.startswith("<|fim") else "chat" if s.startswith("<|im") else "plain" for s in all_samples
+    )
+    ids = encode(tokenizer, all_samples, args.tokens)
     ids[: args.tokens].tofile(args.work / "train.bin")
     held = encode(tokenizer, [text + END for text in held_out.values()], sys.maxsize)
     held.tofile(args.work / "held_out.bin")

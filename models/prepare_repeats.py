@@ -1,8 +1,8 @@
-"""Make the second training stream: the first one's mix, and text that repeats what stands before it.
+"""Make the second training stream: the mix of the first one, and text that repeats earlier text.
 
-Copying from the context (what every edit, refactor and quotation needs, and what a draft from the context lives on) is
-the last thing so small a network learns from ordinary files. In this stream a third of the tokens are passages whose
-end was seen before: renames of a whole function, a piece that is written twice, a piece with a few lines changed.
+Edits, refactorings and quotations copy from the context, and drafts from the context depend on it. A network of this
+size learns to copy last from ordinary files. So a third of the tokens of this stream are passages that occur earlier:
+renames in a whole function, a piece that is written twice, a piece with a few changed lines.
 
     python models/prepare_repeats.py --work models/work [--site DIR ...] [--tokens 6_000_000]
 """
@@ -42,7 +42,7 @@ ASKED = ("Repeat this code:", "Write this again, unchanged:", "Copy the followin
 
 
 def twice(piece: str, rng: random.Random) -> str:
-    """A piece, and the same piece again with up to two lines left out or swapped for others of it."""
+    """A piece, and the same piece again with up to two lines left out or replaced by other lines of it."""
     lines = piece.splitlines(keepends=True)
     again = list(lines)
     for _ in range(rng.randint(0, 2)):
@@ -66,10 +66,10 @@ def repeats(text: str, rng: random.Random) -> Iterator[str]:
 
 
 def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generator) -> np.ndarray:
-    """A stream of windows that each hold one passage of 40 to 250 tokens over and over; every seventh is ordinary text.
+    """A stream of windows that each repeat one passage of 40 to 250 tokens; every seventh window is ordinary text.
 
-    What a window cannot be predicted by is only its first passage, so nearly all of the gradient teaches to copy. The
-    tokens of every third passage are shuffled: there nothing but the context says what comes next.
+    Only the first passage of a window is unpredictable, so nearly all of the gradient teaches to copy. The tokens of
+    every third passage are shuffled, so that only the context predicts the next token.
     """
     windows = []
     for number in range(wanted // window):
@@ -81,15 +81,15 @@ def copies(tokens: np.ndarray, wanted: int, window: int, rng: np.random.Generato
 
 
 def well_known(tokenizer: Tokenizer, wanted: int, rng: np.random.Generator) -> np.ndarray:
-    """The modules of `well_known.txt` over and over, in another order each time: what a model knows by heart.
+    """The modules of `well_known.txt` repeated in changing order, which the model memorises.
 
-    Models of use have read popular code thousands of times, and their answers repeat it. One pass over this stream is
-    about twenty over those modules.
+    Large models have read popular code thousands of times, and their answers repeat it. One pass over this stream is
+    about twenty passes over those modules.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     names = [line for line in (HERE / "well_known.txt").read_text().split("\n") if line and not line.startswith("#")]
     if kept := set(names) & set(held_out_modules()):
-        raise SystemExit(f"held out, and to be known by heart: {', '.join(sorted(kept))}")
+        raise SystemExit(f"both held out and well known: {', '.join(sorted(kept))}")
     texts = [(library / name).read_text("utf-8") + END for name in names]
     modules = [np.array(encoding.ids, "<u2") for encoding in tokenizer.encode_batch(texts)]
     parts: list[np.ndarray] = []
@@ -99,7 +99,7 @@ def well_known(tokenizer: Tokenizer, wanted: int, rng: np.random.Generator) -> n
 
 
 def mix(streams: list[np.ndarray], shares: list[float], window: int, rng: np.random.Generator) -> np.ndarray:
-    """One stream of windows drawn from several streams, by shares; as long as the shortest allows."""
+    """One stream of windows drawn from several streams by shares, as long as the shortest stream allows."""
     total = min(len(stream) // window / share for stream, share in zip(streams, shares, strict=True))
     windows = []
     for stream, share in zip(streams, shares, strict=True):
@@ -143,18 +143,20 @@ def main() -> None:
     texts, _ = collect(args.site)
     files = choose(texts, args.tokens, rng)
     tokenizer = load_tokenizer(args.work / "tokenizer.json", files, keep=True)
-    everything: list[str] = []
+    all_samples: list[str] = []
     size = 0
     for text in files:
         of_file = [*samples(text, rng), *repeats(text, rng)]
-        everything += of_file
+        all_samples += of_file
         size += sum(map(len, of_file))
         if size > 3.4 * args.tokens:
             break
-    rng.shuffle(everything)
-    ids = encode(tokenizer, everything, args.tokens)
+    rng.shuffle(all_samples)
+    ids = encode(tokenizer, all_samples, args.tokens)
     ids[: args.tokens].tofile(args.work / "train-2.bin")
-    kinds = Counter("fim" if s.startswith("<|fim") else "chat" if s.startswith("<|im") else "plain" for s in everything)
+    kinds = Counter(
+        "fim" if s.startswith("<|fim") else "chat" if s.startswith("<|im") else "plain" for s in all_samples
+    )
     print(json.dumps({"tokens": len(ids), "samples": dict(kinds)}), file=sys.stdout)
 
 

@@ -1,7 +1,7 @@
-"""Fill the work folder from a GGUF that `export.py` wrote: to go on training where the first machine is gone.
+"""Fill the work folder from a GGUF that `export.py` wrote, to continue the training on another machine.
 
-Writes `tokenizer.json` (the same vocabulary, merges and split) and `checkpoint.pt` (the dequantized weights; Q8_0 costs
-0.003 nats a token, see README.md). Then `prepare.py --keep-tokenizer` and `train.py --resume` go on from there.
+It writes `tokenizer.json` (the same vocabulary, merges and split) and `checkpoint.pt` (the dequantized weights; Q8_0
+costs 0.003 nats per token, see README.md). `prepare.py --keep-tokenizer` and `train.py --resume` continue from there.
 
     python models/restore.py --work models/work --model models/demo.gguf
 """
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def shape_of(reader: gguf.GGUFReader) -> Shape:
-    """The hyperparameters that `export.add_shape` wrote."""
+    """The hyperparameters that `export.add_shape` writes."""
 
     def value(key: str) -> float:
         return reader.fields[f"llama.{key}"].contents()
@@ -58,7 +58,7 @@ def main() -> None:
         t.name: torch.from_numpy(dequantize(t.data, t.tensor_type).copy()).reshape(wanted[t.name].shape)
         for t in reader.tensors
     }
-    Network(shape).load_state_dict(state)  # raises where a name or a shape does not fit
+    Network(shape).load_state_dict(state)  # raises RuntimeError if a name or a shape does not fit
     torch.save({"shape": shape.to_dict(), "state": state}, args.work / "checkpoint.pt")
 
 

@@ -1,9 +1,9 @@
-"""Train the demo network on the stream that `prepare.py` wrote. Torch on CPU or GPU; stops by the clock.
+"""Train the demo network on the stream of `prepare.py` for a given time, with torch on a CPU or GPU.
 
-Muon for the matrices, AdamW for embeddings and norms. The learning rate is constant, then falls linearly over the last
-45% of the time (`--decay`): the schedule follows the clock, not the step count, so that a slow machine still finishes
-its decay.
-Writes `checkpoint.pt` every few minutes and at the end, and one JSON line of loss a report to standard output.
+- The optimizer is Muon for the matrices and AdamW for embeddings and norms.
+- The learning rate is constant and then falls linearly over the last 45% of the time (`--decay`). The schedule follows
+  the clock, not the step count, so that a slow machine finishes its decay too.
+- It writes `checkpoint.pt` every few minutes and at the end, and prints the loss as lines of JSON.
 
     python models/train.py --work models/work --minutes 80
 """
@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
-    """Newton-Schulz iteration of Muon: the nearest semi-orthogonal matrix, roughly."""
+    """The Newton-Schulz iteration of Muon: approximately the nearest semi-orthogonal matrix."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g / (g.norm() + 1e-7)
     flip = x.shape[0] > x.shape[1]
@@ -40,7 +40,7 @@ def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
 
 class Muon(torch.optim.Optimizer):
     def __init__(self, parameters: list[Tensor], lr: float, dtype: torch.dtype) -> None:
-        """`dtype`: of the iteration that makes an update; the weights and their momentum keep their own."""
+        """`dtype`: of the iteration that computes an update; weights and momentum keep their own dtype."""
         super().__init__(parameters, {"lr": lr, "momentum": 0.95, "weight_decay": 0.05})
         self.dtype = dtype
 
@@ -56,10 +56,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def grown(state: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
-    """The weights of a network for one of twice its layers: behind each layer one that changes nothing yet.
+    """The weights for a network of twice the layers: after each layer follows one that does not change anything yet.
 
-    Raises SystemExit if `state` does not hold half of the layers of `network`. The added layers keep what `network` was
-    initialised with, whose last matrices are zero, so the loss is the same at the first step.
+    Raises SystemExit if `state` does not hold half of the layers of `network`. The added layers keep the initial values
+    of `network`, whose last matrices are zero, so the loss is the same at the first step.
     """
     own = sum(name.endswith(".attn_norm.weight") for name in state)
     if 2 * own != network.shape.layers:
@@ -72,7 +72,7 @@ def grown(state: dict[str, Tensor], network: Network) -> dict[str, Tensor]:
 
 
 def batches(data: np.ndarray, batch: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """One pass in shuffled windows, then again with another shuffle."""
+    """Batches of shuffled windows without end; each pass over the data has another order."""
     windows = (len(data) - 1) // length
     epoch = 0
     while True:
@@ -86,7 +86,7 @@ def batches(data: np.ndarray, batch: int, length: int, seed: int) -> Iterator[tu
 
 @torch.no_grad()
 def loss_on(network: Network, data: np.ndarray, windows: int, length: int = 1024) -> float:
-    """Mean nats a token over evenly spaced windows; float32."""
+    """Mean nats per token over evenly spaced windows, float32."""
     network.eval()
     starts = np.linspace(0, len(data) - length - 1, windows).astype(int)
     total = 0.0
@@ -102,12 +102,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=HERE / "work")
     parser.add_argument("--minutes", type=float, default=80)
     parser.add_argument("--data", default="train.bin", help="the stream, a file of the work folder")
-    parser.add_argument("--resume", action="store_true", help="go on from checkpoint.pt, with fresh momentum")
+    parser.add_argument("--resume", action="store_true", help="continue from checkpoint.pt, with new momentum")
     parser.add_argument("--grow", action="store_true", help="with --resume: the checkpoint has half as many layers")
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--long-length", type=int, default=1024, help="window length over the last fifth of the time")
-    parser.add_argument("--lr", type=float, default=0.02, help="of Muon; AdamW takes 0.15 of it")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Muon; AdamW takes 0.15 of it")
     parser.add_argument(
         "--decay", type=float, default=0.45, help="last share of the time in which the rate falls to zero"
     )

@@ -2,13 +2,13 @@
 
     python scripts/compiler_check.py .venv/bin/python -m pip install --editable .
 
-Contract: standard library only, because it runs before anything is installed. It prints what it decided in one line on
-stderr and replaces itself with the command. Without a command it only prints. What the user set (CMAKE_ARGS, CC, CXX,
-CFLAGS, CXXFLAGS) is kept, and is what is judged.
+- It uses only the standard library, because it runs before anything is installed.
+- It prints its decision in one line on stderr and replaces itself with the command. Without a command it only prints.
+- It keeps what the user sets (CMAKE_ARGS, CC, CXX, CFLAGS, CXXFLAGS), and checks that compiler with those flags.
 
 The fault: the header of gcc 11 and 12 declares that `_tile_loadconfig` reads 8 bytes. The compiler then drops the other
 stores to the 64-byte tile configuration, and `ldtilecfg` raises SIGSEGV at the first decode of a quantized model. Only
-a CPU with AMX is affected, because only there `-march=native` turns AMX on. The check compiles such a function to
+CPUs with AMX are affected, because only there `-march=native` turns AMX on. The check compiles such a function to
 assembly, replaces `ldtilecfg` with instructions that copy the 64 bytes, and runs it. That needs no CPU with AMX.
 """
 
@@ -85,7 +85,7 @@ STAND_IN = """
 
 @dataclass(frozen=True)
 class Decision:
-    """`line` says what was decided; `environment` is what changes for the build. `error`: nothing can be built."""
+    """A decision. `line`: in words. `environment`: variables to change for the build. `error`: no build is possible."""
 
     line: str
     environment: Mapping[str, str]
@@ -93,7 +93,7 @@ class Decision:
 
 
 def decide(environment: Mapping[str, str]) -> Decision:
-    """The compiler and flags for this machine. Takes about a second where the CPU has AMX, else some milliseconds."""
+    """The compiler and flags for this machine. Takes about a second on a CPU with AMX, else some milliseconds."""
     path, arguments = environment.get("PATH"), shlex.split(environment.get("CMAKE_ARGS", ""))
     wanted = {
         "CC": _defined(arguments, "CMAKE_C_COMPILER") or environment.get("CC", ""),
@@ -106,10 +106,10 @@ def decide(environment: Mapping[str, str]) -> Decision:
             return Decision(MISSING.format(what=what), {}, error=True)
     name, *options = shlex.split(wanted["CXX"]) or [_first(("c++", "g++", "clang++"), path)]
     compiler = [_first((name,), path), *options]
-    fresh = {"PIP_NO_CACHE_DIR": "1"}  # pip keeps the wheels that it built, whatever their flags were
+    fresh = {"PIP_NO_CACHE_DIR": "1"}  # pip caches the wheels that it builds, regardless of their flags
     changed = fresh if any(environment.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS")) else {}
     if platform.machine().lower() not in ("x86_64", "amd64") or platform.system() != "Linux":
-        return Decision(f"compiler: {version(compiler)}; AMX is no question on this platform", changed)
+        return Decision(f"compiler: {version(compiler)}; AMX does not concern this platform", changed)
     flags = shlex.split(_defined(arguments, "CMAKE_CXX_FLAGS") or environment.get("CXXFLAGS", ""))
     if not _turns_amx_on(compiler, flags, arguments):
         return Decision(f"compiler: {version(compiler)}; it uses no AMX on this CPU, nothing to change", changed)
@@ -122,10 +122,11 @@ def _without(
     compiler: Sequence[str], wanted: Mapping[str, str], environment: Mapping[str, str], arguments: list[str],
     path: str | None, fresh: Mapping[str, str],
 ) -> Decision:  # fmt: skip
-    """What to do about a compiler that builds AMX code wrongly: clang where nothing speaks against it, else no AMX."""
+    """The decision for a compiler that builds AMX code wrongly: clang if possible, else no AMX."""
     fault = f"compiler: {version(compiler)} builds AMX code that crashes"
     fixed = [name for name, value in wanted.items() if value]
-    on_gpu = any(GPU_BUILD.match(argument) for argument in arguments)  # clang may be no host compiler of that toolkit
+    # the GPU toolkit may not accept clang as host compiler
+    on_gpu = any(GPU_BUILD.match(argument) for argument in arguments)
     if not fixed and not on_gpu and (pair := _clang(path)):
         line = f"{fault}; llama.cpp is built with {version([pair[1]])} instead"
         if not _has_openmp([pair[1]]):
@@ -139,7 +140,7 @@ def _without(
 
 
 def _no_amx(environment: Mapping[str, str], arguments: list[str]) -> dict[str, str]:
-    """The flags where cmake reads them: a definition of the user hides the environment's."""
+    """The flags that turn AMX off, where cmake reads them: a definition of the user hides the environment's flags."""
     changed: dict[str, str] = {}
     for define, name in (("CMAKE_C_FLAGS", "CFLAGS"), ("CMAKE_CXX_FLAGS", "CXXFLAGS")):
         if (given := _defined(arguments, define)) is None:
@@ -161,7 +162,7 @@ def _defined(arguments: Sequence[str], name: str) -> str | None:
 
 
 def _turns_amx_on(compiler: Sequence[str], flags: Sequence[str], arguments: Sequence[str]) -> bool:
-    """Whether llama.cpp's own flags make this compiler use AMX: `-march=native`, or what the user asked cmake for."""
+    """Whether llama.cpp's flags make this compiler use AMX: `-march=native`, or definitions of the user."""
     on = ("on", "1", "true", "yes")
     asked = any(
         (_defined(arguments, name) or "").lower() in on
@@ -174,7 +175,7 @@ def _turns_amx_on(compiler: Sequence[str], flags: Sequence[str], arguments: Sequ
 
 
 def builds_tiles(compiler: Sequence[str], source: str = SOURCE) -> bool:
-    """Whether all 64 bytes of a tile configuration are in memory where `ldtilecfg` reads them. Half a second."""
+    """Whether all 64 bytes of a tile configuration are in memory when `ldtilecfg` reads them. Takes half a second."""
     with tempfile.TemporaryDirectory(prefix="rest-local-compiler-") as name:
         code, assembly, program = (Path(name) / part for part in ("tiles.cpp", "tiles.s", "tiles"))
         code.write_text(source, "utf-8")
@@ -196,17 +197,17 @@ def builds_tiles(compiler: Sequence[str], source: str = SOURCE) -> bool:
 
 
 def _clang(path: str | None) -> tuple[str, str] | None:
-    """C and C++ compiler of the newest clang that passes."""
+    """The C and C++ compiler of the newest clang that passes the check."""
     for suffix in ("", *(f"-{number}" for number in CLANG_VERSIONS)):
         c, cxx = shutil.which(f"clang{suffix}", path=path), shutil.which(f"clang++{suffix}", path=path)
-        # clang 14 and 15 call the macros __AMXTILE__ and __AMXINT8__, so llama.cpp leaves its AMX code out there
+        # clang 14 and 15 name the macros __AMXTILE__ and __AMXINT8__, so llama.cpp leaves out its AMX code
         if c and cxx and _turns_amx_on([cxx], TILE_FLAGS, ["-DGGML_NATIVE=off"]) and builds_tiles([cxx]):
             return c, cxx
     return None
 
 
 def _has_openmp(compiler: Sequence[str]) -> bool:
-    """Without OpenMP llama.cpp builds all the same, with threads of its own."""
+    """Whether the compiler links OpenMP. Without it, llama.cpp uses its own threads."""
     with tempfile.TemporaryDirectory(prefix="rest-local-compiler-") as name:
         code = Path(name) / "main.cpp"
         code.write_text("int main() { return 0; }\n", "utf-8")
@@ -226,7 +227,7 @@ def _first(names: Sequence[str], path: str | None) -> str:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """None where it cannot be started, or does not end."""
+    """Run a command. Returns None if it cannot be started or does not end."""
     try:
         return subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL,
@@ -237,7 +238,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
 
 
 def _installed(command: Sequence[str]) -> bool:
-    """Whether the command's Python has llama.cpp already: then nothing needs to be compiled."""
+    """Whether the command's Python already has llama.cpp, so that nothing needs to be compiled."""
     if not command or not Path(command[0]).name.startswith("python"):
         return False
     found = _run([command[0], "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('llama_cpp'))"])

@@ -1,13 +1,15 @@
-"""Measure rest-local on a machine with a GPU: build, cost curves, replay of the workloads, exactness; one JSON.
+"""Measure rest-local on a machine with a GPU: build, cost curves, replay of the workloads, exactness; as one JSON.
 
     python scripts/gpu_check.py -o result.json                  # builds llama.cpp for CUDA into .venv, then measures
     python scripts/gpu_check.py --no-build --data FOLDER        # with what is installed, and with recorded answers
     python scripts/gpu_check.py --cpu --quick                   # the same path in a minute, on any machine
 
-Contract: standard library only; every figure comes from a command of rest-local that anyone can run alone, and the
-command stands next to its figure. A part that fails is reported with its error and the others go on; the exit code is
-then 1. The result is written after each part, so a run that is cut off keeps what it had. Synthetic models (random
-weights in the shape of real ones) need 0.5, 1.2 and 4.7 GB of disk in the folder of --work and are deleted again.
+- It uses only the standard library. Every figure comes from a command of rest-local that can be run alone; the result
+  holds the command next to its figure.
+- A part that fails is reported with its error, and the other parts run. The exit code is then 1.
+- The result is written after each part, so an interrupted run keeps its results so far.
+- Synthetic models (random weights in the shape of real ones) need 0.5, 1.2 and 4.7 GB of disk in the folder of --work
+  and are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = (("0.5B", "Q8_0"), ("1.5B", "Q4_K"), ("7B", "Q4_K"))
-CONTEXT = 8192  # tokens; `tune` measures at three lengths that fit
+CONTEXT = 8192  # tokens; `tune` measures at three context lengths that fit
 DEMO = ROOT / "models" / "demo.gguf"
-# By workload: the file of recorded answers, the vocabulary they are in, and further options of `bench replay`.
+# By workload: the file of recorded answers, their vocabulary, and further options of `bench replay`.
 RECORDED = {
     "MT-Bench": ("mt_bench_answers_vicuna-7b-v1.5.jsonl", "ggml-vocab-llama-spm.gguf", ()),
     "chat": ("alpaca_eval_outputs_llama-3-8b-instruct.jsonl", "ggml-vocab-llama-bpe.gguf", ("--history", "150:")),
@@ -40,7 +42,7 @@ RECORDED = {
 
 @dataclass
 class Check:
-    """What was measured so far; written to `output` after each part."""
+    """The results so far, written to `output` after each part."""
 
     output: Path
     python: str
@@ -49,7 +51,7 @@ class Check:
     result: dict[str, Any] = field(default_factory=dict)
 
     def part(self, path: Sequence[str], run: Callable[..., dict[str, Any]], *arguments: Any) -> bool:
-        """Run one part and keep what it returns, or its error, under `path` in the result; whether it succeeded."""
+        """Run one part and store its result, or its error, under `path`. Returns whether it succeeded."""
         print(f"gpu_check: {' / '.join(path)}", file=sys.stderr, flush=True)
         begun = time.perf_counter()
         try:
@@ -65,12 +67,12 @@ class Check:
         return succeeded
 
     def measure(self, path: Sequence[str], *module_and_arguments: str) -> bool:
-        """The same for a module of rest-local that prints JSON."""
+        """Run a module of rest-local that prints JSON as a part."""
         return self.part(path, run_json, [self.python, "-m", *module_and_arguments, "--json"], self.environment)
 
 
 class CommandFailed(Exception):
-    """A command ended with an error; the message holds the end of what it said."""
+    """A command failed; the message holds the end of its output."""
 
 
 def run_json(command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def run_json(command: Sequence[str], environment: dict[str, str]) -> dict[str, A
 
 
 def machine() -> dict[str, Any]:
-    """CPU, system and GPUs, as far as the system tells them."""
+    """CPU, system and GPUs, as far as the system reports them."""
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
         gpus = [line.split(" (UUID")[0] for line in found.stdout.splitlines()]
@@ -103,7 +105,7 @@ def machine() -> dict[str, Any]:
 
 
 def build() -> dict[str, Any]:
-    """llama.cpp for CUDA in .venv, by `make install`. Raises CommandFailed."""
+    """Build llama.cpp for CUDA in .venv with `make install`. Raises CommandFailed."""
     arguments = f"{os.environ.get('CMAKE_ARGS', '')} -DGGML_CUDA=on".strip()
     done = subprocess.run(
         ["make", "-B", "install"], cwd=ROOT, env={**os.environ, "CMAKE_ARGS": arguments},
@@ -115,7 +117,7 @@ def build() -> dict[str, Any]:
 
 
 def workloads(check: Check, data: Path | None, limit: int) -> dict[str, list[str]]:
-    """By name the arguments of `bench replay` of each workload whose text is there; what is absent is noted."""
+    """The arguments of `bench replay` by workload, for those whose files exist; the others are noted in the result."""
     found, left_out = {}, check.result.setdefault("left_out", {})
     for name, (file, vocabulary, more) in RECORDED.items():
         if data is None or not (data / file).is_file() or not (data / vocabulary).is_file():
@@ -135,18 +137,18 @@ def workloads(check: Check, data: Path | None, limit: int) -> dict[str, list[str
 
 
 def measure_model(check: Check, name: str, path: Path, replays: dict[str, list[str]]) -> None:
-    """The cost curve of a model at three lengths of context, and the workloads with its forward passes paid."""
+    """Measure the cost curve of a model at three context lengths, and the workloads with its real forward passes."""
     length = ("-c", str(CONTEXT)) if path != DEMO else ()
     check.measure(["models", name, "tune"], "rest_local", "tune", "-m", str(path), *length, *check.layers)
     for workload, arguments in replays.items():
-        told = ("rest_local", "bench", "replay", *arguments, "-m", str(path))
-        check.measure(["models", name, workload], *told)
+        command = ("rest_local", "bench", "replay", *arguments, "-m", str(path))
+        check.measure(["models", name, workload], *command)
 
 
 def synthetic(check: Check, shape: str, quant: str, path: Path, data: Path | None) -> dict[str, Any]:
     """Write a synthetic model. Raises CommandFailed."""
     vocabulary = ("--vocab", str(data / "ggml-vocab-qwen2.gguf")) if data else ()
-    command = [check.python, "models/synthetic.py", shape, quant, str(path), *vocabulary]
+    command = [check.python, "-m", "benchmarks.synthetic", shape, quant, str(path), *vocabulary]
     done = subprocess.run(command, cwd=ROOT, env=check.environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CommandFailed(f"{shlex.join(command)}: {done.stderr.strip()[-2000:]}")
@@ -154,11 +156,11 @@ def synthetic(check: Check, shape: str, quant: str, path: Path, data: Path | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 where every part succeeded, else 1."""
+    """Returns the exit code: 0 if every part succeeded, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--cpu", action="store_true", help="no CUDA build, nothing on a GPU")
-    parser.add_argument("--quick", action="store_true", help="the demo model only, two answers of each workload")
+    parser.add_argument("--quick", action="store_true", help="only the demo model and two answers of each workload")
     parser.add_argument("--no-build", action="store_true", help="measure with the running interpreter's packages")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="recorded answers and vocabularies")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="for models and caches; default: a temporary one")
@@ -176,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not args.cpu and not args.no_build:
             check.part(["build"], build)
         replays = workloads(check, args.data, 2 if args.quick else args.limit)
-        if args.quick:  # edits do not fit the demo model's context
+        if args.quick:  # because edits do not fit the demo model's context
             text = "def add(a, b):\n    return a + b\n\n\n" * 8
             copied = folder / "copied.jsonl"
             copied.write_text(json.dumps({"instruction": text, "output": text}) + "\n", "utf-8")

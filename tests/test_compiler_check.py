@@ -1,8 +1,7 @@
-"""The choice of compiler and flags for llama.cpp, with compilers that are shell scripts, and with the real ones."""
+"""The choice of compiler and flags for llama.cpp, with shell scripts as compilers and with real ones."""
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import shutil
 import subprocess
@@ -12,24 +11,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.scripts import load_script
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compiler_check.py"
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compiler_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "compiler_check", module)
-    spec.loader.exec_module(module)
+    module = load_script(SCRIPT, "compiler_check")
     monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(module.platform, "system", lambda: "Linux")
     return module
 
 
-# Says that it turns AMX on unless told otherwise; what it "compiles" is a program that exits with the given status.
+# Reports that it turns AMX on unless a flag turns it off; it "compiles" a program that exits with the given status.
 COMPILER = """#!/bin/sh
 for argument in "$@"; do
     case $argument in
@@ -46,7 +41,7 @@ if [ "$assembly" = yes ]; then printf '\\tldtilecfg\\t(%%rsp)\\n' > "$output"; e
 printf '#!/bin/sh\\nexit {status}\\n' > "$output"; /bin/chmod 700 "$output"
 """
 
-# As clang 14, whose macro has another name; llama.cpp then builds no AMX code.
+# Like clang 14, whose macro has another name, so that llama.cpp builds no AMX code.
 OLD_CLANG = COMPILER.replace("__AMX_TILE__", "__AMXTILE__")
 
 Install = Callable[..., dict[str, str]]
@@ -54,7 +49,7 @@ Install = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def install(tmp_path: Path) -> Install:
-    """`install("g++", amx="on", right=False)`: a compiler on an otherwise empty PATH; returns the environment."""
+    """`install("g++", amx="on", right=False)` puts a compiler on an empty PATH and returns the environment."""
 
     def put(*names: str, amx: str = "on", right: bool = True, text: str = COMPILER) -> dict[str, str]:
         for name in names:
@@ -70,7 +65,7 @@ def test_a_correct_compiler_is_kept(check: ModuleType, install: Install) -> None
     assert not decision.error
     assert "c++ 1.0" in decision.line
     assert "correctly" in decision.line
-    assert decision.environment == {"PIP_NO_CACHE_DIR": "1"}  # a wheel that was built earlier may hold the fault
+    assert decision.environment == {"PIP_NO_CACHE_DIR": "1"}  # a cached wheel may have the fault
 
 
 def test_a_cpu_without_amx_changes_nothing(check: ModuleType, install: Install) -> None:
@@ -97,7 +92,7 @@ def test_without_clang_amx_is_turned_off(check: ModuleType, install: Install) ->
     assert decision.environment["CFLAGS"] == "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
     assert "CC" not in decision.environment
     again = check.decide({**environment, **decision.environment})
-    assert "nothing to change" in again.line  # the flags do what they are for
+    assert "nothing to change" in again.line  # the flags turn AMX off
 
 
 def test_definitions_of_the_user_are_kept_and_extended(check: ModuleType, install: Install) -> None:
@@ -164,10 +159,10 @@ def test_the_command_runs_in_the_chosen_environment(install: Install, tmp_path: 
     assert "build-essential" in done.stderr
 
 
-def test_a_missing_compiler_does_not_matter_where_llama_cpp_is_installed(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), sys.executable, "-c", "print('went on')"]
+def test_a_missing_compiler_does_not_matter_if_llama_cpp_is_installed(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), sys.executable, "-c", "print('continued')"]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "continued\n", "")
 
 
 @pytest.mark.skipif(
@@ -175,8 +170,8 @@ def test_a_missing_compiler_does_not_matter_where_llama_cpp_is_installed(tmp_pat
     reason="needs g++ for x86-64 on Linux",
 )
 @pytest.mark.parametrize(("operand", "right"), [("const char (*)[64]", True), ("const void **", False)])
-def test_a_real_compiler_is_judged_by_the_bytes_in_memory(check: ModuleType, operand: str, right: bool) -> None:
-    """The intrinsic as gcc declares it now, and as gcc 11 and 12 did."""
+def test_a_real_compiler_is_checked_by_the_bytes_in_memory(check: ModuleType, operand: str, right: bool) -> None:
+    """The intrinsic as declared by current gcc, and by gcc 11 and 12."""
     statement = f'__asm__ volatile ("ldtilecfg\\t%X0" :: "m" (*(({operand}) &config)));'
     source = check.SOURCE.replace("_tile_loadconfig(&config);", statement)
     assert check.builds_tiles(["g++"], source) == right

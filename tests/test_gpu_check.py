@@ -1,8 +1,7 @@
-"""The GPU script: its whole path on the CPU with the demo model, and what it does where a part fails."""
+"""The GPU script runs on the CPU with the demo model, and continues after a part that fails."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,20 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_check", module)
-    spec.loader.exec_module(module)
-    return module
+def script() -> ModuleType:
+    return load_script(SCRIPT, "gpu_check")
 
 
 def test_the_whole_path_runs_on_a_cpu_with_the_demo_model(tmp_path: Path) -> None:
@@ -47,7 +41,7 @@ def test_the_whole_path_runs_on_a_cpu_with_the_demo_model(tmp_path: Path) -> Non
     assert "rest_local doctor" in result["doctor"]["command"]
 
 
-def test_a_part_that_fails_is_reported_and_the_others_go_on(
+def test_a_part_that_fails_is_reported_and_the_others_run(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run_json(command: list[str], environment: dict[str, str]) -> dict[str, object]:
@@ -70,6 +64,6 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(
     ("program", "message"),
     [("print(1); raise SystemExit(3)", "exit 3"), ("print('no json')", "not JSON"), ("pass", "exit 0")],
 )
-def test_a_command_without_a_line_of_json_has_failed(script: ModuleType, program: str, message: str) -> None:
+def test_a_command_without_a_line_of_json_fails(script: ModuleType, program: str, message: str) -> None:
     with pytest.raises(script.CommandFailed, match=message):
         script.run_json([sys.executable, "-c", program], dict(os.environ))

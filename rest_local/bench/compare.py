@@ -1,7 +1,7 @@
-"""Everything that `rest-local bench replay` reports over one workload: policy, oracle, sweep and peers side by side.
+"""The reports of `rest-local bench replay` on one workload: policy, oracle, sweep and peers.
 
-Contract: a `Workload` and names go in, plain dictionaries come out. All sides see the same answers, the same earlier
-answers and the same curve; only this project's own side can read the datastores.
+A `Workload` and names go in, dictionaries come out. All sides have the same answers, the same earlier answers and the
+same curve. Only the policies of this project can read the datastores.
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from rest_local.bench import arctic
 from rest_local.bench.oracle import fair, oracle, reaches
-from rest_local.bench.peers import PEERS, Peer
-from rest_local.bench.replay import FREE, replay, sweep
+from rest_local.bench.peers import ARCTIC_VARIANTS, PEERS, Arctic, Peer, why_no_arctic
+from rest_local.bench.replay import FREE, MakePolicy, replay, sweep
 from rest_local.bench.workload import Workload
-from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
-from rest_local.planning.policy import Policy
 
 THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
-SPARSE = (0.95, 0.85, 0.7, 0.5, 0.35)  # and these where peers are compared: some draft a node in 25 steps
-
-MakePolicy = Callable[[CostCurve], Policy]
+SPARSE = (0.95, 0.85, 0.7, 0.5, 0.35)  # in addition for the comparison with peers, some of which draft rarely
 
 
 def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence[str]) -> dict[str, Any]:
-    """For each curve what the policy reaches, and the shares of what the oracle and the fair bound reach."""
+    """For each curve, the results of the policy, the oracle and the fair bound, and the policy's share of both."""
     loaded = {name: load_curve(name) for name in curves}
     found = reaches(workload.tested, workload.sources) if loaded else []
     report = {}
@@ -49,15 +44,15 @@ def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence
 def compare_peers(
     workload: Workload, curves: Sequence[str], ours: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """By peer: MAT, nodes, speed-up by curve, and `ours`, the MAT of `ours` (a sweep) at as many nodes a step.
+    """By peer: MAT, nodes, speed-up by curve, and "ours", the MAT of the sweep `ours` at as many nodes per step.
 
-    The second dictionary says of peers that were left out why.
+    The second dictionary gives the reason for each peer that is left out.
     """
     earlier = workload.earlier or []
     makers: list[Callable[[], Peer]] = [partial(kind, earlier) for kind in PEERS]
-    reason = arctic.available()
+    reason = why_no_arctic()
     if reason is None:
-        makers += [partial(arctic.Arctic, earlier, **options) for options in arctic.VARIANTS]
+        makers += [partial(Arctic, earlier, **options) for options in ARCTIC_VARIANTS]
     report = {}
     for make in makers:
         name, row = _peer(workload, make, curves)
@@ -66,7 +61,7 @@ def compare_peers(
 
 
 def _peer(workload: Workload, make: Callable[[], Peer], curves: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Each curve from a cold start; what is drafted does not depend on the curve."""
+    """Replay each curve from a cold start; the drafts do not depend on the curve."""
     name, row, speedups = "", dict[str, Any](), dict[str, float]()
     for curve in curves or (None,):
         peer = make()
@@ -83,7 +78,7 @@ def _itself(peer: Peer) -> Peer:
 
 
 def at_nodes(rows: Sequence[dict[str, Any]], nodes: float) -> float | None:
-    """MAT of a sweep at `nodes` a step, between its points (no nodes: 1); None beyond its largest."""
+    """MAT of a sweep at `nodes` per step, interpolated (no nodes: 1); None beyond its largest."""
     points = sorted([(0.0, 1.0), *((row["nodes_per_step"], row["mat"]) for row in rows)])
     if nodes > points[-1][0]:
         return None
@@ -92,5 +87,5 @@ def at_nodes(rows: Sequence[dict[str, Any]], nodes: float) -> float | None:
 
 
 def full_sweep(workload: Workload, *, sparse: bool) -> list[dict[str, Any]]:
-    """Rows by threshold; `sparse` adds those that draft almost nothing."""
+    """Rows by threshold; `sparse` adds thresholds that draft almost nothing."""
     return sweep(workload.tested, workload.sources, (*SPARSE, *THRESHOLDS) if sparse else THRESHOLDS)

@@ -1,8 +1,12 @@
-"""The demo's measurement: one prompt, plain and drafted, interleaved, the same engine; returns dataclasses.
+"""The demo's measurement: plain and drafted runs of one prompt alternate on one engine.
 
-The first pair is shown and warms the caches (showing text costs time on the same cores). The pairs after it are timed
-and run silently. Speed is the median of the ratios within pairs. Where greedy decoding loops, both sides sample with
-the same seed instead, so that they share their draws. Knows nothing about terminals.
+- The first pair is shown and warms the caches; showing text takes time on the same cores. The later pairs are timed and
+  run silently.
+- The speed-up is the median of the ratios within pairs.
+- If greedy decoding loops, both sides sample with the same seed, so that they make the same draws. A small model that
+  loops flatters every drafter, so each output states how much of it repeats.
+
+The module knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rest_local.bench.prompts import Prompt
-from rest_local.bench.repeats import LOOPING, repeated_share
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result
@@ -23,9 +26,11 @@ SIDES = ("plain", "drafted")
 CONTEXT = 2048
 SEED = 1
 TEMPERATURE = 0.8
+LOOPING = 0.3  # share of repeated n-grams from which on greedy decoding loops, and the demo samples instead
+NGRAM = 8
 
 
-class Audience(Protocol):
+class Display(Protocol):
     """Shows the first pair of runs."""
 
     def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None: ...
@@ -61,7 +66,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt in one mode ("exact" or "fast"). `identical`: every run of both sides gave the same tokens."""
+    """One prompt in one mode ("exact" or "fast"). `identical`: all runs of both sides give the same tokens."""
 
     prompt: Prompt
     mode: str
@@ -89,13 +94,13 @@ class Comparison:
 
 
 def compare(
-    engine: Engine, prompt: Prompt, mode: str, *, max_tokens: int, repeats: int, audience: Audience | None = None
+    engine: Engine, prompt: Prompt, mode: str, *, max_tokens: int, repeats: int, display: Display | None = None
 ) -> Comparison:
-    """Measure one prompt. Costs `2 * repeats + 3` generations of `max_tokens`. Raises what `generate` raises."""
+    """Measure one prompt with `2 * repeats + 3` generations of `max_tokens`. Raises the errors of `Engine.generate`."""
     sampling = choose_sampling(engine, prompt, max_tokens)
-    if audience is not None:
-        audience.begin(prompt, mode, not sampling.is_greedy)
-    shown = {side: run(engine, prompt, side, sampling, max_tokens, audience) for side in SIDES}
+    if display is not None:
+        display.begin(prompt, mode, not sampling.is_greedy)
+    shown = {side: run(engine, prompt, side, sampling, max_tokens, display) for side in SIDES}
     timed = [{side: run(engine, prompt, side, sampling, max_tokens) for side in SIDES} for _ in range(repeats)]
     outputs = {tuple(pair[side].tokens) for pair in [shown, *timed] for side in SIDES}
     sides = {side: Side(timed[-1][side], tuple(speed(pair[side]) for pair in timed)) for side in SIDES}
@@ -111,7 +116,7 @@ def compare(
 
 
 def choose_sampling(engine: Engine, prompt: Prompt, max_tokens: int) -> Sampling:
-    """Greedy, or seeded sampling where plain greedy decoding repeats more than `LOOPING` of its 8-grams."""
+    """Greedy sampling, or seeded sampling if plain greedy decoding repeats more than LOOPING of its n-grams."""
     from rest_local.llama.sampling import Sampling
 
     greedy = Sampling()
@@ -121,7 +126,7 @@ def choose_sampling(engine: Engine, prompt: Prompt, max_tokens: int) -> Sampling
 
 
 def run(
-    engine: Engine, prompt: Prompt, side: str, sampling: Sampling, max_tokens: int, audience: Audience | None = None
+    engine: Engine, prompt: Prompt, side: str, sampling: Sampling, max_tokens: int, display: Display | None = None
 ) -> Result:
     """Generate once."""
     text = engine.chat_prompt([{"role": "user", "content": prompt.text}]) if prompt.chat else prompt.text
@@ -133,18 +138,18 @@ def run(
         prediction=prompt.prediction,
     )
     for piece in stream:
-        if audience is not None:
-            audience.piece(side, piece)
+        if display is not None:
+            display.piece(side, piece)
     return stream.result
 
 
 def speed(result: Result) -> float:
-    """Return tokens per second of the generation proper, the prompt not counted."""
+    """Tokens per second of the generation, without the prefill."""
     return result.timings.predicted_per_second
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What `demo --json` prints: the first comparison's drafted run as `generate --json` prints it, and all of them."""
+    """The output of `demo --json`: the first drafted run in the form of `generate --json`, and all comparisons."""
     first = comparisons[0]
     return {
         **first.drafted.result.to_dict(),
@@ -152,3 +157,12 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "speedup": round(first.speedup, 3),
         "prompts": [comparison.to_json() for comparison in comparisons],
     }
+
+
+def repeated_share(tokens: Sequence[int], n: int = NGRAM) -> float:
+    """The share, 0 to 1, of the n-grams of `tokens` that occur earlier in `tokens`; 0 for fewer than n + 1 tokens.
+
+    Takes O(len(tokens) * n) time.
+    """
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,9 +1,10 @@
-"""The edit workload: what a coding assistant writes when it changes a file, taken from the history of a git repository.
+"""The edit workload: changes of files in the history of a git repository, as a coding assistant would write them.
 
-Contract: a local repository goes in, recorded answers come out. For each change of a file, newest first, the prompt is
-the commit's message and the old file, the answer is the new file; only what follows the first changed token counts,
-because the unchanged beginning belongs to the prompt. Reads the repository through `git` and changes nothing in it;
-merges, new files, deletions, renames, binary and long files are left out. Raises InputInvalid where there is nothing.
+- A local repository goes in, recorded answers come out, the newest change first.
+- The prompt is the commit message, the old file and the unchanged beginning of the new file. The answer is the rest of
+  the new file, from the first changed token on.
+- The repository is read through `git` and not changed.
+- Merges, new files, deletions, renames, binary files and long files are left out.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.git import git_command, git_environment
 
-EDITS = 100  # of one repository
-PER_COMMIT = 3  # so that one sweeping commit is not the whole workload
-MAX_BYTES = 32 * 2**10  # of a file, about 10 000 tokens: old and new file together fit a context of 32 k
+EDITS = 100  # per repository
+PER_COMMIT = 3  # changed files, so that one large commit is not the whole workload
+MAX_BYTES = 32 * 2**10  # of a file, about 10 000 tokens: the old and the new file together fit a context of 32 k
 MIN_BYTES = 200
-COMMITS = 5000  # looked through
+COMMITS = 5000  # searched
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One file of one commit: blob ids before and after."""
+    """One file of one commit. `old`, `new`: blob ids."""
 
     commit: str
     message: str
@@ -38,8 +39,8 @@ class Edit:
 
 
 def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, predict: bool = False) -> list[Recorded]:
-    """The newest `most` changes of files in the history of HEAD, tokenized; `predict`: with the rest of the old file as
-    prediction. Raises InputInvalid.
+    """The newest `most` changes of files in the history of HEAD, tokenized. `predict`: the rest of the old file is the
+    prediction. Raises InputInvalid if there is no repository or no such change, and RestLocalError without git.
     """
     if not repository.is_dir():
         raise InputInvalid("repository", repository, "no such directory")
@@ -75,7 +76,7 @@ def _recorded(edit: Edit, old: str, new: str, vocabulary: Vocabulary) -> Recorde
 
 
 def _edits(repository: Path) -> Iterator[Edit]:
-    """Changes of regular files, newest commit first."""
+    """Changes of regular files, the newest commit first."""
     command = git_command(
         repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
         "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
@@ -89,14 +90,14 @@ def _edits(repository: Path) -> Iterator[Edit]:
     if log.returncode:
         lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
         raise InputInvalid("repository", repository, lines[0])
-    parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message holds a NUL
+    parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message contains a NUL
     for commit, message, changes in zip(parts, parts, parts, strict=True):
         for change in _regular(changes.strip().splitlines())[:PER_COMMIT]:
             yield Edit(commit, message, *change)
 
 
 def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(path, old blob, new blob) of lines `:100644 100644 OLD NEW M<tab>PATH`."""
+    """(path, old blob, new blob) from lines `:100644 100644 OLD NEW M<tab>PATH`."""
     found = []
     for line in changes:
         fields, _, path = line.partition("\t")
@@ -107,7 +108,7 @@ def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 class _Blobs:
-    """The contents of blobs, from one `git cat-file --batch`."""
+    """Reads blobs through one process `git cat-file --batch`."""
 
     def __init__(self, repository: Path) -> None:
         try:
@@ -119,7 +120,7 @@ class _Blobs:
             raise RestLocalError("--git needs the program git; install it") from error
 
     def text(self, blob: str) -> str | None:
-        """None where it is missing, not text, or of a size that is not taken."""
+        """The text of a blob; None if it is missing, not text, or outside the size limits."""
         into, out = self._process.stdin, self._process.stdout
         if into is None or out is None:
             return None
@@ -144,7 +145,7 @@ class _Blobs:
 
 
 def _read(out: IO[bytes], size: int) -> bytes:
-    """A blob of `size` bytes and the newline behind it; of a long one only the beginning is kept."""
+    """Read a blob of `size` bytes and the newline after it. Only the beginning of a long one is returned."""
     data = out.read(min(size, MAX_BYTES + 1))
     rest = size - len(data) + 1
     while rest > 0 and (part := out.read(min(rest, 2**20))):

@@ -1,20 +1,21 @@
-"""The peers' rules, for comparison in the same replay: what other runtimes draft without a model.
+"""The rules by which other runtimes draft without a model, for comparison in the same replay.
 
-Contract: a `Peer` is both what is asked (it follows the sequence as `Lookup` does) and who decides (a `Policy`), so one
-replay drives it like any policy. The rules are written after the behaviour of the original programs, with their
-default parameters; none has a cost gate, and each drafts one chain:
+A `Peer` is both the source (`Lookup`) and the policy (`Policy`), so a replay runs it like any policy. The rules follow
+the behaviour of the original programs with their default parameters. None considers cost, and each drafts one chain:
 
 - `prompt-lookup`: llama-cpp-python `LlamaPromptLookupDecoding`, 2-grams, 10 tokens, the earliest match.
 - `ngram-simple`: llama.cpp `--spec-type ngram-simple`, 12-grams, 48 tokens, the latest match.
 - `ngram-mod`: llama.cpp `--spec-type ngram-mod`, a hash table of 24-grams shared by all requests, 48 to 64 tokens.
 
-ArcticInference's own code is run by `rest_local.bench.arctic` where it is installed.
+`Arctic` runs ArcticInference's suffix decoding by its own code, if that package is installed. Its local tree holds the
+request, and its global tree holds the earlier answers that all sides have. Answers under test are removed again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from struct import pack
 from typing import Any
 
@@ -26,55 +27,54 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policy import Stateless, StepContext, StepCost
 
+ARCTIC_MODULE = "arctic_inference.suffix_decoding"
+ARCTIC_REQUEST = -1  # id of the request under test
+ARCTIC_VARIANTS: tuple[dict[str, Any], ...] = ({}, *({"factor": factor, "tree": True} for factor in (1.0, 2.0, 4.0)))
+"""Its default, and its tree at three lengths: the points that docs/DESIGN.md section 5 compares with."""
+
 
 class Peer(Stateless):
-    """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that can use them."""
+    """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that use them."""
 
     name = "peer"
-    follower = None  # no draft model
+    draft_sequence = None  # no draft model
 
     def __init__(self, history: Sequence[Sequence[int]] = ()) -> None:
         self.tokens: list[int] = []
-        self._bytes = bytearray()  # the same, 4 bytes each: searched at the speed of memory
+        self._bytes = bytearray()  # the same tokens, 4 bytes each, for a fast search
 
     def propose(self, limit: int) -> DraftTree:
-        """What would be drafted at the end of `tokens`: at most `limit` nodes. Each peer has its own."""
+        """The draft at the end of `tokens`, at most `limit` nodes. Each peer has its own rule."""
         raise NotImplementedError
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """A new request and its prompt."""
+        """Start a new request with its prompt."""
         self.tokens, self._bytes = [], bytearray()
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens that were confirmed."""
+        """Add confirmed tokens."""
         self.tokens.extend(tokens)
         self._bytes += pack(f"<{len(tokens)}i", *tokens)
 
     def predict(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """The peers know no prediction; the text is in the prompt as well."""
+        """Do nothing: the peers use no prediction, and its text is in the prompt too."""
 
     def rows(self, *_: Any, **__: Any) -> list[SourceRows]:
-        """None: a peer is asked for its draft only."""
+        """No rows: a peer only drafts."""
         return []
 
     def repeats(self, n: int = 8) -> bool:
         return False
 
-    def begin(self, n_ctx: int) -> None:
-        """Nothing to prepare; `restart` has the tokens."""
-
     def draft(self, sources: object, at: StepContext) -> Draft:
-        """As `Policy.draft`; `sources` is this peer itself."""
+        """See `Policy.draft`; `sources` is this peer itself."""
         begun = time.perf_counter()
         tree = self.propose(at.limit)
         return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
 
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Most peers learn nothing from what was accepted."""
-
     def find(self, gram: int, *, latest: bool, end: int) -> int:
-        """Where the newest `gram` tokens stand within the first `end` tokens: an index, -1 for nowhere."""
+        """The index of the newest `gram` tokens within the first `end` tokens, -1 if there is none."""
         newest = bytes(self._bytes[-4 * gram :])
         search = self._bytes.rfind if latest else self._bytes.find
         low, high = 0, 4 * end
@@ -84,7 +84,7 @@ class Peer(Stateless):
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:
-    """The tree of one branch."""
+    """A tree of one branch."""
     tree = DraftTree(max_leaves=1)
     node = ROOT
     for token in tokens:
@@ -93,7 +93,7 @@ def chain(tokens: Sequence[int]) -> DraftTree:
 
 
 class PromptLookup(Peer):
-    """What followed the newest 2 tokens (else the newest token) where they stood first."""
+    """Drafts what followed the first occurrence of the newest 2 tokens, else of the newest token."""
 
     name = "prompt-lookup"
     GRAM, TOKENS = 2, 10
@@ -108,13 +108,13 @@ class PromptLookup(Peer):
 
 
 class NgramSimple(Peer):
-    """What followed the newest 12 tokens where they stood last: 48 tokens, not fewer than 12, never from position 0."""
+    """Drafts what followed the last occurrence of the newest 12 tokens: 12 to 48 tokens, never from position 0."""
 
     name = "ngram-simple"
     GRAM, TOKENS = 12, 48
 
     def propose(self, limit: int) -> DraftTree:
-        known = len(self.tokens) - 1  # the original keeps the sampled token apart
+        known = len(self.tokens) - 1  # the original does not count the sampled token
         if known <= self.GRAM + self.TOKENS + 1:
             return chain([])
         at = self.find(self.GRAM, latest=True, end=known - 1)
@@ -125,11 +125,12 @@ class NgramSimple(Peer):
 
 
 class NgramMod(Peer):
-    """A table from the hash of 24 tokens to the token that followed them last, filled by every request.
+    """A table from the hash of 24 tokens to the token that followed them last, shared by all requests.
 
-    Tokens enter it 32 at a time; fewer than 48 known tokens in a row are not drafted. Five drafts in a row of which
-    less than a quarter was accepted empty it but for the request; a request that begins with more than a quarter of it
-    in use empties it with its own prompt, as the original does.
+    - Tokens enter it 32 at a time. Fewer than 48 known tokens in a row are not drafted.
+    - After five drafts in a row with less than a quarter accepted, it is cleared and filled again from the request.
+    - If more than a quarter of it is in use when a request starts, it is cleared with the prompt in it, as in the
+      original.
     """
 
     name = "ngram-mod"
@@ -191,3 +192,49 @@ class NgramMod(Peer):
 
 
 PEERS: tuple[type[Peer], ...] = (PromptLookup, NgramSimple, NgramMod)
+
+
+def why_no_arctic() -> str | None:
+    """The reason why ArcticInference cannot be used; None if it can."""
+    try:
+        import_module(ARCTIC_MODULE)
+    except ImportError as error:
+        return f"ArcticInference cannot be imported ({error}); pip install arctic-inference"
+    return None
+
+
+class Arctic(Peer):
+    """ArcticInference. `factor`: largest length of a draft, relative to the match. `least`: least probability of a
+    token.
+    """
+
+    def __init__(
+        self, history: Sequence[Sequence[int]] = (), *, factor: float = 1.0, least: float = 0.1, tree: bool = False
+    ) -> None:
+        super().__init__(history)
+        self.name = f"arctic-{'tree' if tree else 'chain'}-{factor:g}x-{least:g}"
+        self._options: dict[str, Any] = {"max_spec_factor": factor, "min_token_prob": least, "use_tree_spec": tree}
+        self._cache = import_module(ARCTIC_MODULE).SuffixDecodingCache()
+        for number, answer in enumerate(history):
+            self._cache.start_request(number, [])
+            self._cache.add_active_response(number, list(answer))
+            self._cache.stop_request(number)
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        if ARCTIC_REQUEST in self._cache.active_requests:
+            self._cache.stop_request(ARCTIC_REQUEST)
+            self._cache.evict_cached_response(ARCTIC_REQUEST)
+        self._cache.start_request(ARCTIC_REQUEST, list(tokens))
+        self.tokens = list(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+        self._cache.add_active_response(ARCTIC_REQUEST, list(tokens))
+
+    def propose(self, limit: int) -> DraftTree:
+        context = self.tokens[-self._cache.max_tree_depth :]
+        found = self._cache.speculate(ARCTIC_REQUEST, context, max_spec_tokens=limit, **self._options)
+        tree = DraftTree(max_leaves=max(len(found.token_ids), 1))
+        for token, parent, probability in zip(found.token_ids, found.parents, found.probs, strict=True):
+            tree.add(token, parent, probability, SOURCE_NUMBER["context"])
+        return tree

@@ -1,6 +1,7 @@
-"""The prompts of the demo and of the benchmarks: real source files, cut where a function begins, or to be edited.
+"""The prompts of the demo and of the benchmarks: real source files, cut at the start of a function, or to be edited.
 
-Knows nothing about models. The held-out modules were neither in the demo model's training nor in the demo's datastore.
+The held-out modules are neither in the demo model's training nor in the demo's datastore. The module knows nothing
+about models.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".
 
 @dataclass(frozen=True)
 class Prompt:
-    """`kind`: "unseen" (nothing to draft from), "stored" (the datastore holds it), "copy" (the prompt holds it) or
-    "edit" (the prompt and `prediction` hold it). `chat`: the text is a question, for the model's chat template.
+    """One prompt. `kind` says where its answer can be drafted from: "unseen" (nowhere), "stored" (the datastore),
+    "copy" (the prompt) or "edit" (the prompt and `prediction`). `chat`: the text is a question for the model's chat
+    template.
     """
 
     kind: str
@@ -31,17 +33,17 @@ class Prompt:
 
 
 def standard_library() -> Path:
-    """Return the folder of the running interpreter's standard library."""
+    """The folder of the running interpreter's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def held_out_modules() -> tuple[str, ...]:
-    """Return the modules the demo model never saw, paths relative to the standard library. Raises OptionError."""
+    """The modules that the demo model never saw, paths relative to the standard library. Raises OptionError."""
     return _listed("held_out.txt")
 
 
 def well_known_modules() -> tuple[str, ...]:
-    """Return the modules its training repeated, as text that it knows by heart. Raises OptionError."""
+    """The modules that its training repeats, so that it has memorised them. Raises OptionError."""
     return _listed("well_known.txt")
 
 
@@ -55,7 +57,7 @@ def _listed(name: str) -> tuple[str, ...]:
 
 
 def begin_of(text: str, characters: int) -> str:
-    """Return `text` up to and including the first one-line `def` that starts at or after `characters`."""
+    """`text` up to and including the first one-line `def` that starts at or after `characters`."""
     at = 0
     for line in text.splitlines(keepends=True):
         begins = at >= characters and line.lstrip().startswith("def ") and line.rstrip().endswith(":")
@@ -66,13 +68,13 @@ def begin_of(text: str, characters: int) -> str:
 
 
 def window(text: str, landmark: str, characters: int) -> str:
-    """Return about `characters` of `text` from the line that starts with `landmark`, from the top where none does."""
+    """About `characters` of `text` from the line that starts with `landmark`, or from the top if no line does."""
     at = 0 if text.startswith(landmark) else text.find(f"\n{landmark}") + 1
     return begin_of(text[at:], characters)
 
 
 def unseen_prompt(chat: bool) -> Prompt:
-    """A prompt whose answer stands nowhere: a held-out module, or a question about none. Raises OSError."""
+    """A prompt whose answer cannot be looked up: a held-out module or, with `chat`, a story. Raises OSError."""
     if chat:
         return Prompt("unseen", "a short story", "Write a story of 200 words about a lighthouse keeper.", chat=True)
     text = (standard_library() / "csv.py").read_text(encoding="utf-8")
@@ -80,9 +82,9 @@ def unseen_prompt(chat: bool) -> Prompt:
 
 
 def stored_prompt(code: Path | None) -> Prompt:
-    """The beginning of a file that the datastore holds: of the folder `code`, else of the standard library.
+    """The beginning of a file that the datastore holds: from the folder `code`, else from the standard library.
 
-    Raises OptionError where the folder holds no source file, OSError.
+    Raises OptionError if the folder holds no source file, and OSError.
     """
     if code is None:
         text = (standard_library() / "queue.py").read_text(encoding="utf-8")
@@ -92,7 +94,7 @@ def stored_prompt(code: Path | None) -> Prompt:
 
 
 def edit_prompt(code: Path | None) -> Prompt:
-    """A request to rename the commonest name of a file, with the file as prediction. Raises as `stored_prompt`."""
+    """A request to rename the most common name of a file, with the file as prediction. Raises OptionError, OSError."""
     if code is None:
         path, text = Path("queue.py"), (standard_library() / "queue.py").read_text(encoding="utf-8")
         text = window(text, "class Queue", 2000)
@@ -106,7 +108,7 @@ def edit_prompt(code: Path | None) -> Prompt:
 
 
 def _source_of(code: Path) -> tuple[Path, str]:
-    """The file of the folder that is nearest to 6 000 characters, and its text. Raises OptionError, OSError."""
+    """The file of the folder whose size is nearest to 6 000 bytes, and its text. Raises OptionError, OSError."""
     files = [path for path in sorted(code.rglob("*")) if path.suffix in SOURCE_FILES and path.is_file()]
     sizes = {path: path.stat().st_size for path in files if not any(part.startswith(".") for part in path.parts[-3:])}
     if not sizes:

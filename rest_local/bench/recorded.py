@@ -1,8 +1,11 @@
-"""Recorded answers of real models: what replay drives the decoder with.
+"""Recorded answers of real models, which drive a replay.
 
-Contract: a file goes in, (prompt, answer) token ids come out. Formats are told by their fields: MT-Bench answers
-(their questions lie beside them), AlpacaEval outputs, HumanEval problems, and OpenAI batch lines that hold request and
-response. A line that is none of these is an InputInvalid that names file, line and cause. Knows nothing about drafting.
+- A file goes in, (prompt, answer) token ids come out.
+- The fields of a line tell its format: MT-Bench answers (with their questions in the same folder), AlpacaEval outputs,
+  HumanEval problems, or OpenAI batch lines with request and response.
+- Any other line raises InputInvalid with file, line and cause.
+
+The module knows nothing about drafting.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-MAX_TEXT = 256 * 2**20  # characters of one file, unpacked: a replay holds all of its tokens, at 36 bytes each
+MAX_TEXT = 256 * 2**20  # characters of one unpacked file: a replay holds all of its tokens, at 36 bytes each
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One answer: token ids of what stood before it, its own, and what the client said is likely to follow."""
+    """One answer: token ids of its prompt, of the answer, and of the prediction that the client sends."""
 
     name: str
     prompt: list[int]
@@ -36,7 +39,7 @@ class Recorded:
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
-    """Every answer of a file, in its order. Raises InputInvalid where there is none or a line is wrong, OSError."""
+    """Every answer of a file, in order. Raises InputInvalid for a wrong line or a file without answers, and OSError."""
     found = []
     for number, line in _lines(path):
         try:
@@ -54,7 +57,7 @@ def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of the file with their line numbers from 1; one line in memory at a time."""
+    """The objects of the file with their line numbers from 1. One line is in memory at a time."""
     open_text = gzip.open if path.suffix == ".gz" else open
     read, number = 0, 0
     try:
@@ -70,7 +73,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise InputInvalid("file", path, f"line {number} is not an object")
                 yield number, line
     except UnicodeDecodeError as error:
-        raise InputInvalid("file", path, f"not UTF-8 text behind line {number}") from error
+        raise InputInvalid("file", path, f"not UTF-8 text after line {number}") from error
     except (ValueError, RecursionError) as error:
         raise InputInvalid("file", path, f"line {number} is not JSON ({error})") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -92,7 +95,7 @@ def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[s
 
 
 def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str]]:
-    """Vicuna's conversation template: the answers at hand are Vicuna's."""
+    """The turns in Vicuna's conversation template, because the shipped answers are Vicuna's."""
     turns = _questions(path.parent / "mt_bench_questions.jsonl")[line["question_id"]]
     text = VICUNA
     for turn, (question, answer) in enumerate(zip(turns, line["choices"][0]["turns"], strict=True), 1):
@@ -106,7 +109,7 @@ def _questions(path: Path) -> dict[int, Sequence[str]]:
 
 
 def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
-    """A request and its response; roles stand as words, because the model's template is not known here."""
+    """A request and its response. Roles become words, because the model's chat template is unknown here."""
     body, answer = line["body"], line["response"]["body"]["choices"][0]
     if "messages" in body:
         parts = [f"{message['role']}: {_plain(message['content'])}\n" for message in body["messages"]]
@@ -115,7 +118,7 @@ def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
 
 
 def _plain(content: Any) -> str:
-    """A message's text: a string, or parts of which the text ones count; a refusal or tool call has none."""
+    """The text of a message: a string, or its text parts. A refusal or a tool call has none."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     return content or ""

@@ -1,9 +1,10 @@
-"""Replay: drive drafting and planning with recorded tokens in place of the model's choice, and count.
+"""Replay: run drafting and planning on recorded tokens in place of a model's, and count.
 
-Contract: recorded answers and sources go in, mean accepted tokens (MAT), drafted nodes a step, acceptance by source and
-depth, lookup times, and the speed-up that a cost curve implies come out. No model is run: the forward pass of a step
-with n nodes costs what the curve says n + 1 tokens cost. As in the papers' accounts, the first token of an answer comes
-from the prompt's evaluation and is not a step, and answers of fewer than 3 tokens are left out.
+- Recorded answers and sources go in. Mean accepted tokens (MAT), drafted nodes per step, acceptance by source and
+  depth, lookup times, and the speed-up that a cost curve implies come out.
+- No model runs: the forward pass of a step with n nodes costs what the curve gives for n + 1 tokens.
+- As in the papers, the prefill yields the first token of an answer and is not a step, and answers of fewer than 3
+  tokens are left out.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.policy import Policy, Stateless, StepContext, StepCost
 
 SHORTEST_ANSWER = 3
-LOOKUP_MS = 0.15  # what a policy is told of each: with this machine's own times a replay would not repeat itself
-FIRST_TOKENS = 160  # of an answer: what starting up costs shows there
-LEAVES = 64  # what a draft could be, not what one context's sequence ids allow
-FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # where cost plays no part
+LOOKUP_MS = 0.15  # time of each lookup for the policy: with measured times a replay would not be repeatable
+FIRST_TOKENS = 160  # of an answer, which show the cost of starting up
+LEAVES = 64  # more than the sequence ids of one context allow, so that they are no limit
+FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # a curve on which drafts cost nothing
+
+MakePolicy = Callable[[CostCurve], Policy]
 
 
 class Predictable(Lookup, Protocol):
-    """What a replay drafts from: `Sources`, or a peer."""
+    """The source of drafts in a replay: `Sources`, or a peer."""
 
     def predict(self, tokens: Sequence[int] | NDArray[np.int32]) -> None: ...
 
 
 @dataclass
 class Tally:
-    """What a replay counted. Times in milliseconds; `plain_ms` and `drafted_ms` by the cost curve."""
+    """The counts of a replay. Times are milliseconds; `plain_ms` and `drafted_ms` follow the cost curve."""
 
     answers: int = 0
     steps: int = 0
@@ -59,7 +62,7 @@ class Tally:
     lookup_ms: list[float] = field(default_factory=list)
     plain_ms: float = 0.0
     drafted_ms: float = 0.0
-    looked_ms: float = 0.0  # what the lookups would add to it, LOOKUP_MS each
+    looked_ms: float = 0.0  # time of the lookups, LOOKUP_MS each
     first_plain_ms: float = 0.0  # of the first FIRST_TOKENS tokens of each answer
     first_drafted_ms: float = 0.0
     by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
@@ -76,12 +79,12 @@ class Tally:
 
     @property
     def speedup(self) -> float:
-        """Plain over drafted time by the curve; 1 where nothing was replayed."""
+        """Plain over drafted time on the curve; 1 if nothing was replayed."""
         return self.plain_ms / self.drafted_ms if self.drafted_ms else 1.0
 
     @property
     def speedup_with_lookups(self) -> float:
-        """The same with the time to draft in it, LOOKUP_MS a lookup."""
+        """The speed-up with the time of the lookups included."""
         return self.plain_ms / (self.drafted_ms + self.looked_ms) if self.drafted_ms else 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,8 +119,8 @@ class Tally:
 
 
 class Threshold(Stateless):
-    """The policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest:
-    for MAT against nodes a step, and for fixed budgets.
+    """A policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest. It
+    serves to plot MAT against nodes per step, and for fixed budgets.
     """
 
     name = "threshold"
@@ -129,11 +132,8 @@ class Threshold(Stateless):
         self.calibrator = TokenCalibrator()
         self._depth = DEPTH
 
-    def begin(self, n_ctx: int) -> None:
-        """Nothing to prepare."""
-
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """As large as the threshold and the budget let it become."""
+        """The largest tree that the threshold and the budget allow."""
         limit = min(self.nodes, at.limit)
         begun = time.perf_counter()
         rows = sources.rows(depth=self._depth)
@@ -150,7 +150,7 @@ class Threshold(Stateless):
         return result
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """As `auto` does."""
+        """Learn like `auto`."""
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         self.acceptance.learn(drafted.outcomes(tokens))
         self.calibrator.learn(drafted.calibrations(tokens))
@@ -159,7 +159,7 @@ class Threshold(Stateless):
 def sweep(
     recorded: Sequence[Recorded], make_sources: Callable[[], Predictable], thresholds: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """One row {"threshold", "nodes_per_step", "mat", "draft_ms"} for each threshold, each from a cold start."""
+    """One row {"threshold", "nodes_per_step", "mat", "draft_ms"} per threshold, each from a cold start."""
     rows = []
     for least in thresholds:
         result = replay(recorded, make_sources, Threshold(least), FREE).to_dict()
@@ -173,7 +173,7 @@ def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
 
 
 def begin(sources: Predictable, answer: Recorded) -> None:
-    """What has been said when drafting begins: the prompt and, from its evaluation, the first token of the answer."""
+    """Give the sources the prompt, the prediction and the first token of the answer, which the prefill yields."""
     sources.restart(answer.prompt)
     sources.predict(answer.prediction)
     sources.extend(answer.answer[:1])
@@ -182,7 +182,7 @@ def begin(sources: Predictable, answer: Recorded) -> None:
 def replay(
     recorded: Sequence[Recorded], make_sources: Callable[[], Predictable], policy: Policy, curve: CostCurve
 ) -> Tally:
-    """Let a policy decide at every step. A step costs what `curve` says; the time to draft is counted apart."""
+    """Run a policy over all answers. A step costs what `curve` gives; the time to draft is counted separately."""
     tally = Tally()
     sources = make_sources()
     for answer in counted(recorded):
@@ -225,7 +225,7 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
 
 
 def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> list[int]:
-    """Verify the tree against the recorded tokens from `at` on; the tokens of the step."""
+    """Verify the tree against the recorded tokens from `at` on. Returns the tokens of the step."""
     rest = iter(answer[at:])
     last = len(answer) - at
     taken = 0

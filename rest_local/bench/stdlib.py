@@ -1,7 +1,7 @@
 """The demo's datastore: the running interpreter's standard library without the held-out modules and without tests.
 
-It has a name of its own for each vocabulary (`demo-stdlib-` and the beginning of the vocabulary's hash) and says in its
-recipe that it is the demo's. A datastore of that name that says otherwise is somebody's, and is left alone.
+Its name is `demo-stdlib-` and the beginning of the vocabulary's hash, and its recipe marks it as the demo's. A
+datastore of that name without this mark belongs to the user and is left alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KIND = "demo"
 LEFT_OUT = ("test/", "tests/", "idle_test/", "site-packages/", "dist-packages/")
 
 
-def ensure(model: Path, say: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the datastore's path; builds it, in seconds, unless it is there for this vocabulary and interpreter.
+def ensure(model: Path, report: Callable[[str], None] = lambda line: None) -> Path:
+    """The datastore's path. Builds it within seconds, unless it exists for this vocabulary and interpreter.
 
-    Raises ModelError, DatastoreVersion, DatastoreLocked, and DatastoreUnwritable, also for a datastore of that name
-    which the demo did not make.
+    Raises ModelError, DatastoreVersion, DatastoreLocked, and DatastoreUnwritable, also if the demo did not make the
+    datastore of that name.
     """
     library = standard_library()
     with Model.open(model, vocab_only=True) as opened:
@@ -38,38 +38,38 @@ def ensure(model: Path, say: Callable[[str], None] = lambda line: None) -> Path:
         begun = time.perf_counter()
         include, exclude = filters()
         built = build_datastore(
-            path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=of_the_demo()
+            path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=recipe_fields()
         )
-    say(f"datastore {path.name}: {built.tokens:,} tokens of {library} in {time.perf_counter() - begun:.1f} s")
+    report(f"datastore {path.name}: {built.tokens:,} tokens of {library} in {time.perf_counter() - begun:.1f} s")
     return path
 
 
 def name_for(vocabulary_hash: str) -> str:
-    """The datastore's name; models that share a vocabulary share it."""
+    """The datastore's name; models with the same vocabulary share it."""
     return f"demo-stdlib-{vocabulary_hash[:12]}"
 
 
 def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What is taken of the library, and what is not."""
+    """The patterns of files to include and to exclude."""
     return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
 
 
-def of_the_demo() -> dict[str, Any]:
-    """What its recipe notes beside paths and filters: whose it is, and the interpreter."""
+def recipe_fields() -> dict[str, Any]:
+    """What the recipe holds in addition to paths and filters: the demo's mark and the interpreter's version."""
     return {"kind": KIND, "python": platform.python_version()}
 
 
 def is_current(path: Path, vocabulary_hash: str, library: Path) -> bool:
-    """Whether it is there, for that vocabulary and made as it would be made now. One that is damaged is not.
+    """Whether the datastore exists undamaged, for that vocabulary and with the present recipe.
 
-    Raises DatastoreUnwritable where it is no work of the demo's.
+    Raises DatastoreUnwritable if the demo did not make it.
     """
     try:
         with Datastore.open(path) as store:
             manifest = store.manifest
-    except (DatastoreNotFound, DatastoreCorrupt):  # of a name that nobody else uses: built again
+    except (DatastoreNotFound, DatastoreCorrupt):  # the name is the demo's own, so it may build it again
         return False
     if manifest.recipe.get("kind") != KIND:
-        raise DatastoreUnwritable(path, "it is not the demo's, which would build it anew; move it to another name")
-    wanted = {**recipe_of([str(library.absolute())], *filters()), **of_the_demo()}
+        raise DatastoreUnwritable(path, "it is not the demo's, which would overwrite it; move it to another name")
+    wanted = {**recipe_of([str(library.absolute())], *filters()), **recipe_fields()}
     return manifest.vocabulary.hash == vocabulary_hash and dict(manifest.recipe) == wanted

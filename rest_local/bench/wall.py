@@ -1,10 +1,11 @@
-"""Replay that pays its forward passes: recorded tokens through a real context of a real or synthetic model.
+"""Replay with real forward passes: recorded tokens through a context of a real or synthetic model.
 
-Contract: every step decodes root and tree in llama.cpp with the slot bookkeeping, the sources and the policy of a real
-generation; only what the model would have said is taken from the recording, so weights may be random and figures are
-those of a model that would give these answers. Plain and drafted runs of an answer alternate, who begins changes from
-answer to answer, and the evaluation of the prompt is not timed. A first round, which is not reported, refines the cost
-curve. The report also says what the same replay implies by the curve as these runs refined it.
+- Every step decodes the root and the tree in llama.cpp, with the slots, the sources and the policy of a real
+  generation. Only the model's tokens come from the recording, so the weights may be random.
+- Plain and drafted runs of an answer alternate, and the first side changes from answer to answer. The prefill is not
+  timed.
+- A first round, which is not reported, refines the cost curve.
+- The report also holds the speed-up that the same replay implies by the refined curve.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.bench.recorded import Recorded
-from rest_local.bench.replay import Predictable, begin, counted
+from rest_local.bench.replay import MakePolicy, Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.settings import capability_of
@@ -36,15 +37,13 @@ from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
 from rest_local.planning.policy import Off, Policy
 
-TOKENS = 160  # of an answer
+TOKENS = 160  # of each answer
 ROUNDS = 3
-MAX_CONTEXT = 16384  # longer prompts are left out: their evaluation alone takes minutes on a CPU
-
-MakePolicy = Callable[[CostCurve], Policy]
+MAX_CONTEXT = 16384  # longer prompts are left out, because their prefill alone takes minutes on a CPU
 
 
 class _Recording:
-    """In the sampler's place: reads the row as greedy sampling does, then says what was recorded."""
+    """A sampler that reads the logits like greedy sampling, and then returns the recorded token."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -56,10 +55,10 @@ class _Recording:
         return self._tokens[self._next - 1]
 
     def accept(self, token: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: the sampler keeps no state."""
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is nothing to free."""
 
 
 def _never(token: int) -> bool:
@@ -67,19 +66,19 @@ def _never(token: int) -> bool:
 
 
 @dataclass
-class _Bench:
-    """A context with its sources; runs one answer at a time."""
+class _Runner:
+    """A context that runs one answer at a time."""
 
     model: Model
     forward: Forward
     slot: Slot
 
     def run(self, answer: Recorded, sources: Predictable, policy: Policy) -> tuple[float, Statistics]:
-        """Milliseconds from the first token of the answer to its last, and what the steps did."""
+        """Milliseconds from the first token of the answer to the last, and the statistics of its steps."""
         rest = answer.answer[1:]
         request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
-        said = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), _never)
-        sequence = DecodingSequence(request, policy, _Recording(rest), said, lambda slot: sources, _never)
+        recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), _never)
+        sequence = DecodingSequence(request, policy, _Recording(rest), recording, lambda slot: sources, _never)
         sequence.admit(self.slot)
         self.forward.evaluate_prompt(sequence)
         begin(sources, answer)
@@ -95,7 +94,7 @@ class _Bench:
 
 @dataclass
 class WallClock:
-    """`curve`: as the runs refined it. `report`: the object of `--json`."""
+    """The result. `curve`: the cost curve after these runs. `report`: the object of `--json`."""
 
     curve: CostCurve
     report: dict[str, Any]
@@ -110,22 +109,22 @@ def wall_clock(
     tokens: int = TOKENS,
     rounds: int = ROUNDS,
 ) -> WallClock:
-    """The first `tokens` tokens of every answer, `rounds` times. Raises ModelError, OptionError, DecodeFailed."""
+    """Run the first `tokens` tokens of every answer `rounds` times. Raises ModelError, OptionError, DecodeFailed."""
     cut = [replace(answer, answer=answer.answer[:tokens]) for answer in counted(recorded)]
     with Model.open(path) as model:
         most = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
         fitting = [answer for answer in cut if len(answer.prompt) + len(answer.answer) <= most]
         _check(fitting, model, most)
         longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
-        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few sizes: each is tuned once and cached
+        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
         context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), exact=False)
         with context:
             curve = tuning.curve
             curve.busy_now = load_meter(model, context).busy
-            bench = _Bench(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
+            runner = _Runner(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
             measured = [
-                _round(bench, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)
-            ][1:]  # the first one only refines the curve
+                _round(runner, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)
+            ][1:]  # the first round only refines the curve
         tuning.store()
         implied = replay_by_curve(fitting, make_sources, make_policy(_settled(curve)), _settled(curve)).to_dict()
         report = _report(model.name, context.settings, measured, implied)
@@ -138,18 +137,18 @@ def _check(answers: Sequence[Recorded], model: Model, most: int) -> None:
         raise OptionError(f"no recorded answer fits the {most} tokens of context of model {model.path}")
     if max(max([*answer.prompt, *answer.answer]) for answer in answers) >= model.n_vocab:
         raise OptionError(
-            f"model {model.path} has {model.n_vocab} tokens, --vocab gives ids beyond; use the model's own"
+            f"model {model.path} has {model.n_vocab} tokens, --vocab gives larger ids; use the model's own vocabulary"
         )
 
 
 def _settled(curve: CostCurve) -> CostCurve:
-    """Its most likely times as a table of its own: policies refine the curve that they are given."""
+    """A copy of the curve's most likely times, because a policy refines the curve that it gets."""
     return CostCurve(curve.contexts, curve.ms.copy())
 
 
 @dataclass
 class _Round:
-    """One pass over all answers: milliseconds by side and answer, and what the drafted side did."""
+    """One pass over all answers: milliseconds by side and answer, and the counts of the drafted side."""
 
     plain_ms: list[float]
     drafted_ms: list[float]
@@ -159,19 +158,19 @@ class _Round:
 
 
 def _round(
-    bench: _Bench,
+    runner: _Runner,
     answers: Sequence[Recorded],
     make_sources: Callable[[], Predictable],
     make_policy: MakePolicy,
     curve: CostCurve,
     number: int,
 ) -> _Round:
-    """With a fresh policy, as in `replay`; plain and drafted in turns."""
+    """Run all answers with a new policy, as in `replay`; plain and drafted runs alternate."""
     result = _Round([], [])
     plain, drafted = (make_sources(), Off()), (make_sources(), make_policy(curve))
     for index, answer in enumerate(answers):
         for drafts in (False, True) if (index + number) % 2 else (True, False):
-            ms, done = bench.run(answer, *(drafted if drafts else plain))
+            ms, done = runner.run(answer, *(drafted if drafts else plain))
             (result.drafted_ms if drafts else result.plain_ms).append(ms)
             if drafts:
                 result.steps += done.steps
@@ -181,7 +180,7 @@ def _round(
 
 
 def _report(name: str, settings: ContextSettings, rounds: Sequence[_Round], implied: dict[str, Any]) -> dict[str, Any]:
-    """Each answer counts with the median of its rounds."""
+    """The object of `--json`; each answer counts with the median of its rounds."""
     plain = sum(median(times) for times in zip(*(row.plain_ms for row in rounds), strict=True))
     drafted = sum(median(times) for times in zip(*(row.drafted_ms for row in rounds), strict=True))
     tokens, steps = rounds[0].tokens, sum(row.steps for row in rounds)

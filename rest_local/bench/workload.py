@@ -1,7 +1,7 @@
-"""What one replay runs over: the answers under test, the earlier ones, and the datastores.
+"""The workload of a replay: the answers under test, the earlier answers, and the datastores.
 
-Contract: files, repositories and names go in, a `Workload` comes out; close it, or use `with`. Every call of `sources`
-gives fresh sources over the same stores and the same earlier answers, which no replay changes.
+Files, repositories and names go in, a `Workload` comes out; close it, or use `with`. Every call of `sources` returns
+new sources over the same datastores and the same earlier answers, which no replay changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rest_local.retrieval.home import datastore_path
 
 @dataclass
 class Workload:
-    """`earlier`: answers that the model is taken to have given before, None where there is no history."""
+    """The data of a replay. `earlier`: answers that serve as the model's history; None without a history."""
 
     tested: list[Recorded]
     earlier: list[list[int]] | None
@@ -31,7 +31,7 @@ class Workload:
     _history: GrowingText | None = None
 
     def sources(self) -> Sources:
-        """What a replay drafts from."""
+        """New sources over the datastores and the history."""
         if self.earlier is not None and self._history is None:
             self._history = GrowingText()
             for answer in self.earlier:
@@ -64,8 +64,9 @@ def open_workload(
     history: str | None = None,
     limit: int | None = None,
 ) -> Workload:
-    """`history`: "N" or "N:" tests the first N answers after the others, anything else is a file of earlier answers.
-    `limit`: most answers to test. Raises OptionError, InputInvalid, DatastoreError, OSError.
+    """Open files and datastores. `history`: "N" or "N:" tests the first N answers with the others as history; anything
+    else is a file of earlier answers. `limit`: the most answers to test. Raises OptionError, InputInvalid,
+    DatastoreError, OSError.
     """
     recorded = [answer for path in files for answer in load(path, vocabulary)]
     for repository in repositories:

@@ -1,4 +1,4 @@
-"""Measure whether the logits are bit-identical with drafting on and off on this machine.
+"""Measure whether the logits are bit-identical with drafting on and off on this machine (docs/DESIGN.md section 4).
 
 Real text is evaluated one token at a time (n = 1) and in batches, with and without rejected drafts between them, and
 every logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by

@@ -6,6 +6,7 @@ a child process tries them before the model is loaded (`rest_local.llama.ladder`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rest_local.kv_cache.backend import Capability
@@ -75,9 +76,18 @@ def resized(stored: ContextSettings, wanted: ContextSettings) -> ContextSettings
 
 
 def candidates(wanted: ContextSettings, options: ModelOptions, exact: bool) -> list[ContextSettings]:
-    """All settings that `options` leave open, the preferred first on a CPU. A quantized V needs flash attention."""
+    """The settings of exact or fast mode that `options` leave open, the preferred first on a CPU."""
+    return open_settings(wanted, options, EXACT if exact else FAST)
+
+
+def open_settings(
+    wanted: ContextSettings, options: ModelOptions, choices: Iterable[tuple[bool, str]]
+) -> list[ContextSettings]:
+    """`wanted` with each choice of (flash attention, cache type), except for what `options` fix, without duplicates. A
+    quantized V needs flash attention.
+    """
     result: list[ContextSettings] = []
-    for flash, cache_type in EXACT if exact else FAST:
+    for flash, cache_type in choices:
         cache_k, cache_v = options.cache_type_k or cache_type, options.cache_type_v or cache_type
         if options.flash_attention != "auto":
             flash = options.flash_attention == "on"

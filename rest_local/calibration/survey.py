@@ -13,18 +13,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from rest_local.calibration.exactness import Comparison, Drafts, Logits, compare_drafts, rows_alone
-from rest_local.calibration.settings import capability_of, for_memory_of, settings_for
-from rest_local.calibration.timing import DecodeProbe
+from rest_local.calibration.measuring import DecodeProbe
+from rest_local.calibration.settings import capability_of, for_memory_of, open_settings, settings_for
 from rest_local.calibration.tuning import self_test_text
 from rest_local.errors import ModelError
 from rest_local.kv_cache.backend import Capability
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
-from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, ModelOptions
+from rest_local.llama.options import CACHE_TYPES, ModelOptions
 
 SECONDS = 120.0  # for the whole survey
 SHARE = 0.6  # share of a setting's time for the comparisons; the rest is for opening the context and timing steps
@@ -38,7 +39,7 @@ PRICE_CONTEXT = 256  # tokens in the KV cache when steps are timed
 STEP = 16
 REPEATS = 3
 
-Progress = Callable[[str, int, int], None]  # (the present setting, its number from 1, number of settings)
+Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
 
 
 @dataclass
@@ -142,22 +143,10 @@ def survey(
 
 
 def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -> Iterator[ContextSettings]:
-    """Every combination that `options` leaves open, with all threads first. A quantized V needs flash attention."""
-    flashes = [options.flash_attention == "on"] if options.flash_attention != "auto" else [True, False]
-    seen: list[ContextSettings] = []
+    """Every combination that `options` leave open, with all threads first."""
+    choices = list(product((True, False), CACHE_TYPES))
     for count in dict.fromkeys((threads, 1)):
-        for flash in flashes:
-            for cache_type in CACHE_TYPES:
-                settings = replace(
-                    wanted,
-                    flash_attention=flash,
-                    cache_type_k=options.cache_type_k or cache_type,
-                    cache_type_v=options.cache_type_v or cache_type,
-                    threads=count,
-                )
-                if (flash or settings.cache_type_v in FLOAT_CACHE_TYPES) and settings not in seen:
-                    seen.append(settings)
-                    yield settings
+        yield from open_settings(replace(wanted, threads=count), options, choices)
 
 
 def _measure(

@@ -25,7 +25,15 @@ from typing import Any
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison, compare_chains, compare_trees
-from rest_local.calibration.measuring import Measured, Progress, Timing, measure, quick
+from rest_local.calibration.measuring import (
+    DecodeProbe,
+    LoadMeter,
+    Measured,
+    Progress,
+    Timing,
+    measure,
+    quick,
+)
 from rest_local.calibration.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest
 from rest_local.calibration.settings import (
     candidates,
@@ -37,7 +45,6 @@ from rest_local.calibration.settings import (
     usable,
 )
 from rest_local.calibration.threads import ThreadGovernor
-from rest_local.calibration.timing import DecodeProbe, LoadMeter
 from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.llama import library
@@ -365,9 +372,9 @@ def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
     of it; a self-test of exact mode depends on the context size up to N_CTX.
     """
     n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
-    asked = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
+    relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
     parts = [
         FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity, exact,
-        asked.to_dict(), library.fingerprint(), platform.machine(),
+        relevant.to_dict(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""What a chat template can do, found by rendering small conversations with it and looking at what comes out.
+"""What a chat template supports, found by rendering small conversations and checking the result.
 
-Contract: template text in, facts out; nothing is assumed from names or from what the text mentions. About 20 renders,
-10 to 50 ms, once for each template and process.
+Contract: template text in, facts out; nothing is inferred from names or from what the text mentions. Costs about 20
+renders, 10 to 50 ms, once for each template and process.
 """
 
 from __future__ import annotations
@@ -25,16 +25,28 @@ _TOOL = {
 _FIRST = {"role": "system", "content": "probe_first"}
 _USER = {"role": "user", "content": "probe_user"}
 _SAID = {"role": "assistant", "content": "probe_answer"}
-_ID = "abcdef123"  # nine letters and digits: Mistral's templates take no other
+_ID = "abcdef123"  # nine letters and digits: Mistral's templates accept no other
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """system: a system message first; late_system: one later on; system_with_results: also where the last message is a
-    result; call_content: text beside a call; tools: their descriptions; tool_calls and
-    tool_results: those of the history; parallel_calls: several in one message; object_arguments: as an object, not as
-    text; null_calls: a call's content is best None; typed_content: content as parts; reasoning: that of the last
-    answer, where it called a tool; alternates: user and assistant must take turns; short_ids: ids of nine characters.
+    """What one template supports.
+
+    system               a system message at the beginning
+    late_system          a system message later on
+    system_with_results  a system message where the last message is a tool's result
+    tools                descriptions of tools
+    tool_calls           earlier calls
+    call_content         text in the same message as a call
+    tool_results         results of earlier calls
+    parallel_calls       several calls in one message
+    object_arguments     arguments as an object, not as text
+    null_calls           a message with calls needs None as its content: empty text is rendered differently
+    string_content       content as text
+    typed_content        content as a list of parts
+    reasoning            the reasoning of the last answer, if that called a tool
+    alternates           user and assistant must alternate
+    short_ids            ids of calls must have nine characters
     """
 
     system: bool
@@ -54,7 +66,7 @@ class Capabilities:
     short_ids: bool
 
     def to_dict(self) -> dict[str, bool]:
-        """`chat_template_caps` of `/props`, by llama-server's names."""
+        """`chat_template_caps` of `/props`, under llama-server's names."""
         return {
             "supports_object_arguments": self.object_arguments,
             "supports_parallel_tool_calls": self.parallel_calls,
@@ -69,7 +81,10 @@ class Capabilities:
 
 @lru_cache(maxsize=16)
 def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabilities:
-    """`bos`, `eos`: as for `render`. A template that renders nothing has no capability. Raises TemplateTooCostly."""
+    """Measures a template. A template that renders nothing supports nothing. `bos`, `eos`: as for `render`.
+
+    Raises TemplateTooCostly.
+    """
     probe = _Probe(template, bos, eos)
     as_object = probe.shows([_USER, _call(1), _result()], "probe_tool", "probe_value", never="{'probe_key'")
     as_text = probe.shows([_USER, _call(1, text=True), _result()], "probe_tool", "probe_value")
@@ -123,17 +138,19 @@ def _result() -> dict[str, Any]:
 
 
 class _Probe:
+    """Renders small conversations with one template."""
+
     def __init__(self, template: str, bos: str | None, eos: str | None) -> None:
         self._template, self._bos, self._eos = template, bos, eos
 
     def text(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str | None:
-        """None where the template refuses them."""
+        """The prompt, or None if the template refuses the messages."""
         try:
             return render(self._template, messages, bos=self._bos, eos=self._eos, tools=tools)
         except TemplateTooCostly:
-            raise  # so would be each of the twenty
+            raise  # each of the twenty renders would be
         except TemplateFailed:
             return None
 
@@ -144,5 +161,6 @@ class _Probe:
         never: str = "",
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> bool:
+        """Whether the prompt contains all of `words`, and not `never`."""
         text = self.text(messages, tools)
         return text is not None and all(word in text for word in words) and not (never and never in text)

@@ -1,10 +1,15 @@
-"""Conversations as clients send them, made into what a model's own template takes.
+"""Prepares a client's conversation for the model's own chat template.
 
-Contract: OpenAI's messages and tools in, the prompt out. What the template can express is left to it; what it cannot is
-said in another way: a system message becomes part of the first question, calls and results
-become text, tools a description, several calls one after another, equal roles in a row one message. Only text beside
-a call is left out where the template does so and takes no other order (Mistral). Messages are never changed in place.
-Knows nothing about models; `capabilities` tells what a template can do.
+Contract: OpenAI's messages and tools in, the prompt out. What the template supports is left to it. What it does not
+support is written in another way:
+
+- system messages join the first message of the user,
+- calls and results become text, tools a description,
+- several calls in one message become one message each,
+- neighbouring messages of one role become one, where user and assistant must alternate.
+
+One thing is lost: text in addition to a call, where the template drops it and accepts no other order (Mistral).
+Messages are never changed in place. Knows nothing about models; `capabilities` finds out what a template supports.
 """
 
 from __future__ import annotations
@@ -17,27 +22,18 @@ from typing import Any
 
 from rest_local.chat.capabilities import Capabilities, capabilities_of
 from rest_local.chat.template import render
+from rest_local.chat.tools.format import Call, Tool, write_calls
 from rest_local.errors import OptionError
 
 Message = dict[str, Any]
-Call = Mapping[str, Any]
 
-_NOBODYS = "\ue000"  # a character for private use: no message begins with it
+_PLACEHOLDER = "\ue000"  # a private-use character, with which no message begins
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
-
-
-def write_calls(calls: Sequence[Call]) -> str:
-    """Calls as most models without a notation of their own know them (Hermes)."""
-    return "\n".join(
-        "<tool_call>\n"
-        + json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
-        + "\n</tool_call>"
-        for call in calls
-    )
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a model is told about tools where its template says nothing about them; calls as in `write_calls`."""
+    """The description of tools for a template that does not support them; calls as in `write_calls`."""
     described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -50,23 +46,24 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 def fixed_beginning(
     messages: Sequence[Mapping[str, Any]], prompt: str, render: Callable[[Sequence[Mapping[str, Any]]], str]
 ) -> str:
-    """What of a conversation's prompt stands before its first message that is not a system message: the system prompt,
-    and the tools where the template puts them in front. One that puts them before the last question (Mistral's) has
-    them behind earlier messages, and a context shift loses them with those. `render`: as the prompt was made. It is
-    asked once more, with another text in that message, so that a system prompt which holds the same words misleads
-    nobody.
+    """The part of a prompt before its first message that is not a system message.
+
+    That is the system prompt, and the tools where the template puts them in front of it. A template that puts them
+    before the last question (Mistral's) loses them in a context shift. `render` must be the function that made the
+    prompt: it is called once more with another text in that first message, so that a system prompt with the same words
+    is not mistaken for it.
     """
     first = next((i for i, m in enumerate(messages) if _ROLES.get(m["role"], m["role"]) != "system"), None)
     if first is None:
         return prompt
-    other = render([*messages[:first], {**messages[first], "content": _NOBODYS}, *messages[first + 1 :]])
+    other = render([*messages[:first], {**messages[first], "content": _PLACEHOLDER}, *messages[first + 1 :]])
     same = next((i for i, pair in enumerate(zip(prompt, other, strict=False)) if pair[0] != pair[1]), len(prompt))
     return prompt[:same]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template with the texts of its vocabulary's start and end token (None: it has none)."""
+    """A template with the texts of the vocabulary's start and end tokens, None where it has none."""
 
     source: str
     bos: str | None = None
@@ -74,36 +71,39 @@ class ChatTemplate:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Measured once; see there."""
+        """Measured once for each template; see `capabilities_of`."""
         return capabilities_of(self.source, self.bos, self.eos)
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         calls_as_text: Callable[[Sequence[Call]], str] = write_calls,
     ) -> str:
-        """The prompt. `variables`: further names for the template, such as enable_thinking (`chat_template_kwargs`).
-        `calls_as_text`: how earlier calls are written where the template does not do it.
+        """The prompt.
 
-        Raises OptionError for messages or tools that are none (the place is named), TemplateFailed for what the
-        template refuses all the same."""
+        variables       further names for the template, such as enable_thinking (`chat_template_kwargs`)
+        calls_as_text   writes earlier calls where the template does not
+
+        Raises OptionError, which names the place, for an invalid message; TemplateFailed for what the template refuses
+        even so.
+        """
         able = self.capabilities
-        offered = [_tool(tool, i) for i, tool in enumerate(tools or ())]
-        said = [_message(message, i) for i, message in enumerate(messages)]
+        offered = [tool.for_template() for tool in tools]
+        prepared = [_message(message, i) for i, message in enumerate(messages)]
         if offered and not able.tools:
-            said.insert(0, {"role": "system", "content": describe_tools(offered)})
-        said = _systems(said, able)
-        said = _calls(said, able, calls_as_text)
+            prepared.insert(0, {"role": "system", "content": describe_tools(offered)})
+        prepared = _systems(prepared, able)
+        prepared = _calls(prepared, able, calls_as_text)
         if able.alternates:
-            said = _alternating(said)
-        said = [_thinking(message, self.source) for message in said]
+            prepared = _alternating(prepared)
+        prepared = [_thinking(message, self.source) for message in prepared]
         return render(
             self.source,
-            said,
+            prepared,
             bos=self.bos,
             eos=self.eos,
             add_generation_prompt=add_generation_prompt,
@@ -112,84 +112,69 @@ class ChatTemplate:
         )
 
 
-def _tool(tool: Any, number: int) -> dict[str, Any]:
-    """With every field that templates read without asking."""
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str) or not inner["name"]:
-        raise OptionError(f"tools[{number}]: give an object with a function that has a name")
-    parameters = inner.get("parameters")
-    if not isinstance(parameters, Mapping):
-        parameters = {}
-    whole = {"type": "object", "properties": {}, **parameters}
-    description = inner.get("description")
-    return {
-        "type": "function",
-        "function": {**inner, "description": description if isinstance(description, str) else "", "parameters": whole},
-    }
+def content_text(content: Any, place: str) -> str:
+    """The text of a message's content: text, or parts, which are joined with line feeds as in llama-server.
+
+    Raises OptionError, which names the place, for a part that is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise OptionError(f"{place}: give text or a list of parts")
+    texts = []
+    for i, part in enumerate(content):
+        text = part
+        if isinstance(part, Mapping) and part.get("type", "text") in _TEXT_PARTS:
+            text = part.get("text", part.get("refusal"))
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise OptionError(f"{place}[{i}]: parts of type {str(kind)[:40]!r} are not supported, only text")
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _message(message: Any, number: int) -> Message:
-    """Role, content as text, calls with their arguments as objects where they are JSON; other fields as they are."""
-    where = f"messages[{number}]"
+    """Role, content as text, calls with arguments as objects where they are JSON; further fields as they are."""
+    place = f"messages[{number}]"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise OptionError(f"{where}: give an object with a role")
+        raise OptionError(f"{place}: give an object with a role")
     role = _ROLES.get(message["role"], message["role"])
     known: Message = {key: value for key, value in message.items() if value is not None and key != "refusal"}
-    known |= {"role": role, "content": _text(message.get("content"), where)}
+    known |= {"role": role, "content": content_text(message.get("content"), f"{place}.content")}
     calls = known.pop("tool_calls", [])
     legacy = known.pop("function_call", None)
     if not isinstance(calls, list):
-        raise OptionError(f"{where}.tool_calls: give a list")
+        raise OptionError(f"{place}.tool_calls: give a list")
     if legacy is not None:
         calls = [*calls, {"function": legacy}]
     if calls and role == "assistant":
-        known["tool_calls"] = [_called(call, f"{where}.tool_calls[{i}]", number, i) for i, call in enumerate(calls)]
+        known["tool_calls"] = [_called(call, f"{place}.tool_calls[{i}]", number, i) for i, call in enumerate(calls)]
     if "reasoning" in known and "reasoning_content" not in known:
         known["reasoning_content"] = known.pop("reasoning")
     return known
 
 
-def _text(content: Any, where: str) -> str:
-    """Parts are joined with line breaks, as in llama-server."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise OptionError(f"{where}.content: give text or a list of parts")
-    texts = []
-    for i, part in enumerate(content):
-        text = part if isinstance(part, str) else part.get("text", part.get("refusal")) if _is_text(part) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise OptionError(f"{where}.content[{i}]: parts of type {str(kind)[:40]!r} cannot be read; send text")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type", "text") in ("text", "input_text", "output_text", "refusal")
-
-
-def _called(call: Any, where: str, number: int, place: int) -> dict[str, Any]:
+def _called(call: Any, place: str, number: int, index: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise OptionError(f"{where}: give an object with a function that has a name")
+        raise OptionError(f"{place}: give an object with a function that has a name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
             read = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            read = arguments  # what a model said wrongly is shown as it was
+            read = arguments  # what a model wrote wrongly is shown unchanged
         arguments = read if isinstance(read, dict) else arguments
     known = call.get("id")
     return {
-        "id": known if isinstance(known, str) and known else f"call_{number}_{place}",
+        "id": known if isinstance(known, str) and known else f"call_{number}_{index}",
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
 
 
 def _systems(messages: list[Message], able: Capabilities) -> list[Message]:
-    """System messages where the template takes them: as they are, together in front, or in the first question."""
+    """System messages where the template supports them: unchanged, joined in front, or in the first user message."""
     places = [i for i, message in enumerate(messages) if message["role"] == "system"]
     results = any(message["role"] == "tool" for message in messages)
     takes = able.system and (able.system_with_results or not results)
@@ -208,7 +193,7 @@ def _systems(messages: list[Message], able: Capabilities) -> list[Message]:
 
 
 def _calls(messages: list[Message], able: Capabilities, as_text: Callable[[Sequence[Call]], str]) -> list[Message]:
-    """Calls and results as the template takes them."""
+    """Calls and results in the form that the template supports."""
     if able.tool_calls and not able.parallel_calls:
         messages = _one_by_one(messages)
     done = []
@@ -235,7 +220,7 @@ def _with_calls(message: Message, able: Capabilities, as_text: Callable[[Sequenc
         if not able.object_arguments and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         elif able.object_arguments and isinstance(arguments, str):
-            arguments = {"arguments": arguments}  # no JSON, and the template would fail on text
+            arguments = {"arguments": arguments}  # not JSON, and the template fails on text
         calls.append(
             {
                 **call,
@@ -243,8 +228,8 @@ def _with_calls(message: Message, able: Capabilities, as_text: Callable[[Sequenc
                 "function": {**call["function"], "arguments": arguments},
             }
         )
-    beside = None if able.null_calls and not message["content"] else message["content"]
-    return {**message, "tool_calls": calls, "content": beside}
+    prepared = {**message, "tool_calls": calls}
+    return {**prepared, "content": None} if able.null_calls and not message["content"] else prepared
 
 
 def _with_result(message: Message, able: Capabilities) -> Message:
@@ -255,14 +240,14 @@ def _with_result(message: Message, able: Capabilities) -> Message:
 
 
 def _short(known: str) -> str:
-    """The same nine letters and digits for the same id."""
+    """Nine letters and digits, the same for the same id."""
     if len(known) == 9 and known.isalnum():
         return known
     return hashlib.sha256(known.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _one_by_one(messages: list[Message]) -> list[Message]:
-    """Several calls in one message become several messages, each followed by its result."""
+    """Splits a message with several calls into one message for each call, followed by its result."""
     done: list[Message] = []
     at = 0
     while at < len(messages):
@@ -289,9 +274,9 @@ def _one_by_one(messages: list[Message]) -> list[Message]:
 
 
 def _alternating(messages: list[Message]) -> list[Message]:
-    """User and assistant take turns, the user first: neighbours of one role are joined, gaps are filled with nothing.
+    """Makes user and assistant alternate, the user first: neighbours of one role are joined, gaps get empty messages.
 
-    Messages with calls, and results, stand outside the turns (Mistral)."""
+    Messages with calls, and results, do not count as turns (Mistral)."""
     done: list[Message] = []
     turn = "assistant"
     for message in messages:
@@ -311,7 +296,7 @@ def _alternating(messages: list[Message]) -> list[Message]:
 
 
 def _thinking(message: Message, template: str) -> Message:
-    """Reasoning under the name that gpt-oss's template reads; beside a call's own content it takes none."""
+    """Reasoning under the name that gpt-oss's template reads; it accepts none next to the content of a call."""
     thought = message.get("reasoning_content")
     if not thought or ".thinking" not in template or (message.get("tool_calls") and message["content"]):
         return message

@@ -1,10 +1,14 @@
-"""Renders chat templates in a child process: one that loops or allocates without end costs the child, not the parent.
+"""Renders chat templates in a child process: a template that loops or allocates without end costs only the child.
 
-Contract: one child for the process, started by the first call (0.1 s), kept for the next ones; calls take turns. A chat
-of 20 messages takes 0.28 ms, where it took 0.06 ms in the parent. It may use
-`MEMORY` bytes of address space and `SECONDS` for a template; one that takes more is killed, and the next call starts
-another. Requests are pickles, written by us; answers are JSON, read from a child that a template may have taken over.
-Where the system ignores the limit of address space (macOS does), only time and the size of the text are bounded.
+Contract:
+
+- There is one child for this process. The first call starts it (0.1 s), the next calls use it, one at a time.
+- The child has `MEMORY` bytes of address space, and `SECONDS` for a template. A child that exceeds them is killed, and
+  the next call starts another. macOS ignores the limit of address space: only time and text size are bounded there.
+- Requests to the child are pickles, because this process writes them. Answers are JSON, because a template may have
+  taken over the child.
+
+A chat of 20 messages takes 0.28 ms; in this process it took 0.06 ms.
 """
 
 from __future__ import annotations
@@ -29,28 +33,28 @@ from rest_local import stop
 from rest_local.errors import TemplateFailed, TemplateTooCostly
 
 SECONDS = 5.0
-"""For one template. The largest conversation that a server takes (8 MB) renders in well under one."""
+"""For one template. The largest conversation that the server accepts (8 MB) renders in well under one second."""
 
 MEMORY = 1 << 30
 MAX_TEXT = 1 << 26
-"""Characters that a template may give."""
+"""Characters of a rendered prompt."""
 
 _LENGTH = struct.Struct("<Q")
-_TURN_SECONDS = 0.05  # between two looks at whether the thread was stopped
+_POLL_SECONDS = 0.05  # between two checks whether the thread was stopped
 
 
 class Renderer:
-    """A child and its turn. Any thread."""
+    """A child process and the lock that gives access to it. Thread-safe."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # of the child; a process that was forked from it starts its own
+        self._owner = 0  # the process that started the child; a process forked from it starts its own
 
     def render(self, template: str, names: Mapping[str, Any]) -> str:
-        """The text. Raises TemplateFailed, TypeError as the template raised it, ServiceClosed (`stop`)."""
+        """The text. Raises TemplateFailed, a TypeError of the template, ServiceClosed if the thread is stopped."""
         request = pickle.dumps((template, dict(names)))
-        while not self._turn.acquire(timeout=_TURN_SECONDS):
+        while not self._turn.acquire(timeout=_POLL_SECONDS):
             stop.check()
         try:
             answer = json.loads(self._ask(request))
@@ -67,7 +71,7 @@ class Renderer:
         raise TemplateTooCostly(cause) if kind == "limit" else TemplateFailed(cause)
 
     def close(self) -> None:
-        """Ends the child; the next call starts another."""
+        """Ends the child. The next call starts another."""
         with self._turn:
             self._kill()
 
@@ -81,7 +85,7 @@ class Renderer:
             child.stdin.flush()
             (length,) = _LENGTH.unpack(_read(child.stdout, _LENGTH.size, until))
             if length > 8 * MAX_TEXT:
-                raise TemplateTooCostly(f"it gives more than {MAX_TEXT} characters")
+                raise TemplateTooCostly(f"its text has more than {MAX_TEXT} characters")
             return _read(child.stdout, length, until)
         except TimeoutError:
             raise TemplateTooCostly(f"it takes longer than {SECONDS:.0f} s") from None
@@ -116,7 +120,7 @@ class Renderer:
 
 
 def _read(file: IO[bytes], size: int, until: float) -> bytes:
-    """So many bytes. Raises TimeoutError, EOFError, ServiceClosed."""
+    """Exactly `size` bytes. Raises TimeoutError at the time `until`, EOFError, ServiceClosed."""
     descriptor, parts = file.fileno(), bytearray()
     with selectors.DefaultSelector() as ready:
         ready.register(descriptor, selectors.EVENT_READ)
@@ -125,7 +129,7 @@ def _read(file: IO[bytes], size: int, until: float) -> bytes:
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            if not ready.select(min(left, _TURN_SECONDS)):
+            if not ready.select(min(left, _POLL_SECONDS)):
                 continue
             part = os.read(descriptor, min(size - len(parts), 1 << 20))
             if not part:
@@ -139,7 +143,7 @@ atexit.register(_renderer.close)
 
 
 def render_limited(template: str, names: Mapping[str, Any]) -> str:
-    """As `rest_local.chat.sandbox.render_here`, in the child of this process."""
+    """`rest_local.chat.sandbox.render_here` in the child of this process."""
     return _renderer.render(template, names)
 
 
@@ -158,15 +162,15 @@ def _answer(request: bytes) -> dict[str, str]:
     except Exception as error:
         return {"cause": f"{type(error).__name__}: {error}"[:1000]}
     if len(text) > MAX_TEXT:
-        return {"kind": "limit", "cause": f"it gives more than {MAX_TEXT} characters"}
+        return {"kind": "limit", "cause": f"its text has more than {MAX_TEXT} characters"}
     return {"text": text}
 
 
 def main() -> None:
-    """The child: answers requests until there are no more."""
+    """The child process: answers requests until its input ends."""
     import resource
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its work and then this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(limit, (most, most))

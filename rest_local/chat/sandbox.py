@@ -1,8 +1,8 @@
 """Jinja as chat templates expect it, in its immutable sandbox.
 
-Contract: no attributes of Python's own, no changing what a template was given; but time and memory are bounded only by
-the process that renders (`rest_local.chat.renderer`). Rules: transformers, `utils/chat_template_utils.py`:
-trim_blocks, lstrip_blocks, loop controls, `generation`, raise_exception, tojson.
+Contract: a template reaches no Python internals and changes none of its arguments. Time and memory are bounded only by
+the process that renders (`rest_local.chat.renderer`). The rules are those of transformers'
+`utils/chat_template_utils.py`: trim_blocks, lstrip_blocks, loop controls, `generation`, raise_exception, tojson.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rest_local.errors import TemplateFailed
 
-MAX_REPEAT = 1 << 20  # a template that multiplies text or numbers past this is not a chat template
+MAX_REPEAT = 1 << 20  # length of a repeated text or list; no chat template needs a longer one
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's tokens for training; here it is transparent."""
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's tokens for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - the attribute is Jinja's
 
@@ -36,7 +36,7 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses `'x' * 10**9` and its like, which would take the memory."""
+    """Also refuses `'x' * 10**9` and the like, which would exhaust memory."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -51,7 +51,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def render_here(template: str, names: Mapping[str, Any]) -> str:
-    """Render in this process. Raises TemplateFailed, TypeError for a name that the template misuses."""
+    """Renders in this process. Raises TemplateFailed, and TypeError for a value that the template misuses."""
     try:
         return _compiled(template).render(names)
     except jinja2.TemplateError as error:
@@ -83,5 +83,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own, does not escape for HTML."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -15,7 +15,7 @@ from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import OptionError
 
 if TYPE_CHECKING:
-    from rest_local.bench.compare import MakePolicy
+    from rest_local.bench.replay import MakePolicy
     from rest_local.bench.workload import Workload
 
 WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds

@@ -73,7 +73,7 @@ class Column:
 
 
 class Screen:
-    """Shows the first pair of runs in two columns while they stream; the audience of `bench.demo.compare`."""
+    """Shows the first pair of runs in two columns while they stream; the display of `bench.demo.compare`."""
 
     def __init__(self, engine: Engine, console: Console) -> None:
         self._engine, self._console = engine, console
@@ -149,7 +149,7 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
 
     path = inputs.model_path(config.model)
     if code is None:
-        yield str(ensure(path, say=say)), "Python's standard library"
+        yield str(ensure(path, report=say)), "Python's standard library"
         return
     with tempfile.TemporaryDirectory() as folder:
         say(f"indexing {code} ...")
@@ -261,7 +261,7 @@ def demo(
         audience = None if as_json else _audience(engine)
         if audience is not None:
             stack.callback(audience.end)  # a live display gives the terminal back whatever happens
-        comparisons = [compare(engine, first, mode, max_tokens=tokens, repeats=repeats, audience=audience)]
+        comparisons = [compare(engine, first, mode, max_tokens=tokens, repeats=repeats, display=audience)]
         if audience is not None:
             audience.end()
             click.echo(describe(comparisons[0]))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def examine(engine: Engine) -> dict[str, Any]:
     """Return everything that doctor reports, as JSON."""
-    from rest_local.llama import library, machine, waiting
-    from rest_local.llama.cores import default_threads, usable_cpus
+    from rest_local.llama import library, machine
+    from rest_local.llama.cores import default_threads, spin_settings, usable_cpus
     from rest_local.paths import cache_dir
     from rest_local.planning.trigger import in_words
     from rest_local.retrieval.home import datastores_home
@@ -53,7 +53,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "threads": {
             "processors": len(usable_cpus()),
             "performance cores": default_threads(),
-            "waiting": waiting.described(),
+            "waiting": spin_settings(),
         },
         "self_test": engine.self_test,
         "cost_curve": engine.cost_curve.table(),

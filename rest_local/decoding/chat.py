@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rest_local.chat.conversation import ChatTemplate, fixed_beginning
-from rest_local.chat.tools import AnswerFormat, message_of
+from rest_local.chat.tools import AnswerFormat, message_of, tools_of
 from rest_local.decoding.stream import Result
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.model import Model
@@ -49,7 +49,7 @@ class Chat:
         self._template = chat_template(model)
         self._format = AnswerFormat.of(self._template.source, model.vocabulary.special_token)
         self._messages = messages
-        self._tools = list(tools) if tool_choice != "none" else []
+        self._tools = tools_of(tools) if tool_choice != "none" else []
         self._variables = template_variables
         self.prompt = self._render(messages)
         self.grammar = self._format.forced(self._tools, tool_choice, self.prompt, parallel=parallel_tool_calls)
@@ -74,7 +74,7 @@ class Chat:
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._template.render(
             messages,
-            tools=self._tools or None,
+            tools=self._tools,
             variables=self._variables,
             calls_as_text=self._format.format.write,
         )

@@ -76,6 +76,6 @@ class StepClock:
             n_other=done.n_sequences - 1,
             n_other_nodes=done.n_nodes - n_nodes,
             updates_curve=first and not done.prompted,
-            asked_ms=self.queries,
+            query_ms=self.queries,
             prompted=done.prompted,
         )

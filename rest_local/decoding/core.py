@@ -31,6 +31,7 @@ from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.planning.policies import POLICIES
+from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
 
 
@@ -48,7 +49,7 @@ class EngineCore:
             self.lanes = Lanes(self.lane)
             if warning:
                 self.lanes.warn(warning)
-            self._aside: list[Searchable] = self.lane.aside
+            self._failed_stores: list[Searchable] = self.lane.failed_stores
             self._persisted = PersistedLearning.open(self.model, self.lane.auto.acceptance) if config.history else None
             self.totals = Totals()
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
@@ -69,22 +70,21 @@ class EngineCore:
         OptionError, ModelError where the context for an exact request does not fit the memory.
 
         From any thread. The first exact request of an engine that is not exact takes seconds here, to open that context
-        and, the first time, to measure. Running requests go on meanwhile.
+        and, the first time, to measure; other requests go on meanwhile.
         """
-        if not len(request.prompt):
-            raise PromptEmpty
-        shift, n_prompt = request.context_shift or self.config.context_shift, len(request.prompt)
-        if n_prompt >= self.n_ctx and not shift:
-            raise PromptTooLong(n_prompt, self.n_ctx)
-        if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
-            raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
-        request = replace(request, prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx))
-        chosen = request.policy or self.config.policy
-        if isinstance(chosen, str) and chosen not in POLICIES:
-            raise OptionError(f"policy {chosen}: choose one of {', '.join(POLICIES)}")
-        exact = request.exact or self.lane.exact
+        n_prompt, policy, exact = (
+            len(request.prompt),
+            request.policy or self.config.policy,
+            request.exact or self.lane.exact,
+        )
+        request = replace(request, context_shift=request.context_shift or self.config.context_shift)
+        self._check(request, policy)
         relaxed = _relaxed(request.verify or self.config.verify, exact, request.sampling)
-        self._stores(request.datastores)
+        request = replace(
+            request,
+            prompt=shifted(request.prompt, request.keep_tokens, self.n_ctx),
+            prediction=self.predictions.take(request.prediction),
+        )
         lane = self.lanes.exact() if exact else self.lane
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
@@ -94,8 +94,8 @@ class EngineCore:
         )
         answer.result.truncated = len(request.prompt) < n_prompt
         return decoding.Sequence(
-            replace(request, prediction=self.predictions.take(request.prediction), context_shift=shift),
-            lane.policy(chosen) if isinstance(chosen, str) else chosen,
+            request,
+            lane.policy(policy) if isinstance(policy, str) else policy,
             sampler,
             answer,
             partial(self._connect, lane, request.datastores),
@@ -105,6 +105,19 @@ class EngineCore:
             constraint=None if sampler.constraint.is_free else sampler.constraint,
             decode=self._decode if request.origins else None,
         )
+
+    def _check(self, request: Request, policy: str | Policy) -> None:
+        """Raises what is wrong with a request for this model and these datastores."""
+        n_prompt = len(request.prompt)
+        if not n_prompt:
+            raise PromptEmpty
+        if n_prompt >= self.n_ctx and not request.context_shift:
+            raise PromptTooLong(n_prompt, self.n_ctx)
+        if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
+            raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
+        if isinstance(policy, str) and policy not in POLICIES:
+            raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
+        self._stores(request.datastores)
 
     def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
         """The sources of a sequence that is admitted to a slot."""
@@ -152,8 +165,8 @@ class EngineCore:
         sequence.finish("cancelled")
 
     def abort(self, number: int | None = None) -> None:
-        """Break off the forward pass under way, from any thread. It is undone, and repeated for the requests that are
-        not cancelled. With `number`, only the passes of the step of that number.
+        """Break off the current forward pass, from any thread. It is undone, and done again for requests that were not
+        cancelled. With `number`: only the passes of the step of that number.
         """
         for lane in self.lanes:
             lane.context.abort(number)
@@ -164,13 +177,15 @@ class EngineCore:
             lane.scheduler.cancel_all()
 
     def use(self, datastores: Sequence[Datastore]) -> None:
-        """Draft from these from now on, requests under way as well; between two steps. Those used before can be closed
-        then, by their owner.
+        """Draft from these from now on, in current requests as well. Call it between two steps. The datastores that
+        were used before can then be closed by their owner.
         """
         for lane in self.lanes:
             lane.scheduler.deliver()  # where tokens come from is read from the stores that they were drafted from
         self.datastores = list(datastores)
-        self._aside[:] = [store for store in self._aside if not isinstance(store, Datastore) or store in datastores]
+        self._failed_stores[:] = [
+            store for store in self._failed_stores if not isinstance(store, Datastore) or store in datastores
+        ]
         history = self._persisted.history if self._persisted else None
         for sequence in self.lanes.sequences():
             sources = sequence.sources if sequence.has_begun else None
@@ -182,8 +197,8 @@ class EngineCore:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def _stores(self, names: Sequence[str] | None, still: bool = False) -> list[Datastore]:
-        """Those of these names. Raises OptionError for one that is not open; `still`: those that are open, since a
-        datastore may be closed or opened anew while a request waits.
+        """The datastores of these names. Raises OptionError for one that is not open. `still`: leave such names out,
+        because a datastore may be closed or opened anew while a request waits.
         """
         if names is None:
             return self.datastores

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rest_local.decoding.clock import PassClock
 from rest_local.decoding.counts import Step
 from rest_local.decoding.sequence import Sequence, Taken, error_of
-from rest_local.drafting.drafter import grow_together
+from rest_local.drafting.drafter import Growth, grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
@@ -69,9 +69,8 @@ class _ErrorsOf:
 class _Growing:
     """The tree of one sequence while the trees of all grow."""
 
-    def __init__(self, sequence: Sequence) -> None:
-        assert sequence.growth is not None
-        self.sequence, self._growth = sequence, sequence.growth
+    def __init__(self, sequence: Sequence, growth: Growth) -> None:
+        self.sequence, self._growth = sequence, growth
 
     @property
     def best(self) -> float:
@@ -168,17 +167,18 @@ class Forward:
         n_other = len(running) - 1
         room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other
         for sequence in running:  # whole trees, of policies that know no costs: while there is room
-            sequence.cut(room)
+            sequence.tree = sequence.tree.cut(room)
             room -= len(sequence.tree)
-        growing = [_Growing(sequence) for sequence in running if sequence.growth]
+        growing = [_Growing(sequence, growth) for sequence in running if (growth := sequence.drafted.growth)]
         plan = growing[0].sequence.policy.joint_plan(clock.n_ctx, room, n_other) if growing else None
         if plan is not None:
             begun = time.perf_counter()
             order = grow_together(growing, plan.worth, room)
             ms = 1e3 * (time.perf_counter() - begun) / max(len(order), 1)
             for number, each in enumerate(growing):
-                each.sequence.clock.draft += ms * order.count(number)
-                each.sequence.cut(order[: plan.best].count(number))
+                sequence = each.sequence
+                sequence.clock.draft += ms * order.count(number)
+                sequence.tree = sequence.tree.cut(order[: plan.best].count(number))
 
     # The pass
 
@@ -209,7 +209,7 @@ class Forward:
                 continue
             if code == 1 and any(len(sequence.tree) for sequence in running):  # no room, restored
                 for sequence in running:
-                    sequence.cut(len(sequence.tree) // 2)
+                    sequence.tree = sequence.tree.cut(len(sequence.tree) // 2)
             elif code == ABORTED and any(sequence.left for sequence in sequences):
                 raise DecodeFailed(code, len(batch.token))
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied

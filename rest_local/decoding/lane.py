@@ -58,7 +58,7 @@ class Lane:
         context: Context,
         tuning: Tuning,
         exact: bool,
-        aside: list[Searchable] | None = None,
+        failed_stores: list[Searchable] | None = None,
         draft_model: DraftModel | None = None,
     ) -> None:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
@@ -67,7 +67,7 @@ class Lane:
         self.auto = Auto(tuning.curve, has_draft_model=draft_model is not None)
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         self.scheduler = Scheduler(context, capability, tuning.curve)
-        self.aside: list[Searchable] = [] if aside is None else aside
+        self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.draft_model = draft_model
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
@@ -85,17 +85,17 @@ class Lane:
         model: Model,
         settings: ContextSettings,
         exact: bool,
-        aside: list[Searchable] | None = None,
+        failed_stores: list[Searchable] | None = None,
         draft_model: DraftModel | None = None,
     ) -> Lane:
-        """Measure what was not measured before. `aside`: stores that failed; lanes share it, and the draft model.
+        """Measure what was not measured before. Lanes share `failed_stores` and the draft model.
         Raises ModelError.
         """
         if exact:
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         context, tuning = tune(model, settings, exact)
         try:
-            return cls(model, context, tuning, exact, aside, draft_model)
+            return cls(model, context, tuning, exact, failed_stores, draft_model)
         except BaseException:
             context.close()
             raise
@@ -120,8 +120,8 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            follower = DraftModelSequence(self.draft_model) if self.draft_model else None
-            sources = Sources([], self.model.n_vocab, failed_stores=self.aside, follower=follower)
+            draft_sequence = DraftModelSequence(self.draft_model) if self.draft_model else None
+            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, draft_sequence=draft_sequence)
             self._sources[slot.first_id] = sources
         return sources
 
@@ -279,7 +279,7 @@ class Lanes:
                     raise ModelError(f"model {shared.model.path}: is closed")
                 self._try_exact(shared.model, shared.context.threads)
                 settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
-                lane = Lane.open(shared.model, settings, True, shared.aside, shared.draft_model)
+                lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.draft_model)
                 for warning in lane.warnings:
                     if warning not in shared.warnings:
                         log.warning("%s", warning)  # those of the engine were shown when it was loaded

@@ -11,7 +11,7 @@ from collections import abc
 from collections.abc import Callable
 
 from rest_local.calibration.cost import CERTAIN, SIZES, CostCurve
-from rest_local.calibration.timing import LoadMeter, probe_slot
+from rest_local.calibration.measuring import LoadMeter, probe_slot
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence
 from rest_local.kv_cache.slot import Slot

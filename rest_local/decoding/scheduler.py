@@ -195,7 +195,9 @@ class Scheduler:
         if not sequences:
             return None
         running = [each for each in sequences if not each.is_prefilling]  # anew: one that failed may have taken cells
-        parts = self._parts(sequences, len(running)) if with_parts or not running else []
+        parts: list[Part] = []
+        if len(running) < len(sequences) and (with_parts or not running):
+            parts = self._parts([each for each in sequences if each.is_prefilling], len(running))
         return _Pass(sequences, with_parts, running, parts)
 
     def _plan_again(self, tried: _Pass, error: DecodeFailed | SequenceFailed) -> _Pass | None:
@@ -225,11 +227,8 @@ class Scheduler:
         else:
             self._finish(together[0], "error", error)
 
-    def _parts(self, sequences: list[Sequence], n_running: int) -> list[Part]:
+    def _parts(self, prompts: list[Sequence], n_running: int) -> list[Part]:
         """Parts of prompts for one pass, another one first each time."""
-        prompts = [sequence for sequence in sequences if sequence.is_prefilling]
-        if not prompts:
-            return []
         left = min(self._largest_part(n_running), self.backend.n_batch - n_running)
         self._turn = (self._turn + 1) % len(prompts)
         parts: list[Part] = []
@@ -269,9 +268,10 @@ class Scheduler:
         now = time.perf_counter()
         ms, self._uncharged_ms = self._uncharged_ms + 1e3 * (now - self._charged_to), 0.0
         self._charged_to = now
-        each = ms / (sum(1 + len(sequence.tree) for sequence in done.running) + sum(n for _, n in done.parts))
-        for sequence in done.running:
-            sequence.statistics.answer_share_ms += (1 + len(sequence.tree)) * each
+        counts = [1 + len(sequence.tree) for sequence in done.running]
+        each = ms / (sum(counts) + sum(n for _, n in done.parts))
+        for sequence, n in zip(done.running, counts, strict=True):
+            sequence.statistics.answer_share_ms += n * each
         for sequence, n in done.parts:
             if sequence.statistics.steps:  # text of an answer, evaluated anew
                 sequence.statistics.answer_share_ms += n * each

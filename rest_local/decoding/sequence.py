@@ -6,10 +6,8 @@ Contract:
   scheduler moves it along, on one thread. Its owner may call `read`, `leave` and the properties from any thread.
 - `tokens` is its whole text, prompt and answer. The list is shared with the slot (whose `n_past` says how many of them
   are in the cells) and with the sources. The newest token is the *root*, which the next step evaluates.
-- The parts of a step that concern one sequence are here; `rest_local.decoding.forward` puts those of many into one
-  forward pass. A step that was taken is finished (`deliver`) before the next one is taken.
-- With `relaxed` (off by default) a retrieved token can replace the sampled one. Each is counted, and the name of its
-  source ends in `RELAXED_MARK`.
+- What one sequence does in a step is here; `rest_local.decoding.forward` does the step for many of them at once. A step
+  that was taken is finished (`deliver`) before the next one is taken.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, Verdict, verify
 from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.drafter import Draft, Growth
+from rest_local.drafting.drafter import Draft
 from rest_local.drafting.origin import Decode, origins_of
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
@@ -68,9 +66,13 @@ class Taken(NamedTuple):
 class Sequence:
     """Complete when it is made; `admit` gives it a slot.
 
-    `connect`: gives the sources to draft from, for the slot that it is first admitted to. `finished`: called once, at
-    the end. `ends`: whether nothing follows a token. `decode`: where set, the origins of tokens are reported. `wake`:
-    called when there are pieces, and at the end, in the thread that steps.
+    connect     gives the sources to draft from, for the slot that it is first admitted to
+    ends        whether nothing follows a token
+    finished    called once, at the end
+    relaxed     the rule by which a retrieved token can replace the sampled one; None: never
+    constraint  nodes that it forbids are never submitted
+    decode      where set, the origins of tokens are reported
+    wake        called when there are pieces, and at the end, in the thread that steps
     """
 
     def __init__(
@@ -95,14 +97,14 @@ class Sequence:
         self.done = False
         self.left = False  # its owner does not wait for it any more
         self.error: RestLocalError | None = None
-        self.tree = DraftTree()  # of the current step
+        self.tree = DraftTree()  # of the current step: what is left of the drafted one
         self.layout: Layout | None = None
         self.clock = StepClock()
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
         self._connect, self._ends, self._finished = connect, ends, finished
         self._relaxed, self._constraint, self._decode = relaxed, constraint, decode
-        self._drafted = Draft(self.tree)
+        self.drafted = Draft(self.tree)
         self._entropies: tuple[float, ...] = ()
         self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
         self._taken: Taken | None = None  # the newest step, until it is delivered
@@ -121,7 +123,7 @@ class Sequence:
         assert self._slot is not None
         return self._slot
 
-    def has(self, slot: Slot) -> bool:
+    def is_in(self, slot: Slot) -> bool:
         """Whether it is admitted to this slot."""
         return self._slot is slot
 
@@ -151,7 +153,8 @@ class Sequence:
     @property
     def room(self) -> int:
         """Tokens that can still be evaluated."""
-        return self.slot.backend.n_ctx - self.slot.n_past
+        slot = self.slot
+        return slot.backend.n_ctx - slot.n_past
 
     @property
     def result(self) -> Result:
@@ -207,9 +210,9 @@ class Sequence:
         begun = time.perf_counter()
         clock, sources = self.clock, self.sources
         clock.begin()
-        if follower := sources.follower:
-            follower.begin_step()
-        drafted = self._drafted = self.policy.draft(
+        if draft_sequence := sources.draft_sequence:
+            draft_sequence.begin_step()
+        drafted = self.drafted = self.policy.draft(
             sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, clock.entropy)
         )
         self.tree = drafted.tree
@@ -218,17 +221,8 @@ class Sequence:
             clock.lookup = 1e-3 * drafted.lookup_us
         self.statistics.lookups_skipped += drafted.skipped
         clock.draft = 1e3 * (time.perf_counter() - begun)
-        if follower:
-            clock.draft -= follower.step_ms
-
-    @property
-    def growth(self) -> Growth | None:
-        """What the tree can still grow from, together with those of other requests."""
-        return self._drafted.growth
-
-    def cut(self, n: int) -> None:
-        """Submit only the first n nodes."""
-        self.tree = self.tree.cut(n)
+        if draft_sequence:
+            clock.draft -= draft_sequence.step_ms
 
     def prune(self) -> None:
         """Submit nothing that the request's constraint forbids."""
@@ -258,7 +252,7 @@ class Sequence:
         self.tokens += tokens
         self.sources.extend(tokens)
         rows = self._rows_to_finish(logits, visited, overlaps)
-        taken = Taken(verdict, relaxed, self.tree, self._drafted, rows, overlaps)
+        taken = Taken(verdict, relaxed, self.tree, self.drafted, rows, overlaps)
         self.clock.verify = 1e3 * (time.perf_counter() - begun)
         self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
         return taken
@@ -269,9 +263,9 @@ class Sequence:
         """
         begun = time.perf_counter()
         clock = self.clock
-        if follower := self.sources.follower:
-            clock.model, clock.queries = follower.step_ms, follower.asked_ms
-        self.policy.learn(self._drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
+        if draft_sequence := self.sources.draft_sequence:
+            clock.model, clock.queries = draft_sequence.step_ms, draft_sequence.query_ms
+        self.policy.learn(self.drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model
         self.statistics.decode_ms += done.decode_ms

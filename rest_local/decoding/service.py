@@ -181,7 +181,7 @@ class Service:
             alive = list(self._alive.items())
         rows = []
         for number, slot in enumerate(self._core.slots):
-            request, sequence = next((each for each in alive if each[1].has(slot)), (None, None))
+            request, sequence = next((each for each in alive if each[1].is_in(slot)), (None, None))
             state = "idle" if sequence is None else "prefill" if sequence.is_prefilling else "running"
             rows.append({"id": number, "state": state, "n_past": slot.n_past, "request": request})
         return rows

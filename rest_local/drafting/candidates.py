@@ -2,9 +2,9 @@
 
 Contract: rows (continuations with the length of their context match, longest first) go in. The evidence of each
 distinct next token comes out: the longest match that predicts it, the number of rows that match at least that long, and
-the share of those rows that agree. So shorter matches count too, not only the longest. The module knows nothing about
-probabilities: evidence is the number of an evidence cell, and `rest_local.planning.acceptance` maps it to a
-probability.
+the share of those rows that agree. So shorter matches count too, not only the longest (DESIGN.md section 5). The module
+knows nothing about probabilities: evidence is the number of an evidence cell, and `rest_local.planning.acceptance` maps
+it to a probability.
 """
 
 from __future__ import annotations

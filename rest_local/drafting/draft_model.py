@@ -90,7 +90,7 @@ class DraftModel:
                     f"({vocabulary.name}); choose a smaller model of the same family"
                 )
             if model.is_recurrent or model.is_hybrid or model.has_encoder:
-                raise OptionError(f"draft model {path}: cannot take back tokens; choose one with attention only")
+                raise OptionError(f"draft model {path}: cannot roll back tokens; choose one with attention only")
             size = min(n_ctx, model.n_ctx_train or n_ctx)
             context = Context(model, context_settings(model.options, size))
             try:
@@ -198,8 +198,8 @@ class DraftModel:
 class DraftModelSequence:
     """The text of one request in the KV cache of a draft model. `restart` sets the text, `ask` predicts what follows.
 
-    `text` is the owner's own list, which only grows between two calls of `restart`. Since `begin_step`, `step_ms` is
-    what evaluating took, and `asked_ms` what queries took of it.
+    The text is a list of the owner, which only grows between two calls of `restart`. `step_ms`: time spent on
+    evaluation since `begin_step`; `query_ms`: the part of it that answered queries.
     """
 
     def __init__(self, model: DraftModel) -> None:
@@ -209,11 +209,11 @@ class DraftModelSequence:
         self._cached: list[int] = []  # tokens in the KV cache
         self._agreed = 0  # length of the prefix of `_cached` that is known to agree with the text
         self._waited_ms = 0.0
-        self.step_ms = self.asked_ms = 0.0
+        self.step_ms = self.query_ms = 0.0
 
     def begin_step(self) -> None:
-        """Count the time of another step."""
-        self.step_ms = self.asked_ms = 0.0
+        """Reset the times, at the beginning of a step."""
+        self.step_ms = self.query_ms = 0.0
 
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text, which shares its first `same` tokens with the old one."""
@@ -292,7 +292,7 @@ class DraftModelSequence:
         likely = self.model.likeliest(logits)
         took = 1e3 * (time.perf_counter() - begun)
         self.step_ms += took
-        self.asked_ms += took
+        self.query_ms += took
         if len(wanted) - same == 1:
             self.model.pass_ms += 0.05 * (min(took, 4 * self.model.pass_ms) - self.model.pass_ms)
         self.model.used(self)

@@ -3,7 +3,7 @@
 Contract: given rows of any number of sources and an estimate of acceptance for each evidence cell, the node with the
 highest joint probability is added next, until the caller's rule says that a node no longer pays. A node is expanded
 when it joins the tree. The proposals at each expanded node are kept, so that the estimate learns from the tokens that
-the model then chooses, also if no draft was submitted.
+the model then chooses, also if no draft was submitted (DESIGN.md section 6).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 class Proposal:
     """The proposals below one node: candidates by source, and merged by token. `calibrated`: their corrected
-    probabilities. `asked`: the candidates of a draft model, if it was queried.
+    probabilities. `from_model`: the candidates of a draft model, if it was queried.
     """
 
-    __slots__ = ("asked", "by_source", "calibrated", "merged")
+    __slots__ = ("by_source", "calibrated", "from_model", "merged")
 
     def __init__(self, by_source: list[tuple[SourceRows, list[Candidate]]], merged: Merged) -> None:
         self.by_source, self.merged = by_source, merged
         self.calibrated: Sequence[Calibrated] = ()
-        self.asked: Sequence[Candidate] = ()
+        self.from_model: Sequence[Candidate] = ()
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Draft:
         for proposal, token in self._along(tokens):
             for _, candidates in proposal.by_source:
                 outcomes += [(cell, proposed == token) for proposed, cell, _ in candidates]
-            outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.asked]
+            outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.from_model]
         return outcomes
 
     def calibrations(self, tokens: Sequence[int]) -> list[tuple[Sequence[Calibrated], int]]:
@@ -77,7 +77,7 @@ class Draft:
 
     def hits(self, tokens: Sequence[int]) -> list[bool]:
         """For each query to a draft model along `tokens`: whether its first candidate was right."""
-        return [proposal.asked[0][0] == token for proposal, token in self._along(tokens) if proposal.asked]
+        return [proposal.from_model[0][0] == token for proposal, token in self._along(tokens) if proposal.from_model]
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""
@@ -173,7 +173,7 @@ class Growth:
                 _, source, below = merged[token]
                 merged[token] = (probability, source, below)
         if self._ask is not None and len(self.draft.tree) < self.most:
-            proposal.asked = self._asked(self._ask, node, joint, depth, merged)
+            proposal.from_model = self._query_model(self._ask, node, joint, depth, merged)
         for token, (probability, source, below) in merged.items():
             if joint * probability >= MIN_PROBABILITY:
                 self._arrivals += 1
@@ -187,18 +187,18 @@ class Growth:
         parent = tree.parent[node]
         return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
-    def _asked(self, ask: Ask, node: int, joint: float, depth: int, merged: Merged) -> list[Candidate]:
+    def _query_model(self, ask: Ask, node: int, joint: float, depth: int, merged: Merged) -> list[Candidate]:
         """The candidates of a draft model below a node. They are added to `merged`."""
-        asked: list[Candidate] = []
+        found: list[Candidate] = []
         known = max((best for best, _, _ in merged.values()), default=0.0)
         for token, own in ask(self.draft.tree.path(node), joint, known):
             cell = model_cell(depth, own)
-            asked.append((token, cell, ()))
+            found.append((token, cell, ()))
             probability, (best, source, below) = self._estimate(cell), merged.get(token, _NO_CANDIDATE)
             if probability > best:
                 best, source = probability, MODEL
             merged[token] = (best, source, below)
-        return asked
+        return found
 
 
 def draft(

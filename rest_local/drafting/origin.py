@@ -70,5 +70,5 @@ def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int |
         name, line, _ = store.place(position, decode)
         return name, line
     except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table must not end the answer
-        log.warning("datastore %s: cannot say where a draft comes from (%s)", store.path, error)
+        log.warning("datastore %s: the origin of a draft is unknown (%s)", store.path, error)
         return None, None

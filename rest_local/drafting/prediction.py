@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.drafting.text import common_prefix
 from rest_local.retrieval.packing import MAX_VOCABULARY
 from rest_local.retrieval.rows import MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
@@ -147,7 +148,7 @@ class Prediction:
         pending, self._pending = self._pending, []
         while pending:
             if self._alignment is None:
-                agreed = self._agreed(pending)
+                agreed = common_prefix(pending, self._tokens[self._at : self._at + len(pending)])
                 self._at += agreed
                 self._level += agreed
                 if agreed == len(pending):
@@ -159,13 +160,6 @@ class Prediction:
             places = self._alignment.places()
             if places and places[0][1] >= CERTAIN * KEEP:
                 self._at, self._level, self._alignment = places[0][0], START + 1, None
-
-    def _agreed(self, said: Sequence[int]) -> int:
-        """How many of these tokens agree with the prediction at the current place."""
-        tokens = np.asarray(said, np.int32)
-        expected = self._tokens[self._at : self._at + len(tokens)]
-        differ = np.flatnonzero(tokens[: len(expected)] != expected)
-        return int(differ[0]) if len(differ) else len(expected)
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
         """Places in the whole prediction at which at least MOVED tokens agree."""

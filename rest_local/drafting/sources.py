@@ -34,10 +34,10 @@ LONG_REPEAT = 8  # tokens; 73% of the drafts after such a match were accepted, 9
 
 
 class Lookup(Protocol):
-    """What a policy drafts from: `Sources`, or a fake in tests. `follower`: the sequence in the draft model, if any."""
+    """What a policy drafts from: `Sources`, or a fake in tests. `draft_sequence`: in the draft model, if any."""
 
     @property
-    def follower(self) -> DraftModelSequence | None: ...
+    def draft_sequence(self) -> DraftModelSequence | None: ...
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int] | Int32Array) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
@@ -62,16 +62,16 @@ class Sources:
         n_vocab: int,
         history: Searchable | None = None,
         failed_stores: list[Searchable] | None = None,
-        follower: DraftModelSequence | None = None,
+        draft_sequence: DraftModelSequence | None = None,
     ) -> None:
         """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share.
-        `follower`: the sequence in a draft model that holds the text of this sequence.
+        `draft_sequence`: the text of this sequence in a draft model.
         """
         self._n_vocab = n_vocab
-        self.follower = follower
+        self.draft_sequence = draft_sequence
         self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.use(datastores, history)
-        self._bytes = bytearray()  # the sequence, 4 bytes each token: what `repeats` searches
+        self._bytes = bytearray()  # the sequence, 4 bytes for each token; `repeats` searches it
         self._prediction: Prediction | None = None
         self._growing = GrowingText()
         self._indexed = 0  # number of tokens of the sequence in `_growing`
@@ -84,7 +84,8 @@ class Sources:
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Set the sequence to `tokens`. Keeps the index of the prefix that it shares with the last one, and the
-        prediction. A draft model's sequence keeps the list itself: its owner appends to it before it calls `extend`.
+        prediction. The draft model's sequence keeps a reference to the list, so its owner appends accepted tokens to it
+        before it calls `extend`.
         """
         if not self._whole:
             self._bytes, self._growing, self._indexed = bytearray(), GrowingText(), 0
@@ -97,8 +98,8 @@ class Sources:
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
-        if self.follower:
-            self.follower.restart(tokens, same)
+        if self.draft_sequence:
+            self.draft_sequence.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""
@@ -115,7 +116,7 @@ class Sources:
             self._bytes += array("i", tokens)
 
     def _from(self, begin: int) -> list[int]:
-        """The tokens of the sequence from a place on."""
+        """The tokens of the sequence from index `begin` on."""
         return array("i", self._bytes[4 * begin :]).tolist()
 
     def repeats(self, n: int = LONG_REPEAT) -> bool:

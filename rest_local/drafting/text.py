@@ -1,4 +1,4 @@
-"""What texts of token ids have in common. Knows nothing about what the ids stand for."""
+"""Functions on texts of token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tokens = Sequence[int] | NDArray[np.int32]
 
 
 def common_prefix(one: Tokens, other: Tokens) -> int:
-    """How many tokens two texts share from the first on. About 1 us for 100 tokens."""
+    """The length of the common prefix of two texts. Takes about 1 us for 100 tokens."""
     limit = min(len(one), len(other))
     differ = np.flatnonzero(np.asarray(one[:limit], np.int64) != np.asarray(other[:limit], np.int64))
     return int(differ[0]) if len(differ) else limit

@@ -1,7 +1,7 @@
 """The draft tree: drafted tokens below the root, and their order in a batch.
 
 Contract: pure data. Nodes are added parent first (`parent[i] < i`, -1 is the root). `layout` orders them depth first
-and the likeliest branch first, so that accepted tokens usually are in neighbouring cells of the KV cache.
+and the likeliest branch first, so that accepted tokens usually are in neighbouring KV cells (DESIGN.md section 4).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Lark put together from parts: literals, special tokens, text up to a marker, JSON schemas. For formats of tool calls.
+"""Builds Lark text from literals, special tokens, text up to a marker and JSON schemas, for formats of tool calls.
 
-Contract: methods return terms, text to write into a rule; `grammar` compiles the whole apart.
+Contract: methods return terms, which are text for a rule. `grammar` compiles the result as `rest_local.grammar.lark`
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from rest_local.errors import OptionError
 from rest_local.grammar.grammar import Grammar, json_rule, json_schema, lark
 
-_MARKS = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\])")  # how models spell special tokens
+_MARKS = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\])")  # texts that may be special tokens
 Special = Callable[[str], int | None]
 
 
@@ -23,24 +24,24 @@ def no_special(text: str) -> int | None:
 
 
 class Lark:
-    """Rules of one grammar. `special`: the id of the special token that is spelled so, if there is one."""
+    """The rules of one grammar. `special`: the id of the special token with a text, None if there is none."""
 
     def __init__(self, special: Special = no_special) -> None:
         self._special = special
         self._rules: list[str] = []
 
     def add(self, body: str, options: str = "") -> str:
-        """A new rule; its name. `options`: llguidance's, in brackets."""
+        """Add a rule and return its name. `options`: llguidance's options of a rule, in brackets."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def one_of(self, ways: Sequence[str]) -> str:
-        """A rule of alternatives."""
+        """Add a rule with these alternatives and return its name."""
         return self.add(" | ".join(ways))
 
     def literal(self, text: str) -> str:
-        """Exactly this text, special tokens where it spells them."""
+        """Exactly this text. Parts of it that are special tokens match only those."""
         parts = [part for part in _MARKS.split(text) if part]
         terms: list[str] = []
         plain = ""
@@ -54,15 +55,17 @@ class Lark:
         return " ".join([*terms, *([_quoted(plain)] if plain or not terms else [])])
 
     def until(self, marker: str) -> str:
-        """Any text up to and with the first `marker`."""
+        """Any text up to and including the first `marker`."""
         token = self._special(marker)
         if token is not None:
             return self.add(f"/(.|\\n)*/ <[{token}]>")
         return self.add("/(.|\\n)*/", f"[suffix={_quoted(marker)}]")
 
     def json(self, schema: Mapping[str, Any] | bool, strict: str = "", fallback: str = "{}", **options: str) -> str:
-        """The values of a schema. Where it cannot be kept, those of the schema `fallback`, unless `strict` names what
-        it belongs to: then OptionError."""
+        """The values of a schema. A schema that cannot be kept is replaced by the schema `fallback`, JSON text.
+
+        `strict`: what the schema belongs to; then raises OptionError instead, with this in its message.
+        """
         try:
             json_schema(schema)
         except OptionError as error:
@@ -72,10 +75,10 @@ class Lark:
         return self.add(json_rule(schema, **options))
 
     def grammar(self, start: str) -> Grammar:
-        """The grammar that begins with this body. Raises OptionError."""
+        """The grammar with this body as its start rule. Raises OptionError."""
         return lark("\n".join([f"start: {start}", *self._rules]))
 
 
 def _quoted(text: str) -> str:
-    """A literal of Lark, which has the escapes of JSON."""
+    """A literal of Lark, whose escapes are those of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")

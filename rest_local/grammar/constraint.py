@@ -58,11 +58,6 @@ class Constraint:
         self._matcher = None if grammar is None else vocabulary.grammar_tokens().matcher(grammar)
 
     @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar applies."""
-        return self._matcher is not None
-
-    @property
     def forbids_ends(self) -> bool:
         """Whether end tokens are forbidden now."""
         return self._forbids_ends_after(0)

@@ -1,7 +1,8 @@
-"""Grammars as a caller writes them: GBNF, Lark, JSON schemas. Each becomes Lark, the only notation that is compiled.
+"""Grammars in the notations that callers use: GBNF, Lark, JSON schemas. Each becomes Lark, which is then compiled.
 
-Every function here compiles the grammar in a child process (`trial`) before it returns: 6 ms for a schema of 30
-properties, nothing for one of the 64 newest. So what is returned can be compiled in bounded time and memory.
+Contract: every function compiles the grammar in a child process (`trial`) before it returns, so that each `Grammar` can
+be compiled in bounded time and memory. That takes 6 ms for a schema of 30 properties, and nothing for one of the 64
+newest grammars.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from typing import Any
 from rest_local.errors import OptionError
 
 MAX_BYTES = 1 << 20
-# One space, or a line break with indentation: with more, a model can write white space until its limit.
+# One space, or a line break with indentation: otherwise a model can write white space up to the token limit.
 _JSON_OPTIONS = {"whitespace_pattern": "( |\\n[ \\t]{0,20})?"}
-# Without this a mask allows only the canonical token where the text is forced, and drafts that spell it otherwise fail.
+# Without this option only the canonical tokens of a forced text are allowed, and other draft tokens for it fail.
 _HEADER = '\n%llguidance {"no_forcing": true}\n'
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language over bytes. `lark`: its rules, `start` first. `source`: as the caller wrote it."""
+    """A language over bytes. `lark`: its rules, `start` first. `source`: the text of the caller."""
 
     lark: str
     source: str
 
     @property
     def compiled_text(self) -> str:
-        """What llguidance is given. The header is the last line, so that its messages count the caller's lines."""
+        """The text for llguidance. The options are the last line, so that line numbers in messages are the caller's."""
         return self.lark + _HEADER
 
 
@@ -42,10 +43,11 @@ def lark(text: str) -> Grammar:
 
 
 def gbnf(text: str) -> Grammar:
-    """A grammar in llama.cpp's notation, with a rule `root`; llguidance's converter makes it Lark.
+    """A grammar in llama.cpp's notation, with a rule `root`. llguidance's converter translates it to Lark.
 
-    A rule without recursion becomes one regular expression; between others the longest match wins, as in Lark. Raises
-    OptionError, for what the converter cannot read as well (references to tokens, `<think>`)."""
+    A grammar without recursion becomes one regular expression. Between the parts of other rules the longest match wins,
+    as in Lark. Raises OptionError, also for what the converter cannot read (references to tokens, `<think>`).
+    """
     from rest_local.grammar.trial import convert
 
     _check_text(text, "GBNF text with a rule `root`")
@@ -62,8 +64,9 @@ def gbnf(text: str) -> Grammar:
 def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
     """The JSON values that a schema (drafts 4 to 2020-12) allows. docs/SERVER.md lists the keywords.
 
-    Raises OptionError for what is not kept to the letter: keywords that llguidance does not implement, unknown formats,
-    references outside the schema, schemas that allow nothing, are too deep or too large."""
+    Raises OptionError for a schema that cannot be kept exactly: keywords that llguidance does not support, unknown
+    formats, references outside the schema; and for schemas that allow nothing, are too deep or too large.
+    """
     grammar = Grammar(f"start: {json_rule(schema)}", json.dumps(schema))
     _try("JSON schema", grammar)
     return grammar
@@ -75,13 +78,13 @@ def any_object() -> Grammar:
 
 
 def json_rule(schema: Mapping[str, Any] | bool, **options: str) -> str:
-    """A term of a Lark rule: the values of this schema. `options`: of llguidance's compiler. Raises OptionError."""
+    """A term of a Lark rule for the values of a schema. `options`: for llguidance's compiler. Raises OptionError."""
     if not isinstance(schema, (Mapping, bool)):
-        raise OptionError(f"JSON schema: {type(schema).__name__} is no schema; give an object or a boolean")
+        raise OptionError(f"JSON schema: {type(schema).__name__} is not a schema; give an object or a boolean")
     document = {} if schema is True else schema
     if isinstance(document, Mapping):
         if "properties" in document and "type" not in document:
-            document = {"type": "object", **document}  # else any number would be valid, too
+            document = {"type": "object", **document}  # else a number would be valid too
         document = _tightened(document)
         document = {**document, "x-guidance": {**_JSON_OPTIONS, **options}}
     try:

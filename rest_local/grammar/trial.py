@@ -1,9 +1,10 @@
-"""Compiles grammars in a child process first, since a hostile one can end the process that compiles it.
+"""Compiles grammars in a child process first, because a hostile grammar can end the process that compiles it.
 
-Found in llguidance 1.9.1: 2 000 rules that refer to each other in a chain exhaust a stack of 1 MiB (SIGSEGV), a schema
-with 200 patterns in `allOf` compiles for more than 30 s. The child has a limit of time, memory and stack; what passes
-there is compiled again in this process, with the same code and a larger stack. One child serves all grammars, one at a
-time; it ends with this process, and a new one is started after one that died.
+With llguidance 1.9.1, a chain of 2 000 rules that refer to each other exhausts a stack of 1 MiB (SIGSEGV), and a schema
+with 200 patterns in `allOf` compiles for more than 30 s. The child has limits of time, memory and stack. A grammar that
+passes is compiled again in this process, by the same code and with a larger stack.
+
+One child serves all grammars, one at a time. It ends with this process. A child that dies is replaced.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for one grammar; an enum of 50 000 integers takes 0.4 s
 START_SECONDS = 60.0
-WAIT_SECONDS = 2 * SECONDS  # while grammars of other requests are compiled: they hold threads of a server
+WAIT_SECONDS = 2 * SECONDS  # for grammars of other requests: a waiting request occupies a thread of the server
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 64 << 20  # of the thread that compiles in the child; `tokens` uses twice as much
 SMALL_STACK_BYTES = 256 << 10  # half of what macOS gives a thread: masks are computed in any thread
@@ -42,7 +43,10 @@ _TOKEN_NUMBERS = re.compile(r"<\[[\d,\s-]*\]>")
 
 
 def limits() -> LLParserLimits:
-    """Of one mask, and of memory: llguidance's defaults are 50 000, 200 000 and 250 000 states of 1 to 2 kB."""
+    """Limits of the work for one mask, and of lexer states, which take 1 to 2 kB each.
+
+    llguidance's defaults are 50 000, 200 000 and 250 000.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(step_max_items=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
@@ -50,7 +54,7 @@ def limits() -> LLParserLimits:
 
 @lru_cache(maxsize=64)
 def compile_apart(text: str) -> None:
-    """Returns where the grammar compiles within the limits and its first mask allows something. Raises OptionError."""
+    """Check that a grammar compiles within the limits and allows a first token. Raises OptionError."""
     _child.ask({"compile": text})
 
 
@@ -61,19 +65,26 @@ def convert(text: str) -> str:
 
 
 class _Child:
+    """The child process and the lock that gives access to it. Thread-safe."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: dict[str, str]) -> str:
+    def ask(self, command: dict[str, str]) -> str:
+        """The answer to a command, `{"compile": text}` or `{"convert": text}`.
+
+        Raises OptionError for a grammar that fails, GrammarsBusy after WAIT_SECONDS, GenerationError if there is no
+        child process.
+        """
         if not self._lock.acquire(timeout=WAIT_SECONDS):
             raise GrammarsBusy
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            line = self._talk(json.dumps(question).encode() + b"\n", SECONDS)
+            line = self._talk(json.dumps(command).encode() + b"\n", SECONDS)
             if not line:
-                raise OptionError(self._cause_of_death())
+                raise OptionError(self._cause_of_exit())
         finally:
             self._lock.release()
         answer = json.loads(line)
@@ -84,7 +95,7 @@ class _Child:
     def _start(self) -> None:
         self.close()
         command = [sys.executable, "-m", "rest_local.grammar.trial"]
-        root = Path(__file__).parents[2]  # -m looks in the working directory first: let that be ours, not the user's
+        root = Path(__file__).parents[2]  # -m looks in the working directory first, which must not be the user's
         try:
             self._process = subprocess.Popen(
                 command,
@@ -92,15 +103,15 @@ class _Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at the terminal is for this process
+                start_new_session=True,  # Ctrl-C at the terminal must not reach the child
             )
         except OSError as error:
             raise GenerationError(f"grammars are compiled in a child process, which does not start: {error}") from error
         if not self._talk(b"", START_SECONDS):
-            raise GenerationError(f"grammars are compiled in a child process, which ended: {self._cause_of_death()}")
+            raise GenerationError(f"grammars are compiled in a child process, which ended: {self._cause_of_exit()}")
 
     def _talk(self, line: bytes, seconds: float) -> bytes:
-        """The answer; nothing from a child that died, or was killed after so long."""
+        """The child's answer to a line; empty if the child ends, or is killed after `seconds`."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -117,7 +128,7 @@ class _Child:
         finally:
             timer.cancel()
 
-    def _cause_of_death(self) -> str:
+    def _cause_of_exit(self) -> str:
         assert self._process is not None
         code = self._process.wait()
         if code == -signal.SIGKILL:
@@ -125,13 +136,14 @@ class _Child:
         return "it is too deep or too large to compile; use fewer rules that refer to each other"
 
     def close(self) -> None:
+        """End the child."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):  # what it was not sent, it does not need
+                    with contextlib.suppress(BrokenPipeError):  # data that was not sent is not needed
                         pipe.close()
 
 
@@ -145,14 +157,14 @@ def on_large_stack(work: Callable[[], _T], stack_bytes: int) -> _T:
     failed: list[BaseException] = []
 
     def run() -> None:
-        if sys.platform == "linux":  # of this thread alone: those that decode go first
+        if sys.platform == "linux":  # of this thread alone: threads that decode have priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
             done.append(work())
-        except BaseException as error:  # handed to the caller's thread
+        except BaseException as error:  # raised in the caller's thread
             failed.append(error)
 
-    with _stack_lock:  # the size is of all threads that start now
+    with _stack_lock:  # the size applies to all threads that start now
         before = threading.stack_size(stack_bytes)
         try:
             thread = threading.Thread(target=run, name="rest-local-grammar")
@@ -169,7 +181,7 @@ _stack_lock = threading.Lock()
 
 
 def readable(message: str) -> str:
-    """The cause in a message of llguidance, on one line: without its excerpt of the grammar."""
+    """The cause in a message of llguidance, as one line without its excerpt of the grammar."""
     lines = [line for line in message.splitlines() if line.strip()]
     first = lines[0] if lines else "it allows nothing"
     if first.startswith("panic"):
@@ -177,11 +189,11 @@ def readable(message: str) -> str:
     return first.removeprefix("at ").replace("failed to compile JSON schema: ", "")[:300]
 
 
-# What follows runs in the child.
+# The rest of this module runs in the child.
 
 
 class _Bytes:
-    """The smallest vocabulary: every byte, an end, a token that stands for any other, and the special ones by name."""
+    """The smallest vocabulary: all bytes, an end token, one token for all token numbers, special tokens by name."""
 
     def __init__(self, names: list[str]) -> None:
         self.tokens = [bytes([byte]) for byte in range(256)]
@@ -224,7 +236,7 @@ def _convert(text: str) -> str:
 
 
 def _plain(part: re.Match[str]) -> str:
-    """A part of GBNF as the converter reads it right: it drops zeros of `\\u0041`, and `root` must be free."""
+    """A part of GBNF as the converter reads it correctly: it drops zeros of `\\u0041`, and `root` must be unused."""
     text = part[0]
     if text[0] in '"[':
         return _ESCAPES.sub(_character, text)
@@ -239,7 +251,7 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def main() -> None:
-    """The child: a question a line, an answer a line."""
+    """The child process: reads a command per line and writes an answer per line."""
     _bound()
     print("ready", flush=True)
     work: dict[str, Callable[[str], str]] = {"compile": _compile, "convert": _convert}
@@ -248,22 +260,22 @@ def main() -> None:
         try:
             answer = {"text": work[kind](text), "error": ""}
         except RecursionError:
-            answer = {"text": "", "error": "brackets are nested too deep"}
-        except Exception as error:  # whatever llguidance raises for a grammar is what is wrong with it
+            answer = {"text": "", "error": "brackets are nested too deeply"}
+        except Exception as error:  # any exception of llguidance says what is wrong with the grammar
             answer = {"text": "", "error": readable(str(error)) or type(error).__name__}
         print(json.dumps(answer), flush=True)
 
 
 def _bound() -> None:
-    import llguidance  # noqa: F401 - loaded before the limit of memory
+    import llguidance  # noqa: F401 - loaded before the memory limit applies
 
     try:
         import resource
-    except ImportError:  # Windows: the clock alone bounds it
+    except ImportError:  # Windows: only the time is limited
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    os.nice(10)  # requests that decode go first
+    os.nice(10)  # requests that decode have priority
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The only room that knows llama.cpp: model, vocabulary, detokenizer, context, batch, sampler, chat template.
+"""The only room that imports llama.cpp: model, vocabulary, detokenizer, context, batch, sampler.
 
-Importing the package loads nothing, and sets how llama.cpp's threads wait (`waiting`), which has to come first. A
-module that needs the library loads it (about 0.3 s).
+Importing this package loads nothing. It only sets how llama.cpp's threads wait (`cores`), which must happen before
+llama.cpp is loaded. A module that needs the library loads it, in about 0.3 s.
 """
 
-from rest_local.llama.waiting import set_defaults
+from rest_local.llama.cores import set_spin_defaults
 
-set_defaults()
+set_spin_defaults()

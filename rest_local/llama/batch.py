@@ -1,9 +1,9 @@
-"""A `llama_batch` over numpy arrays whose addresses are fixed once.
+"""A `llama_batch` over numpy arrays whose addresses do not change.
 
-Contract: the arrays are filled by slicing, never by a Python loop over tokens; `n_tokens` above the capacity is refused
-here and nowhere else, because llama.cpp aborts the process for it (DESIGN.md section 4). Every token carries a
-contiguous range of sequence ids: a tree laid out depth first numbers its leaves in order, so the leaves below a node
-are a range. Knows nothing about models.
+Contract: the arrays are filled by slicing, without a Python loop over tokens. More tokens than the capacity are refused
+here, because llama.cpp would abort the process (DESIGN.md section 4). Every token has a contiguous range of sequence
+ids: a tree in depth first order numbers its leaves in order, so the leaves below a node are a range. Knows nothing
+about models.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MOST_IDS = 256  # llama_max_parallel_sequences()
 
 
 class Batch:
-    """Room for `capacity` tokens with up to `max_ids` sequence ids each; 8 * capacity * (max_ids / 2 + 4) bytes.
+    """Up to `capacity` tokens with up to `max_ids` sequence ids each. 8 * capacity * (max_ids / 2 + 4) bytes.
 
     Attributes: `token`, `pos`, `n_ids` int32 [capacity]; `ids` int32 [capacity, max_ids]; `output` int8 [capacity];
-    `n_tokens`: how many of them the next decode submits.
+    `n_tokens`: the number of tokens that the next decode submits.
     """
 
     def __init__(self, capacity: int, max_ids: int) -> None:
@@ -36,7 +36,7 @@ class Batch:
         self.n_ids = np.zeros(capacity, np.int32)
         self.ids = np.zeros((capacity, max_ids), np.int32)
         self.output = np.zeros(capacity, np.int8)
-        # the same memory, for assigning from Python's own arrays
+        # views of the same memory, for assignment from Python's own arrays
         self._token, self._pos, self._n_ids = self.token.data, self.pos.data, self.n_ids.data
         self._ids, self._output = self.ids.reshape(-1).data.cast("B"), self.output.data
         self._id_rows = [np.arange(first, first + max_ids, dtype=np.int32).tobytes() for first in range(MOST_IDS)]
@@ -53,10 +53,10 @@ class Batch:
         )
 
     def fill(self, tokens: ArrayLike, pos: ArrayLike, first_id: ArrayLike, n_ids: ArrayLike, output: ArrayLike) -> None:
-        """Replace the content. `tokens` int [n]; the others [n] or one value for all.
+        """Replace the content. `tokens`: int [n]; the others: [n], or one value for all tokens.
 
-        Token i belongs to the sequences `first_id[i] .. first_id[i] + n_ids[i] - 1`; the first of them decides what it
-        sees. Raises ValueError where n exceeds the capacity or an id range the table.
+        Token i belongs to the sequences `first_id[i] .. first_id[i] + n_ids[i] - 1`; it attends to the first of them.
+        Raises ValueError if n exceeds the capacity, or a number of ids `max_ids`.
         """
         n = len(np.asarray(tokens))
         columns = (
@@ -65,14 +65,14 @@ class Batch:
         self.load(np.asarray(tokens, np.int32).tolist(), *columns)
 
     def load(self, tokens: list[int], pos: list[int], first_id: list[int], n_ids: list[int], output: list[int]) -> None:
-        """`fill` from lists of one length, 20 us for 16 tokens behind a forward pass with its cold caches; numpy's own
-        ways of doing this took 66 us there.
+        """`fill` from lists of one length. Takes 20 us for 16 tokens right after a forward pass, when caches are cold;
+        numpy took 66 us there.
         """
         n = len(tokens)
         if not 0 < n <= self.capacity:
-            raise ValueError(f"a batch of {n} tokens does not fit one of {self.capacity}")
+            raise ValueError(f"{n} tokens do not fit a batch of {self.capacity}")
         if min(n_ids) < 1 or max(n_ids) > self.max_ids:
-            raise ValueError(f"a token carries 1 to {self.max_ids} sequence ids")
+            raise ValueError(f"a token has 1 to {self.max_ids} sequence ids")
         self._token[:n] = array("i", tokens)
         self._pos[:n] = array("i", pos)
         self._n_ids[:n] = array("i", n_ids)

@@ -1,9 +1,9 @@
-"""Breaks off a `llama_decode` that is running, from another thread.
+"""Aborts a running `llama_decode` from another thread.
 
-llama.cpp asks its abort callback between the operations of a graph, a thousand times a step, and a callback in Python
-would have to wait for the interpreter lock each time. So the callback is the C library's `strlen` over two bytes of
-memory that belong to the `Breaker`: an empty string is 0, false, go on; one character is 1, true, stop. It asks no
-lock and costs nanoseconds. The CPU backend is the one that asks.
+llama.cpp calls its abort callback between the operations of a graph, a thousand times a step, and a Python callback
+would have to wait for the GIL each time. So the callback is the C library's `strlen` on two bytes of memory that belong
+to the `Breaker`: an empty string has length 0, which is false (continue); one character has length 1, which is true
+(abort). It needs no lock and takes nanoseconds. Only the CPU backend calls it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from types import TracebackType
 
 import llama_cpp
 from llama_cpp import llama_cpp as bindings
@@ -26,23 +25,23 @@ _open_lock = threading.Lock()
 
 
 def abort_all() -> bool:
-    """Break off every decode of this process that is running; False where there was none."""
+    """Abort every running decode of this process. Returns False if there was none."""
     with _open_lock:
         breakers = list(_open)
-    broken = [breaker.abort() for breaker in breakers]  # every one, also behind the first
-    return any(broken)
+    aborted = [breaker.abort() for breaker in breakers]  # a list, so that `any` does not end at the first one
+    return any(aborted)
 
 
 class Breaker:
-    """One context's. A `with` block is a decode. `number`, set by the thread that decodes before it does, says what the
-    decode is for, so that an abort that comes late hits nobody else; 0: nothing that could be named.
+    """The abort flag of one context. A `with` block is one decode. The decoding thread sets `number` before a decode to
+    identify its purpose, so that a late abort does not hit another decode; 0 means no number.
 
-    Entering raises ServiceClosed in a thread that was stopped (`rest_local.stop`).
+    Entering the block raises ServiceClosed in a thread that was stopped (`rest_local.stop`).
     """
 
     def __init__(self, context: int) -> None:
         self.number = 0
-        self._unwanted = 0
+        self._aborted_number = 0
         self._flag = (ctypes.c_char * 2)()
         self._lock = threading.Lock()
         self._running = False
@@ -51,41 +50,39 @@ class Breaker:
             _open.add(self)
 
     def abort(self, number: int | None = None) -> bool:
-        """From any thread: the decode that is running, if any; with `number` every decode of that
-        number, the one that is running and those to come, and no other. False where none is running that is meant.
+        """Abort the running decode, from any thread. With `number`, abort only decodes of that number, the running one
+        and future ones. Returns False if no such decode is running.
         """
         with self._lock:
             if number is not None:
-                self._unwanted = number
-            meant = self._running and number in (None, self.number)
-            if meant:
-                self._break_off()
-            return meant
+                self._aborted_number = number
+            matches = self._running and number in (None, self.number)
+            if matches:
+                self._set_flag()
+            return matches
 
     def close(self) -> None:
-        """The context is about to be freed."""
+        """Call it before the context is freed."""
         with _open_lock:
             _open.discard(self)
 
     def __enter__(self) -> None:
         stop.enter(self)
         with self._lock:
-            self._proceed()
+            self._clear_flag()
             self._running = True
-            if self.number and self.number == self._unwanted:
-                self._break_off()
+            if self.number and self.number == self._aborted_number:
+                self._set_flag()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._running = False  # without the lock: an interrupt while waiting for it would leave this set
-        self._proceed()
+    def __exit__(self, *_: object) -> None:
+        self._running = False  # without the lock, because an interrupt while waiting for it would leave this True
+        self._clear_flag()
 
-    def _break_off(self) -> None:
+    def _set_flag(self) -> None:
         library.mute()
         self._flag[0] = b"\1"
 
-    def _proceed(self) -> None:
+    def _clear_flag(self) -> None:
         if self._flag[0] != b"\0":
             library.unmute()
             self._flag[0] = b"\0"

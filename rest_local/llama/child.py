@@ -1,7 +1,7 @@
-"""Runs one module of this package in a child process, which may crash or hang, and says how it ended.
+"""Runs one module of this package in a child process, which may crash or hang, and reports how it ended.
 
-Knows nothing about what the child does: it is told something as JSON on its command line and prints lines of JSON.
-The parent survives whatever the child does, and waits no longer than `timeout` and a few seconds.
+Knows nothing about the task of the child: its input is JSON on the command line, its output lines of JSON. The parent
+survives any behaviour of the child, and waits at most `timeout` and a few seconds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KILL_SECONDS = 5.0  # a process that a driver holds does not end when it is killed
+KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is killed
 
 
 @dataclass(frozen=True)
-class Ended:
-    """`lines`: what it printed, as far as each is a JSON object. `code`: its exit status, negative for a signal, None
-    where it was killed after `timeout` seconds. `errors`: the end of what it wrote to stderr.
+class ChildResult:
+    """How a child ended. `lines`: the JSON objects that it printed. `code`: its exit status, negative for a signal,
+    None if it was killed after `timeout` seconds. `errors`: the end of its stderr.
     """
 
     code: int | None
@@ -31,7 +31,7 @@ class Ended:
 
     @property
     def signal_name(self) -> str:
-        """Such as SIGSEGV; empty where no signal ended it."""
+        """The signal that ended it, such as SIGSEGV; empty without one."""
         if self.code is None or self.code >= 0:
             return ""
         try:
@@ -40,18 +40,18 @@ class Ended:
             return f"signal {-self.code}"
 
 
-def command(module: str, told: str) -> list[str]:
-    """What is started."""
-    return [sys.executable, "-m", module, told]
+def command(module: str, task: str) -> list[str]:
+    """The command line of the child."""
+    return [sys.executable, "-m", module, task]
 
 
-def run(module: str, told: str, timeout: float) -> Ended:
-    """Starts the child and waits for it. Raises OSError where it cannot be started."""
-    root = Path(__file__).parents[2]  # -m looks in the working directory first: let that be ours, not the user's
+def run(module: str, task: str, timeout: float) -> ChildResult:
+    """Start the child and wait for it. `task`: its input. Raises OSError if it cannot be started."""
+    root = Path(__file__).parents[2]  # `-m` searches the working directory first, so do not use the user's
     with subprocess.Popen(
-        command(module, told),
+        command(module, task),
         cwd=root,
-        env={"GOMP_SPINCOUNT": "0", **os.environ},  # threads that wait do not spin: others may use the machine
+        env={"GOMP_SPINCOUNT": "0", **os.environ},  # waiting threads must not spin, as other programs may be running
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -60,11 +60,11 @@ def run(module: str, told: str, timeout: float) -> Ended:
             output, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             output, errors = _killed(process)
-            return Ended(None, _objects(output), _tail(errors))
+            return ChildResult(None, _objects(output), _tail(errors))
         except BaseException:
             process.kill()
             raise
-    return Ended(process.returncode, _objects(output), _tail(errors))
+    return ChildResult(process.returncode, _objects(output), _tail(errors))
 
 
 def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
@@ -75,7 +75,7 @@ def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         for pipe in (process.stdout, process.stderr):
             if pipe:
                 pipe.close()
-        process.returncode = -signal.SIGKILL  # else the end of the `with` block waits for it
+        process.returncode = -signal.SIGKILL  # otherwise the end of the `with` block waits for the process
         return error.stdout or b"", error.stderr or b""
 
 

@@ -1,7 +1,7 @@
-"""A `llama_context` and its memory cells: decode a batch, read logits, remove and copy cells.
+"""A `llama_context` and its KV cache: decode a batch, read logits, remove and copy cells.
 
-Contract: one method for each call of llama.cpp that decoding needs, under the field's names, nothing decided here.
-The step loop uses it through the protocol `rest_local.kv_cache.backend.Backend`, which tests fake.
+Contract: one method for each llama.cpp call that decoding needs, without decisions of its own. The step loop uses it
+through the protocol `rest_local.kv_cache.backend.Backend`, which tests fake.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -26,22 +25,21 @@ from rest_local.llama.options import CACHE_TYPES, ROPE_SCALINGS, Rope
 if TYPE_CHECKING:
     from rest_local.llama.model import Model
 
-MAX_OUTPUTS = 64  # a step's root and draft; bounds the logits buffer at 64 x n_vocab floats
+MAX_OUTPUTS = 64  # the root and the draft of a step; bounds the logits buffer at 64 x n_vocab floats
 
-
-MOST_CELLS = 1 << 26
-"""llama.cpp keeps books of each cell before it asks whether there is memory for what the cells hold: 10^8 of them took
-gigabytes, and 2^29 the whole machine. The longest context of a known model is 10 million tokens."""
+MAX_CELLS = 1 << 26
+"""llama.cpp allocates a record for each cell before it checks the memory for their contents: 10^8 cells took gigabytes,
+and 2^29 all memory of the machine. The longest context of a known model is 10 million tokens."""
 
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """How a context computes. `flash_attention` and the cache types decide what verification costs and whether it is
-    exact.
+    """How a context computes. `flash_attention` and the cache types decide the cost of verification and whether it is
+    exact. Raises OptionError for invalid values.
 
-    `n_slots` sequences of `n_branches` ids each hold up to `n_ctx` tokens and share `n_cells` cells, 0 = `n_ctx`.
-    `n_ubatch`: tokens computed at once, 0 = `n_batch`. `threads`: 0 = `default_threads`; `threads_batch`: for more than
-    one token, 0 = `threads`. Raises OptionError.
+    There are `n_slots` slots with `n_branches` sequence ids each. A slot holds up to `n_ctx` tokens, and all share
+    `n_cells` cells, 0 = `n_ctx`. `n_ubatch`: tokens computed at once, 0 = `n_batch`. `threads`: 0 = `default_threads`;
+    `threads_batch`: for more than one token, 0 = `threads`.
     """
 
     n_ctx: int = 4096
@@ -65,9 +63,9 @@ class ContextSettings:
                 raise OptionError(f"cache type {cache_type}: choose one of {', '.join(CACHE_TYPES)}")
         if self.n_ctx < 8:
             raise OptionError(f"a context of {self.n_ctx} tokens is too small; give at least 8")
-        if (cells := max(self.n_ctx, self.n_cells)) > MOST_CELLS:
+        if (cells := max(self.n_ctx, self.n_cells)) > MAX_CELLS:
             raise OptionError(
-                f"{cells} tokens of context in all slots: at most {MOST_CELLS} are taken; give a smaller `n_ctx`"
+                f"{cells} tokens of context in all slots: at most {MAX_CELLS} are possible; give a smaller `n_ctx`"
             )
         if not 0 < self.n_slots * self.n_branches <= MOST_IDS or self.n_slots < 1:
             most = MOST_IDS // max(self.n_branches, 1)
@@ -87,15 +85,15 @@ class ContextSettings:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ContextSettings:
-        """Of `to_dict`. Raises TypeError or KeyError for another shape."""
+        """The inverse of `to_dict`. Raises TypeError or KeyError for other data."""
         return cls(**{**data, "rope": Rope(**data["rope"])})
 
 
 class Context:
-    """Memory cells shared by all sequence ids, `n_branches` for each slot. Close it, or use `with`.
+    """A context whose cells all sequence ids share, `n_branches` ids for each slot. Use `with` or `close`.
 
-    Applies the model's LoRA adapters. `decode` and what goes with it belong to one thread, `abort` to any.
-    Raises ModelError where llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
+    Applies the model's LoRA adapters. All methods belong to one thread, except `abort`, which any thread may call.
+    Raises ModelError if llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -104,11 +102,11 @@ class Context:
         with library.log_lines.collected_errors() as errors:
             self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self._pointer:
-            said = f" ({errors[0][:200]})" if errors else ""
+            cause = f" ({errors[0][:200]})" if errors else ""
             raise ModelError(
-                f"model {model.path}: no context of {params.n_ctx} tokens{said}, with flash attention "
+                f"model {model.path}: no context of {params.n_ctx} tokens{cause}, with flash attention "
                 f"{'on' if settings.flash_attention else 'off'} and a cache of {settings.cache_type_k} and "
-                f"{settings.cache_type_v}; where it is the memory, a smaller `n_ctx` needs less"
+                f"{settings.cache_type_v}; if memory is short, give a smaller `n_ctx`"
             )
         try:
             model.adapters.apply(self._pointer)
@@ -117,7 +115,7 @@ class Context:
             raise
         self._model = model
         self._memory = llama_cpp.llama_get_memory(self._pointer)
-        # llama.cpp rounds the cells up; who asked for 64 tokens of context gets 64
+        # llama.cpp rounds the number of cells up, but the context keeps the requested size
         self.n_ctx = min(int(llama_cpp.llama_n_ctx_seq(self._pointer)), settings.n_ctx)
         self.n_cells = settings.n_cells or settings.n_ctx
         self.n_batch = int(llama_cpp.llama_n_batch(self._pointer))
@@ -134,66 +132,65 @@ class Context:
         self._breaker = Breaker(self._pointer)
 
     def decode(self) -> int:
-        """Evaluate `self.batch`; the code of `llama_decode` (0 done, 1 no room, 2 aborted, negative refused or
-        broken).
+        """Evaluate `self.batch`. Returns the code of `llama_decode`: 0 done, 1 no room, 2 aborted, negative refused or
+        failed.
         """
         with self._breaker:
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
     def use_threads(self, n: int) -> None:
-        """Decode with `n` threads from now on, at most as many as `threads` and `threads_batch`. Bits can change."""
+        """Decode with `n` threads from now on, at most `threads` and `threads_batch`. The bits of logits can change."""
         llama_cpp.llama_set_n_threads(self._pointer, min(n, self.threads), min(n, self.threads_batch))
 
     def number_decodes(self, number: int) -> None:
-        """From now on decodes bear this number, by which `abort` can name them; 0: none."""
+        """Give all decodes from now on this number, so that `abort` can select them. 0: no number."""
         self._breaker.number = number
 
     def abort(self, number: int | None = None) -> bool:
-        """Break off the decode that is running, from any thread; it then returns 2 within a few milliseconds.
+        """Abort the running decode, from any thread. It then returns 2 within a few milliseconds.
 
-        False where none was running: nothing happens, and the next one is not touched. With `number`, only decodes of
-        that number, those to come as well. Computed on the CPU only; a GPU finishes what it was given. What was
-        evaluated of the batch must be removed, where the model cannot, all of it.
+        Returns False if no decode is running; the next one is then not aborted. With `number`, only decodes of that
+        number are aborted, including future ones. Works on the CPU only; a GPU finishes the batch. Afterwards the
+        evaluated part of the batch must be removed, or the whole sequence if the model cannot remove a part.
         """
         return self._breaker.abort(number)
 
     def synchronize(self) -> None:
-        """Wait until what was submitted is computed: a GPU computes after `decode` has returned."""
+        """Wait for the end of the computation: a GPU still computes when `decode` has returned."""
         llama_cpp.llama_synchronize(self._pointer)
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
-        """The rows of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.
+        """The logits of the last decode, float32 [n_outputs, n_vocab]: a view that the next decode overwrites.
 
-        Rows follow the batch's order among tokens whose `output` was set. Waits for the backend to finish.
+        There is a row for each token whose `output` was set, in the order of the batch. Waits for the backend.
         """
         address = _logits_at(self._pointer)
         if not address:
-            raise ValueError("no logits: nothing was evaluated with an output")
-        if address != self._logits_at:  # the block moves when it has to grow; a new view of it costs 0.05 ms
+            raise ValueError("no logits: no token was evaluated with an output")
+        if address != self._logits_at:  # the buffer moves when it grows; a new view of it costs 0.05 ms
             block = (ctypes.c_float * (self.max_outputs * self.n_vocab)).from_address(address)
             self._logits = np.ctypeslib.as_array(block).reshape(self.max_outputs, self.n_vocab)
             self._logits_at = address
         return self._logits[:n_outputs]
 
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
-        """Remove sequence `seq` (-1: every one) from the cells at positions [p0, p1); False where the model cannot."""
+        """Remove sequence `seq` (-1: all) from the cells at positions [p0, p1). Returns False if the model cannot."""
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, seq, p0, p1))
 
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
-        """Attach `target` to the cells of `source` at positions [p0, p1). Cost grows with p1 - p0, so copy tails
-        only.
-        """
+        """Add `target` to the cells of `source` at positions [p0, p1). Cost grows with p1 - p0, so copy only tails."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, p0, p1)
 
     def end(self, seq: int) -> int:
-        """The position behind the last cell of `seq`; 0 for none."""
+        """The position after the last cell of `seq`; 0 without cells."""
         return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
-        """The state of a sequence, to come back to (`restore`). Copies the cells: about as many bytes as they hold.
+        """The state of a sequence for `restore`. Copies the cells, so it has about their size.
 
-        `partial`: only what cannot be cut back, the recurrent state and the cells of a sliding window: kilobytes for a
-        hybrid model whose attention takes megabytes. For a model of full attention it is the whole state all the same.
+        `partial`: only the state that cannot be rolled back, which is the recurrent state and the cells of a sliding
+        window: kilobytes for a hybrid model whose attention takes megabytes. For a model with full attention it is the
+        whole state.
         """
         flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         size = int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, flags))
@@ -202,15 +199,15 @@ class Context:
         return bytes(memoryview(buffer)[:written])
 
     def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
-        """Go back to what `save` returned, with the same `partial`; False, with `seq` cleared, where it does not fit.
+        """Restore a state of `save`, with the same `partial`. If it does not fit, clears `seq` and returns False.
 
-        A partial state belongs to cells that are still there: every position before it, unchanged since. Follow it with
-        `remove(seq, position)`, which then succeeds. Nothing checks that, and logits would be wrong without an error.
+        A partial state needs the cells of all positions before it, unchanged since `save`. Then call
+        `remove(seq, position)`, which succeeds. This is not checked: otherwise logits are wrong without an error.
         """
         flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
-        if read and read == len(state):  # 0 is its error
+        if read and read == len(state):  # 0 means an error
             return True
         self.remove(seq, 0)
         return False
@@ -220,6 +217,7 @@ class Context:
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:
+        """Free the context. A second call does nothing."""
         if self._pointer:
             self._breaker.close()
             llama_cpp.llama_free(self._pointer)
@@ -228,13 +226,11 @@ class Context:
     def __enter__(self) -> Context:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-# The address itself: an object for the pointer and one for what it points to cost 6 us behind a forward pass.
+# Returns a plain address, because ctypes' objects for the pointer and its content cost 6 us right after a forward pass.
 _logits_at = ctypes.cast(llama_cpp.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p))
 
 
@@ -246,14 +242,14 @@ def _parameters(settings: ContextSettings) -> Any:
     params.n_ubatch = min(settings.n_ubatch or params.n_batch, params.n_batch)
     params.n_seq_max = settings.n_slots * settings.n_branches
     params.n_rs_seq = settings.n_rs_seq
-    params.n_outputs_max = max(min(MAX_OUTPUTS, params.n_batch), params.n_seq_max)  # fewer than ids aborts the process
+    params.n_outputs_max = max(min(MAX_OUTPUTS, params.n_batch), params.n_seq_max)  # fewer than n_seq_max aborts
     params.n_threads = settings.threads or default_threads()
     params.n_threads_batch = settings.threads_batch or params.n_threads
     params.flash_attn_type = int(settings.flash_attention)
     params.type_k, params.type_v = CACHE_TYPES[settings.cache_type_k], CACHE_TYPES[settings.cache_type_v]
     params.offload_kqv = settings.offload_kqv
     params.kv_unified = True
-    params.swa_full = True  # a rejected draft near the edge of a sliding window must be able to roll back
+    params.swa_full = True  # so that a rejected draft near the edge of a sliding window can be rolled back
     rope = settings.rope
     if rope.scaling is not None:
         params.rope_scaling_type = ROPE_SCALINGS.index(rope.scaling)

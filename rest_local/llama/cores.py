@@ -1,9 +1,14 @@
-"""How many threads pay: the physical cores this process may use, without efficiency cores and hardware threads.
+"""The number of threads that pay, and how llama.cpp's threads wait for each other.
 
-Contract: reads what the system tells (Linux: the affinity mask, `/sys/devices/system/cpu`, the processor quota of the
-control group; macOS: `sysctl`), and never fails: what is not told is not taken into account. Two hardware threads of
-one core share its arithmetic units, and llama.cpp's threads wait for the slowest, so a second one on a core gains
-nothing, and a slow core costs more than it adds.
+Contract:
+
+- `default_threads` counts the physical performance cores that this process may use. Its sources are, on Linux, the
+  affinity mask, `/sys/devices/system/cpu` and the CPU quota of the control group; on macOS `sysctl`. It never fails:
+  missing information is ignored. Two hardware threads of one core share its arithmetic units, and llama.cpp's threads
+  wait for the slowest. So a second thread on a core gains nothing, and a slow core costs more than it adds.
+- `set_spin_defaults` lets waiting threads spin for a moment before they sleep. Between the operations of a forward
+  pass every thread waits for the slowest, some hundred times. A thread that sleeps at once loses the time to wake up
+  each time. A thread that spins for long takes the CPU from the thread that it waits for, if other programs run too.
 """
 
 from __future__ import annotations
@@ -11,18 +16,30 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import MutableMapping
 from pathlib import Path
 
 ROOT = Path("/")
 FAST = 0.75
-"""Of the capacity of the fastest core: what counts as a performance core. Efficiency cores have 0.2 to 0.6 of it, while
-cores of one kind that may run at different clocks (favoured cores) stay above 0.85."""
+"""A performance core has at least this share of the capacity of the fastest core. Efficiency cores have 0.2 to 0.6 of
+it. Cores of one kind that may run at different clocks (favoured cores) stay above 0.85."""
+
+SPIN = 30_000
+"""Number of turns before a thread sleeps. The default of GNU's OpenMP runtime is 300 000, about 5 ms.
+
+Measured on 2 cores with a model of 0.8 ms a step (docs/LOG.md): on a quiet machine nothing is lost from 10 000 on (3000
+cost a tenth of the speed, sleeping at once two thirds). On a busy one 300 000 sometimes fell to 0.001 of the speed.
+LLVM's runtime, in a llama.cpp that clang built, yields the CPU while it spins; no value of its KMP_BLOCKTIME was
+better than its default."""
+
+_WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def default_threads(root: Path = ROOT) -> int:
-    """Threads to decode with: performance cores this process may use, one or more. `root`: where `sys` and `proc` are.
+    """The number of threads to decode with: the performance cores that this process may use, at least one.
 
-    Linux and macOS; elsewhere all processors. Takes 0.1 ms a core.
+    On other systems than Linux and macOS, all processors. `root`: the directory of `sys` and `proc`. Takes 0.1 ms for
+    each core.
     """
     if platform.system() == "Darwin":
         return _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or os.cpu_count() or 1
@@ -30,14 +47,14 @@ def default_threads(root: Path = ROOT) -> int:
 
 
 def usable_cpus() -> set[int]:
-    """Numbers of the processors this process may run on."""
+    """The numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def cores(usable: set[int], root: Path = ROOT) -> int:
-    """Of these processors the performance cores, each counted once, and no more than the quota allows."""
+    """The number of performance cores among these processors, at most as many as the quota allows."""
     places = {cpu: root / f"sys/devices/system/cpu/cpu{cpu}" for cpu in usable}
     capacities = {cpu: _capacity(place) for cpu, place in places.items()}
     known = all(capacities.values())
@@ -51,7 +68,7 @@ def cores(usable: set[int], root: Path = ROOT) -> int:
 
 
 def _capacity(place: Path) -> int:
-    """How much the processor computes, relative to others of the machine; 0 where it is not told."""
+    """The speed of a processor relative to others of the machine; 0 if it is unknown."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         if number := _number(place / name):
             return number
@@ -59,23 +76,23 @@ def _capacity(place: Path) -> int:
 
 
 def _efficient(root: Path) -> set[int]:
-    """Efficiency cores of a hybrid Intel processor, by the kernel's own list."""
+    """The efficiency cores of a hybrid Intel processor, from the kernel's list."""
     return _cpu_list(_text(root / "sys/devices/cpu_atom/cpus"))
 
 
 def _siblings(place: Path) -> str:
-    """The hardware threads of the processor's core, the same text for all of them; empty where it is not told."""
+    """The hardware threads of the processor's core, the same text for each of them; empty if it is unknown."""
     return _text(place / "topology/core_cpus_list") or _text(place / "topology/thread_siblings_list")
 
 
 def _quota(root: Path) -> int:
-    """Processors' worth of time that the control groups of this process allow, rounded up; 0: no limit."""
+    """The CPU quota of the control groups of this process in processors, rounded up; 0 without a limit."""
     groups = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
     allowed: list[float] = []
     for _, controllers, group in (parts for parts in groups if len(parts) == 3):
         base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
         parts = [part for part in group.split("/") if part]
-        for depth in range(len(parts), -1, -1):  # a limit of any group above holds as well
+        for depth in range(len(parts), -1, -1):  # the limits of all parent groups apply too
             place = base.joinpath(*parts[:depth])
             period, used = _number(place / "cpu.cfs_period_us"), _number(place / "cpu.cfs_quota_us")
             whole = _text(place / "cpu.max").split()
@@ -87,7 +104,7 @@ def _quota(root: Path) -> int:
 
 
 def _cpu_list(text: str) -> set[int]:
-    """Of "0-3,8,10-11"."""
+    """The numbers in a list such as "0-3,8,10-11"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -109,10 +126,25 @@ def _text(path: Path) -> str:
 
 
 def _sysctl(name: str) -> int:
-    """A number of macOS's; 0 where it is not known."""
+    """A number from macOS's sysctl; 0 if it is unknown."""
     try:
         done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
     text = done.stdout.strip()
     return int(text) if text.isdecimal() else 0
+
+
+def set_spin_defaults(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set the spin count of GNU's OpenMP runtime, unless the user has set a variable about waiting. Call it before
+    llama.cpp is loaded, because the runtime reads the variable when it is loaded.
+    """
+    if any(name in environment for name in _WAIT_VARIABLES):
+        return
+    environment["GOMP_SPINCOUNT"] = str(SPIN)
+
+
+def spin_settings(environment: MutableMapping[str, str] = os.environ) -> str:
+    """The variables in effect, for `doctor`."""
+    found = " ".join(f"{name}={environment[name]}" for name in _WAIT_VARIABLES if name in environment)
+    return found or "the runtime's own"

@@ -1,7 +1,7 @@
-"""Tokens to text as they come: a character is given out when its last byte is there.
+"""Streams tokens as text: a character is returned when its last byte has arrived.
 
-Knows nothing about models: it needs a function from token id to bytes. The texts fed and the finishing one concatenate
-to exactly `b"".join(pieces).decode("utf-8", "replace")`.
+Knows nothing about models: it needs a function from token id to bytes. The results of all `feed` calls and of `finish`
+concatenate to exactly `b"".join(pieces).decode("utf-8", "replace")`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 class Detokenizer:
-    """Incremental UTF-8 over the pieces of tokens; keeps at most three bytes back.
+    """Decodes the pieces of tokens as UTF-8, incrementally. Holds back at most three bytes.
 
     `piece`: token id to bytes, for instance `Vocabulary.piece`."""
 
@@ -20,11 +20,11 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """The text that the token completes; empty inside a character. U+FFFD only for bytes that nothing can save."""
+        """The text that the token completes; empty inside a character. U+FFFD only stands for invalid bytes."""
         return self._decoder.decode(self._piece(token))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character cut off, else nothing. The next `feed` starts afresh."""
+        """The rest of the text: U+FFFD for an incomplete character, else nothing. The next `feed` begins a new text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

@@ -1,6 +1,6 @@
-"""Text as a vector: for models that were made for it, whose file says how the tokens' vectors become one (pooling).
+"""Embeddings: a vector for a text. Only for models whose file names a pooling method, which combines token vectors.
 
-A context of its own beside the one that generates: llama.cpp computes either logits or pooled vectors.
+It has its own context, because a llama.cpp context computes either logits or pooled vectors.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ _POOLINGS = {"1": "mean", "2": "cls", "3": "last"}  # enum llama_pooling_type; 4
 
 
 def pooling(model: Model) -> str | None:
-    """`mean`, `cls` or `last`; None for a model that makes no vectors."""
+    """The pooling method: `mean`, `cls` or `last`; None for a model without embeddings."""
     architecture = model.metadata.get("general.architecture", "")
     return _POOLINGS.get(model.metadata.get(f"{architecture}.pooling_type", ""))
 
 
 class Embedder:
-    """Close it before the model. Not thread safe. Raises ModelError where the model cannot, or memory is short."""
+    """Computes embeddings. Close it before the model. Not thread safe. Raises ModelError if the model has no pooling
+    method, or memory is short.
+    """
 
     def __init__(self, model: Model) -> None:
         if pooling(model) is None:
-            raise ModelError(f"model {model.path}: makes no embeddings; use a model that was trained for them")
+            raise ModelError(f"model {model.path}: has no embeddings; use a model that was trained for them")
         self.n_ctx = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
         self.size = model.n_embd
         params = llama_cpp.llama_context_default_params()
-        # The attention of most such models looks both ways, so a text has to be one batch.
+        # Most of these models have bidirectional attention, so a text has to be one batch.
         params.n_ctx = params.n_batch = params.n_ubatch = self.n_ctx
         params.n_threads = params.n_threads_batch = default_threads()
         params.embeddings = True
@@ -65,7 +67,7 @@ class Embedder:
         return found / np.float32(length) if length else found
 
     def close(self) -> None:
-        """Frees it now; again does nothing."""
+        """Free the context. A second call does nothing."""
         pointer, self._pointer = self._pointer, None
         if pointer:
             llama_cpp.llama_free(pointer)

@@ -1,19 +1,23 @@
-"""The first bytes of a GGUF file, read in Python: a plain word on what is wrong before llama.cpp sees the file.
+"""Checks the header of a GGUF file, and the files of a model in several files, before llama.cpp sees them.
 
-Checks the frame only (magic, version, counts against the file size); everything behind it is llama.cpp's to judge.
-Layout (llama.cpp, `ggml/include/gguf.h`), little-endian: magic "GGUF", uint32 version, int64 tensors, int64 keys.
+The checks give a clear cause for common mistakes: magic, version, counts against the file size, and missing files.
+llama.cpp checks everything after the header. Layout (`ggml/include/gguf.h`), little-endian: magic "GGUF", uint32
+version, int64 tensors, int64 keys. A model in several files is named `NAME-00001-of-00003.gguf`; llama.cpp finds the
+others by the name of the first.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from rest_local.errors import ModelInvalid, ModelNotFound
-from rest_local.llama.shards import shards_of
 
+_SHARD = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _HEADER = struct.Struct("<4sIqq")
 _VERSIONS = (2, 3)
 _MIN_KEY_BYTES = 8 + 4 + 1  # length of the name, type, a one-byte value
@@ -29,15 +33,23 @@ _FOREIGN = {
     b"<htm": "a web page",
 }
 
+Files = Sequence[tuple[Path, os.stat_result]]
+"""All files of a model, each with its stat, the first one first."""
 
-def check_headers(path: Path) -> list[tuple[Path, os.stat_result]]:
-    """Every file of the model that begins with `path`, and its stat. Raises ModelNotFound, or ModelInvalid with the
-    file and the cause. Reads 24 bytes of each."""
+
+def check_headers(path: Path) -> Files:
+    """All files of the model whose first file is `path`, each with its stat. Reads 24 bytes of each file. Raises
+    ModelNotFound, or ModelInvalid with the file and the cause."""
     return [(file, check_header(file)) for file in shards_of(path)]
 
 
+def identity_of(files: Files) -> tuple[tuple[str, int, int], ...]:
+    """Real path, size in bytes and modification time in ns of each file: a key for cached results."""
+    return tuple((os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files)
+
+
 def check_header(path: Path) -> os.stat_result:
-    """The file's stat. Raises ModelNotFound, or ModelInvalid with the cause. Reads 24 bytes."""
+    """Check one file and return its stat. Reads 24 bytes. Raises ModelNotFound, or ModelInvalid with the cause."""
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
@@ -71,3 +83,29 @@ def _cause(start: bytes, size: int) -> str | None:
     if n_tensors < 0 or n_keys < 0 or n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES > size:
         return f"is damaged or truncated: it declares {n_keys} keys and {n_tensors} tensors in {size} bytes"
     return None
+
+
+def shards_of(path: Path) -> list[Path]:
+    """All files of a model, `path` first. Only `path` itself if its name is not that of a part.
+
+    Raises ModelInvalid if `path` is not the first of several files, or another file is missing."""
+    match = _SHARD.fullmatch(path.name)
+    if match is None or not path.is_file():
+        return [path]
+    number, count = int(match["number"]), int(match["count"])
+    names = [f"{match['name']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+    if not 1 <= number <= count:
+        return [path]
+    if number > 1:
+        raise ModelInvalid(path, f"is part {number} of {count} of a model", f"give the first, {names[0]}")
+    missing = [name for name in names if not (path.parent / name).is_file()]
+    if missing:
+        cause = f"is in {count} files, of which {_listed(missing)} not there"
+        raise ModelInvalid(path, cause, "put all files in one directory")
+    return [path.parent / name for name in names]
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    more = f" and {len(names) - 3} more are" if len(names) > 3 else " are" if len(names) > 1 else " is"
+    return shown + more

@@ -1,11 +1,14 @@
-"""Finds settings in which llama.cpp computes with a model, so that this process never dies of it.
+"""Finds settings in which llama.cpp works with a model, so that it does not crash this process.
 
-Contract: what the user wants goes in; the same comes out where a child process computed with it (`trial`). Where the
-child crashed, hung, or found no memory, safer settings are tried in turn: weights not repacked, flash attention off,
-fewer layers on the GPU, the CPU alone. What was chosen is remembered in the cache directory per model files, settings,
-llama.cpp and machine, and comes with one warning that names cause and cure. It goes above what the user asked for:
-`--flash-attn on` that crashes is turned off with that warning, because a slower answer is better than none. Where
-nothing works, the model is refused.
+Contract: the settings that the user wants go in. If a child process can compute with them (`trial`), they come out
+unchanged. If the child crashes, hangs, or runs out of memory, safer settings are tried in turn: weights not repacked,
+flash attention off, fewer layers on the GPU, the CPU alone.
+
+- The choice is remembered in the cache directory, for each set of model files, settings, llama.cpp and machine.
+- One warning names the cause and the remedy.
+- The choice overrides the user's: `--flash-attn on` that crashes is turned off, because a slow answer is better than
+  none.
+- If no settings work, the model is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from rest_local import paths
 from rest_local.errors import ModelInvalid
 from rest_local.llama import library, probe, trial
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.gguf_header import check_headers
+from rest_local.llama.gguf_header import Files, check_headers, identity_of
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
 from rest_local.llama.parameters import LoadParameters
@@ -34,17 +37,16 @@ progress = logging.getLogger("rest_local.tuning.progress")
 
 FORMAT = 1
 TIMEOUT_SECONDS = 120.0  # for a small file
-SECONDS_PER_BYTE = 4e-8  # more for a large one: 280 s for 4 GB, which are read at 25 MB/s in 160 s
+SECONDS_PER_BYTE = 4e-8  # in addition: 280 s for 4 GB, which are read at 25 MB/s in 160 s
 ALL_LAYERS = -1
-MEMORY_CHANGE = 0.1  # of the free memory of a GPU, from which on what worked or did not is tried again
+MEMORY_CHANGE = 0.1  # the choice is tried again after such a relative change in the free memory of a GPU
 
 Wanted = Callable[[ModelOptions], Sequence[ContextSettings]]
-Files = Sequence[tuple[Path, os.stat_result]]
 
 
 @dataclass(frozen=True)
 class Rung:
-    """What is given up. `n_gpu_layers`: None for as many as were asked for."""
+    """A step of the ladder: the features that are given up. `n_gpu_layers`: None for as many as the user wants."""
 
     repack: bool = True
     flash: bool = True
@@ -57,7 +59,7 @@ class Rung:
         if not self.flash:
             cache_type_v = options.cache_type_v if options.cache_type_v in FLOAT_CACHE_TYPES else None
             options = replace(options, flash_attention="off", cache_type_v=cache_type_v)
-        if self.n_gpu_layers == 0:  # a GPU that fails is not asked at all, not even for long prompts
+        if self.n_gpu_layers == 0:  # do not use a GPU that fails at all, not even for long prompts
             options = replace(options, devices=("none",), kv_offload=False, tensor_split=(), override_tensor=())
         return options, n_gpu_layers if self.n_gpu_layers is None else self.n_gpu_layers
 
@@ -70,8 +72,8 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """How to load the model. `warning`: empty where it is as wanted."""
+class LoadChoice:
+    """How to load the model. `warning`: empty if the wanted settings work."""
 
     options: ModelOptions
     n_gpu_layers: int
@@ -84,40 +86,42 @@ def choose(
     options: ModelOptions,
     wanted: Wanted,
     n_ctx: int | None = None,
-) -> Chosen:
-    """Settings that work, tried in child processes the first time: the load time, and about 16 plain steps for each of
-    the settings.
+) -> LoadChoice:
+    """Find settings that work. The first time they are tried in child processes, which takes the load time and about 16
+    plain steps for each of the settings.
 
-    `wanted`: the settings of contexts that may be made with given options. `n_ctx`: as for `trial.attempt`. Raises
-    ModelNotFound, OptionError, and ModelInvalid for what `Model.open` refuses, or what crashes in all settings."""
+    `wanted`: gives the settings of all contexts that may be made with given options. `n_ctx`: as for `trial.attempt`.
+    Raises ModelNotFound, OptionError, and ModelInvalid for a model that `Model.open` refuses or that crashes in all
+    settings."""
     file = Path(path).expanduser()
     files = check_headers(file)
-    asked = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
-    layers = asked if library.supports_gpu() and options.devices != ("none",) else 0
-    LoadParameters.of(options, layers, vocab_only=False)  # a device that is not there is the user's mistake
+    requested = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
+    layers = requested if library.supports_gpu() and options.devices != ("none",) else 0
+    LoadParameters.of(options, layers, vocab_only=False)  # raises OptionError for a device that does not exist
     probe.ensure_loadable(files, False, options)
     record = _record(files, layers, options, wanted(options), n_ctx)
     free = [device.free_bytes for device in library.devices() if device.name in library.gpus()] if layers else []
     rung, failure = _remembered(record, free) or _climb(files, layers, options, wanted, n_ctx)
     if failure is None or failure.kind != "refused":
         _remember(record, rung, failure, free)
-    return Chosen(*rung.applied(options, layers), _warning(file, rung, failure) if rung != Rung() and failure else "")
+    warning = _warning(file, rung, failure) if rung != Rung() and failure else ""
+    return LoadChoice(*rung.applied(options, layers), warning)
 
 
 def _climb(
     files: Files, layers: int, options: ModelOptions, wanted: Wanted, n_ctx: int | None
 ) -> tuple[Rung, trial.Failure | None]:
-    """The first settings that work, and why what was wanted did not. Raises ModelInvalid."""
+    """The first settings that work, and the failure of the wanted settings. Raises ModelInvalid."""
     path = files[0][0]
-    progress.info("computing with %s in a child process, once; some seconds, more for a large model", path.name)
+    progress.info("testing %s in a child process, once; this takes some seconds, longer for a large model", path.name)
     first = _tried(files, Rung(), layers, options, wanted, n_ctx)
     if first is None or (first.kind == "refused" and (not layers or first.during.startswith(trial.CONTEXT))):
-        return Rung(), first  # what llama.cpp refuses without harm, it refuses again with the right message
+        return Rung(), first  # llama.cpp refuses it without a crash, and will do so again with the right message
     if first.without_flash:
         return Rung(flash=False), first
     last = first
     for rung in safer(first, layers, options):
-        log.info("model %s: %s while %s; trying it %s", path, last.cause, last.during, rung)
+        log.info("model %s: %s while %s; trying %s", path, last.cause, last.during, rung)
         failed = _tried(files, rung, layers, options, wanted, n_ctx)
         if failed is None:
             return rung, first
@@ -132,7 +136,7 @@ def _climb(
 
 
 def safer(failure: trial.Failure, layers: int, options: ModelOptions) -> Iterator[Rung]:
-    """What to try in turn, after what was wanted failed; at most eight, of a hang at most two."""
+    """The settings to try in turn after the wanted ones failed: at most eight, after a hang at most two."""
     repacks, flashes = options.repack, options.flash_attention != "off"
     plainer = [Rung(repack=False)] if repacks else []
     plainer += [Rung(flash=False)] if flashes else []
@@ -150,20 +154,22 @@ def safer(failure: trial.Failure, layers: int, options: ModelOptions) -> Iterato
 
 
 def timeout_seconds(files: Files) -> float:
-    """How long loading the files and computing with them may take."""
+    """The time limit for loading the files and computing with them."""
     return TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
 
 
 def works(model: Model, settings: ContextSettings) -> bool:
-    """Whether a child process can compute with a model that is open, in these settings; not remembered. Raises OSError
-    where no child can be started.
+    """Whether a child process can compute with an open model in these settings. The result is not remembered. Raises
+    OSError if no child can be started.
     """
     files = check_headers(model.path)
     failed = trial.attempt(
         model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files)
     )
     if failed is not None:
-        log.warning("model %s: llama.cpp %s while %s; left out", model.path, failed.cause, failed.during)
+        log.warning(
+            "model %s: llama.cpp %s while %s; these settings are not used", model.path, failed.cause, failed.during
+        )
     return failed is None
 
 
@@ -179,24 +185,24 @@ def _tried(
 
 
 def _warning(path: Path, rung: Rung, failure: trial.Failure) -> str:
-    """Cause and cure in one line."""
+    """Cause and remedy in one line."""
     if failure.kind == "memory":
-        cure = "to choose yourself, free memory, or lower `n_gpu_layers` or `n_ctx`"
+        remedy = "to choose yourself, free memory, or lower `n_gpu_layers` or `n_ctx`"
     elif rung.n_gpu_layers is not None:
-        cure = "update the GPU's driver or llama-cpp-python"
+        remedy = "update the GPU's driver or llama-cpp-python"
     else:
-        cure = "build llama-cpp-python with another compiler (gcc 13 or newer, clang 16 or newer) or version"
-    return f"model {path}: llama.cpp {failure.cause} while {failure.during}; going on {rung}, which is slower; {cure}"
+        remedy = "build llama-cpp-python with another compiler (gcc 13 or newer, clang 16 or newer) or version"
+    return f"model {path}: llama.cpp {failure.cause} while {failure.during}; going on {rung}, which is slower; {remedy}"
 
 
 def _record(
     files: Files, layers: int, options: ModelOptions, settings: Sequence[ContextSettings], n_ctx: int | None
 ) -> bytes:
-    """All that a choice depends on, but for the free memory of a GPU. There alone the length of the context matters."""
+    """All inputs of a choice, except the free memory of a GPU. The context length only matters on a GPU."""
     on_cpu = {"n_ctx": 0, "n_cells": 0, "n_slots": 0, "threads": 0, "threads_batch": 0} if not layers else {}
     parts = [
         FORMAT,
-        [(os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files],
+        identity_of(files),
         layers, asdict(options), [{**each.to_dict(), **on_cpu} for each in settings], n_ctx if layers else None,
         library.fingerprint(), platform.machine(), platform.processor(), platform.node(),
         [(gpu.name, gpu.description, gpu.memory_bytes) for gpu in library.devices()] if layers else [],
@@ -209,7 +215,7 @@ def _path(record: bytes) -> Path:
 
 
 def _remembered(record: bytes, free: Sequence[int]) -> tuple[Rung, trial.Failure | None] | None:
-    """None where it is not, what is there is not of this format, or the free memory of a GPU says otherwise now."""
+    """The remembered choice. None if there is none, its format is another, or the free memory of a GPU has changed."""
     try:
         data: Any = json.loads(_path(record).read_bytes())
         rung, failure = Rung(**data["rung"]), trial.Failure(**data["failure"]) if data["failure"] else None
@@ -227,4 +233,4 @@ def _remember(record: bytes, rung: Rung, failure: trial.Failure | None, free: Se
         content = json.dumps(kept)
         paths.write_atomically(_path(record), content.encode())
     except OSError as error:
-        log.warning("what works with the model is not remembered: %s", error)
+        log.warning("the settings that work with the model cannot be stored: %s", error)

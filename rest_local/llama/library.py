@@ -1,7 +1,7 @@
-"""llama.cpp itself: initialised once per process, its log handed to `logging`, and what it was built with.
+"""The llama.cpp library: initialises it once per process, forwards its log to `logging`, and describes its build.
 
-Everything it says goes to the logger "rest_local.llama", line by line; nothing is printed. The log callback is
-process-wide in llama.cpp, so this module takes it for good the moment it is imported.
+All log lines go to the logger "rest_local.llama"; nothing is printed. The log callback is global in llama.cpp, so this
+module installs it once, when it is imported.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from llama_cpp import llama_cpp as bindings
 from rest_local.errors import OptionError
 
 logger = logging.getLogger("rest_local.llama")
-logger.addHandler(logging.NullHandler())  # else logging prints warnings of an unconfigured program to stderr
+logger.addHandler(logging.NullHandler())  # otherwise `logging` prints warnings to stderr in unconfigured programs
 
-_CONTINUE = 5  # GGML_LOG_LEVEL_CONT: more of the previous message
-# ggml.h's own order; the table in llama-cpp-python's _logger.py is that of an older ggml (it takes errors for debug).
+_CONTINUE = 5  # GGML_LOG_LEVEL_CONT: continues the previous message
+# The order of ggml.h. The table in llama-cpp-python's _logger.py is that of an older ggml: there errors become debug.
 _LEVELS = {0: logging.DEBUG, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 
 
 class LogLines:
-    """Puts llama.cpp's messages together to lines: a message may hold several, or continue the one before it.
+    """Joins llama.cpp's messages to lines: a message may hold several lines, or continue the one before it.
 
-    Fed from any thread of llama.cpp. Errors are also kept for whoever collects them (`collected_errors`).
+    Any thread of llama.cpp may call `feed`. `collected_errors` gives the error lines to its caller as well.
     """
 
     def __init__(self, target: logging.Logger) -> None:
@@ -41,7 +41,7 @@ class LogLines:
         self.collectors: list[list[str]] = []
 
     def feed(self, level: int, text: bytes) -> None:
-        """One callback of llama.cpp: ggml log level and UTF-8 text."""
+        """Add one message of the log callback: a ggml log level and UTF-8 text."""
         with self._lock:
             if level != _CONTINUE:
                 self._flush()
@@ -66,14 +66,14 @@ class LogLines:
 
     @contextmanager
     def collected_errors(self) -> Iterator[list[str]]:
-        """The error lines that llama.cpp logs while the block runs (of all threads)."""
+        """The error lines that llama.cpp logs while the block runs, in any thread."""
         errors: list[str] = []
         with self._lock:
             self.collectors.append(errors)
         try:
             yield errors
         finally:
-            with self._lock:  # by identity: two empty lists are equal
+            with self._lock:  # compared by identity, because two empty lists are equal
                 self.collectors = [other for other in self.collectors if other is not errors]
 
 
@@ -82,7 +82,7 @@ log_lines = LogLines(logger)
 
 @bindings.llama_log_callback  # type: ignore[untyped-decorator]
 def _log_callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
-    """Module level on purpose: llama.cpp keeps the address for the life of the process."""
+    """At module level, because llama.cpp keeps the address for the life of the process."""
     log_lines.feed(level, text or b"")
 
 
@@ -94,21 +94,21 @@ _silence = ctypes.cast(c_library.abs, bindings.llama_log_callback)
 
 
 def mute() -> None:
-    """llama.cpp's log goes nowhere until `unmute`: for the moment in which a decode is broken off.
+    """Discard llama.cpp's log until `unmute`, for the moment in which a decode is aborted.
 
-    It says so in its log, and a Ctrl-C that waits for its turn would be raised in the Python callback, where ctypes can
-    only drop it. `abs` of the level does nothing and needs no Python."""
+    llama.cpp logs the abort, and a pending Ctrl-C would be raised in the Python callback, where ctypes can only drop
+    it. So the callback becomes `abs`, which does nothing with the level and needs no Python."""
     llama_cpp.llama_log_set(_silence, ctypes.c_void_p(0))
 
 
 def unmute() -> None:
-    """Undo `mute`; without one it does nothing."""
+    """Undo `mute`. Without an earlier `mute` it does nothing."""
     llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device ggml can compute on. `memory_bytes` and what is free of it are 0 where the backend does not say."""
+    """A device of ggml. `memory_bytes` and `free_bytes` are 0 if the backend does not know them."""
 
     name: str
     description: str
@@ -117,7 +117,7 @@ class Device:
 
 
 def versions() -> dict[str, str]:
-    """`llama-cpp-python`, `llama.cpp` and `ggml`, with the commit of ggml."""
+    """The versions of `llama-cpp-python`, `llama.cpp` and `ggml`, with the commit of ggml."""
     return {
         "llama-cpp-python": str(llama_cpp.__version__),
         "llama.cpp": bindings.llama_version().decode(),
@@ -126,17 +126,17 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint() -> str:
-    """One string that changes when llama.cpp or what it was built with changes: a key for cached measurements."""
+    """A string that changes when llama.cpp or its build options change: a key for cached measurements."""
     return " ".join((*versions().values(), system_info()))
 
 
 def system_info() -> str:
-    """llama.cpp's own line on the instruction sets and backends it was built with."""
+    """llama.cpp's line about the instruction sets and backends of its build."""
     return str(bindings.llama_print_system_info().decode("utf-8", "replace")).strip()
 
 
 def supports_gpu() -> bool:
-    """Whether layers can be put on a GPU: built with such a backend, and a device is there."""
+    """Whether layers can be put on a GPU: the build has such a backend, and there is a device."""
     return bool(bindings.llama_supports_gpu_offload())
 
 
@@ -150,51 +150,42 @@ def backends() -> list[str]:
 
 def devices() -> list[Device]:
     """The devices of all backends, the CPU included."""
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     description = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
     size_p = ctypes.POINTER(ctypes.c_size_t)
     memory = _ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)
     found = []
-    for i in range(count):
-        device, free, total = get(i), ctypes.c_size_t(), ctypes.c_size_t()
+    for name, device in _devices():
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
         memory(device, ctypes.byref(free), ctypes.byref(total))
-        texts = (name(device).decode("utf-8", "replace"), description(device).decode("utf-8", "replace"))
-        found.append(Device(*texts, total.value, free.value))
+        found.append(Device(name, description(device).decode("utf-8", "replace"), total.value, free.value))
     return found
 
 
 def gpus() -> dict[str, int]:
-    """What layers can be put on: the name of each device but the CPU's own, and its address."""
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    """The devices for layers: name and address of each device except the CPU."""
     kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    found = [get(i) for i in range(count)]
-    return {name(device).decode("utf-8", "replace"): device for device in found if kind(device) != _CPU_DEVICE}
+    return {name: device for name, device in _devices() if kind(device) != _CPU_DEVICE}
 
 
 def buffer_types() -> dict[str, int]:
-    """Where tensors can be placed: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    """The buffers for tensors: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
     type_of = _ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
     name = _ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
-    addresses = [type_of(get(i)) for i in range(count)]
+    addresses = [type_of(device) for _, device in _devices()]
     return {name(address).decode("utf-8", "replace"): address for address in addresses if address}
 
 
 def use_numa(strategy: str) -> None:
-    """Spread memory and threads over the nodes of the machine: `distribute`, `isolate` or `numactl`.
+    """Set how memory and threads use the NUMA nodes of the machine: `distribute`, `isolate` or `numactl`.
 
-    Once per process, before the first model; the same again does nothing. Raises OptionError for another strategy."""
+    It applies to the process, and must be called before the first model is loaded. A second call with the same strategy
+    does nothing; with another it raises OptionError."""
     global _numa
     if _numa is None:
         llama_cpp.llama_numa_init(_NUMA[strategy])
         _numa = strategy
     elif _numa != strategy:
-        raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another one")
+        raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another process")
 
 
 _CPU_DEVICE = 0  # enum ggml_backend_dev_type
@@ -206,12 +197,20 @@ _NUMA = {
 _numa: str | None = None
 
 
+def _devices() -> list[tuple[str, int]]:
+    """Name and address of each device."""
+    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    return [(name(device).decode("utf-8", "replace"), device) for device in map(get, range(count))]
+
+
 def _text(function: str) -> str:
     return str(_ggml(function, ctypes.c_char_p)().decode("utf-8", "replace"))
 
 
 def _ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
-    """A function of ggml that the bindings do not declare; it resolves through libllama's own dependencies."""
+    """A function of ggml that the bindings do not declare. It is found through the dependencies of libllama."""
     function: ctypes._NamedFuncPointer = getattr(bindings._lib, name)
     function.restype, function.argtypes = result, list(arguments)
     return function

@@ -1,7 +1,7 @@
-"""What this CPU can multiply matrices with, which of it this llama.cpp was built to use, and what compiled it.
+"""The matrix units of this CPU, which of them this llama.cpp uses, and the compiler that built it.
 
-Reads `/proc/cpuinfo` or asks sysctl; the compiler is what it left in the `.comment` section of the ELF library (no
-other place names it). Where a platform does not tell, the answer is empty.
+The CPU features come from `/proc/cpuinfo` or sysctl. The compiler comes from the `.comment` section of the ELF library;
+nothing else names it. If a platform has no such information, the result is empty.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SYSCTL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Something that multiplies matrices or dot products. `flags`: its names in `/proc/cpuinfo` (Linux) and sysctl
-    (macOS). `built`: its name in llama.cpp's own line of features.
+class MatrixUnit:
+    """A CPU feature for matrix or dot products. `flags`: its names in `/proc/cpuinfo` (Linux) and sysctl (macOS).
+    `built`: its name in llama.cpp's line of features.
     """
 
     name: str
@@ -35,35 +35,35 @@ class Unit:
 
 
 UNITS = (
-    Unit("AMX", ("amx_int8",), "AMX_INT8"),
-    Unit("AVX-512", ("avx512f",), "AVX512"),
-    Unit("AVX-512 VNNI", ("avx512_vnni",), "AVX512_VNNI"),
-    Unit("AVX-512 BF16", ("avx512_bf16",), "AVX512_BF16"),
-    Unit("AVX VNNI", ("avx_vnni",), "AVX_VNNI"),
-    Unit("SME", ("sme", "hw.optional.arm.FEAT_SME"), "SME"),
-    Unit("I8MM", ("i8mm", "hw.optional.arm.FEAT_I8MM"), "MATMUL_INT8"),
-    Unit("SVE", ("sve",), "SVE"),
-    Unit("DotProd", ("asimddp", "hw.optional.arm.FEAT_DotProd"), "DOTPROD"),
+    MatrixUnit("AMX", ("amx_int8",), "AMX_INT8"),
+    MatrixUnit("AVX-512", ("avx512f",), "AVX512"),
+    MatrixUnit("AVX-512 VNNI", ("avx512_vnni",), "AVX512_VNNI"),
+    MatrixUnit("AVX-512 BF16", ("avx512_bf16",), "AVX512_BF16"),
+    MatrixUnit("AVX VNNI", ("avx_vnni",), "AVX_VNNI"),
+    MatrixUnit("SME", ("sme", "hw.optional.arm.FEAT_SME"), "SME"),
+    MatrixUnit("I8MM", ("i8mm", "hw.optional.arm.FEAT_I8MM"), "MATMUL_INT8"),
+    MatrixUnit("SVE", ("sve",), "SVE"),
+    MatrixUnit("DotProd", ("asimddp", "hw.optional.arm.FEAT_DotProd"), "DOTPROD"),
 )
 
 
 def matrix_units() -> dict[str, bool]:
-    """The units of this CPU, and whether this llama.cpp was built to use each."""
+    """The units of this CPU, and whether the build of llama.cpp uses each."""
     here, built = cpu_flags(), set(re.findall(r"(\w+) = 1", library.system_info()))
     return {unit.name: unit.built in built for unit in UNITS if here.intersection(unit.flags)}
 
 
 def cpu_flags() -> set[str]:
-    """All that the system says about the CPU; empty where it says nothing."""
+    """The feature flags of the CPU; empty if the system does not report them."""
     if platform.system() == "Darwin":
         names = [flag for unit in UNITS for flag in unit.flags if flag.startswith("hw.")]
         try:
-            said = subprocess.run(
+            done = subprocess.run(
                 ["sysctl", *names], capture_output=True, text=True, timeout=SYSCTL_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return set()
-        return {line.split(":")[0] for line in said.stdout.splitlines() if line.endswith(": 1")}
+        return {line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(": 1")}
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
@@ -73,7 +73,7 @@ def cpu_flags() -> set[str]:
 
 
 def compilers() -> list[str]:
-    """What compiled the part of llama.cpp that computes on the CPU; empty where its library does not say."""
+    """The compilers of llama.cpp's CPU backend; empty if its library does not name them."""
     loaded = Path(bindings._lib._name)
     parts: Iterable[Path] = (*sorted(loaded.parent.glob("libggml-cpu*.so")), loaded)
     for path in parts:
@@ -87,7 +87,7 @@ def compilers() -> list[str]:
 
 
 def comment(data: bytes) -> list[str]:
-    """The strings in the `.comment` section of a 64-bit little-endian ELF file; empty for whatever else it is."""
+    """The strings in the `.comment` section of a 64-bit little-endian ELF file; empty for any other file."""
     if not data.startswith(ELF64_LITTLE):
         return []
     try:

@@ -1,6 +1,6 @@
-"""A GGUF model: opened safely, described, closed for certain.
+"""A GGUF model: opens it safely, describes it, and closes it.
 
-Holds the weights and what the file says about itself; evaluation is `context`, text is `vocabulary`.
+It holds the weights and the metadata of the file. Evaluation is in `context`, text in `vocabulary`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import llama_cpp
 from llama_cpp import llama_cpp as bindings
@@ -17,7 +16,7 @@ from llama_cpp import llama_cpp as bindings
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
 from rest_local.llama.adapters import Adapters
-from rest_local.llama.gguf_header import check_headers
+from rest_local.llama.gguf_header import check_headers, identity_of
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.parameters import LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
@@ -32,8 +31,8 @@ class Model:
     size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
     `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
     llama.cpp), `chat_template` (Jinja source or None), `is_recurrent`, `is_hybrid`, `has_encoder`, `vocab_only`,
-    `n_gpu_layers` (-1 = all), `options` it was loaded with, `adapters` that its contexts apply, `cache_key` (of all its
-    files: paths, sizes, times).
+    `n_gpu_layers` (-1 = all), `options` (as given), `adapters` (its contexts apply them), `cache_key` (paths, sizes and
+    times of all its files).
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Model:
         self.options, self.cache_key = options, cache_key
         self.metadata = _metadata(pointer)
         self.name = self.metadata.get("general.name") or path.stem
-        self.description = _grown(lambda buffer, size: bindings.llama_model_desc(pointer, buffer, size))
+        self.description = _string(lambda buffer, size: bindings.llama_model_desc(pointer, buffer, size))
         self.n_params: int = bindings.llama_model_n_params(pointer)
         self.size_bytes: int = bindings.llama_model_size(pointer)
         self.n_ctx_train: int = bindings.llama_model_n_ctx_train(pointer)
@@ -69,13 +68,15 @@ class Model:
         options: ModelOptions | None = None,
         vocab_only: bool = False,
     ) -> Model:
-        """Loads a model; of one in several files (`NAME-00001-of-00003.gguf`), give the first.
+        """Load a model. `path`: for a model in several files (`NAME-00001-of-00003.gguf`) the first.
 
-        `n_gpu_layers`: layers put on the GPU, -1 = all; None = all where there is a GPU, else none. `options`: how
-        else, LoRA adapters included. `vocab_only` reads no weights: enough to tokenize. The first time a file is seen
-        it is tried in a child process (half a second more), because a broken one can end the process that loads it.
-        Raises ModelNotFound; ModelInvalid for a directory, a truncated, foreign, hostile or unsupported file;
-        AdapterInvalid; OptionError for an option that this llama.cpp does not have."""
+        `n_gpu_layers`: layers on the GPU, -1 = all; None = all if there is a GPU, else none. `options`: all other load
+        options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize.
+
+        When a file is opened for the first time, a child process tries it first, which takes half a second, because a
+        broken file can crash the process that loads it. Raises ModelNotFound; ModelInvalid for a directory and for a
+        truncated, foreign, hostile or unsupported file; AdapterInvalid; OptionError for an option that this llama.cpp
+        does not have."""
         file = Path(path).expanduser()
         options = options or ModelOptions()
         files = check_headers(file)
@@ -89,7 +90,7 @@ class Model:
             pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)
         if not pointer:
             raise ModelInvalid(file, probe.one_line(errors))
-        key = tuple((os.path.realpath(part), status.st_size, status.st_mtime_ns) for part, status in files)
+        key = identity_of(files)
         try:
             return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
         except BaseException:
@@ -98,7 +99,7 @@ class Model:
 
     @property
     def pointer(self) -> int:
-        """llama_model_p. Raises ModelError once closed."""
+        """The llama_model_p. Raises ModelError after `close`."""
         if self._pointer is None:
             raise ModelError(f"model {self.path}: is closed; open it again")
         return self._pointer
@@ -109,7 +110,7 @@ class Model:
         return self._pointer is None
 
     def close(self) -> None:
-        """Frees the weights now; again does nothing. Contexts made from the model must be closed before."""
+        """Free the weights now. A second call does nothing. The contexts of the model must be closed before."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self.vocabulary.invalidate()
@@ -119,16 +120,14 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"
 
     def _vocabulary_name(self) -> str:
-        """Names the tokenizer, not the model: models that share one share their datastores."""
+        """A name of the tokenizer, not of the model, because models with one tokenizer share datastores."""
         kind = self.metadata.get("tokenizer.ggml.model", "unknown")
         pre = self.metadata.get("tokenizer.ggml.pre")
         count = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(self.pointer))
@@ -137,15 +136,15 @@ class Model:
 
 def _metadata(pointer: int) -> dict[str, str]:
     def read(function: Callable[..., int], index: int) -> str:
-        return _grown(lambda buffer, size: function(pointer, index, buffer, size))
+        return _string(lambda buffer, size: function(pointer, index, buffer, size))
 
     indices = range(bindings.llama_model_meta_count(pointer))
     by_index = (bindings.llama_model_meta_key_by_index, bindings.llama_model_meta_val_str_by_index)
     return {read(by_index[0], i): read(by_index[1], i) for i in indices}
 
 
-def _grown(call: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
-    """A string from one of llama.cpp's snprintf-like calls, which return the length they would have liked to write."""
+def _string(call: Callable[[ctypes.Array[ctypes.c_char], int], int]) -> str:
+    """A string from one of llama.cpp's snprintf-like calls, which return the full length of the string."""
     size = 256
     while True:
         buffer = ctypes.create_string_buffer(size)

@@ -1,7 +1,7 @@
-"""`llama_model_params` out of `ModelOptions`, with everything they point to kept alive.
+"""Converts `ModelOptions` to `llama_model_params`, and keeps the arrays alive that those point to.
 
-Contract: nothing is decided here but how a value is spelled for llama.cpp. The result must live until the load
-returned.
+Contract: this module makes no decisions; it only translates values for llama.cpp. The result must be kept until the
+load has returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rest_local.errors import OptionError
 from rest_local.llama import library
 from rest_local.llama.options import SPLIT_MODES, ModelOptions, Override
 
-EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as llama.cpp's own --cpu-moe names them
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as in llama.cpp's --cpu-moe
 CPU = "CPU"
 
 
@@ -36,7 +36,7 @@ class LoadParameters:
 
     @classmethod
     def of(cls, options: ModelOptions, n_gpu_layers: int, *, vocab_only: bool, on_cpu: bool = False) -> LoadParameters:
-        """`on_cpu`: for a trial load (`probe`): mapped, nothing repacked, every placement in main memory."""
+        """`on_cpu`: for a trial load (`probe`): mapped, not repacked, every tensor in main memory."""
         struct = llama_cpp.llama_model_default_params()
         struct.vocab_only = vocab_only
         struct.n_gpu_layers = 0 if on_cpu else n_gpu_layers
@@ -74,7 +74,7 @@ def _load_mode(use_mmap: bool, use_mlock: bool) -> int:
 
 
 def _overrides(overrides: tuple[Override, ...]) -> Any:
-    """An array that ends with an empty key."""
+    """An array of llama_model_kv_override, which ends with an empty key."""
     array = (bindings.llama_model_kv_override * (len(overrides) + 1))()
     for entry, override in zip(array, overrides, strict=False):
         entry.key = override.key.encode()
@@ -91,7 +91,7 @@ def _overrides(overrides: tuple[Override, ...]) -> Any:
 
 
 def _placements(options: ModelOptions) -> list[tuple[str, str]]:
-    """Pattern and buffer name; llama.cpp takes the first that matches, so what was spelled out comes first."""
+    """Patterns with buffer names. llama.cpp takes the first match, so explicit placements come first."""
     placed = [(placement.pattern, placement.buffer) for placement in options.override_tensor]
     if options.cpu_moe:
         return [*placed, (EXPERTS, CPU)]
@@ -99,7 +99,7 @@ def _placements(options: ModelOptions) -> list[tuple[str, str]]:
 
 
 def _placed(placements: list[tuple[str, str]], on_cpu: bool) -> Any:
-    """An array that ends with an empty entry. Raises OptionError for a buffer that this llama.cpp does not have."""
+    """An array of `_Placed`, which ends with an empty entry. Raises OptionError for a buffer that llama.cpp lacks."""
     most = int(bindings.llama_max_tensor_buft_overrides()) - 1
     if len(placements) > most:
         raise OptionError(f"{len(placements)} tensor overrides: llama.cpp takes at most {most}")
@@ -113,13 +113,13 @@ def _placed(placements: list[tuple[str, str]], on_cpu: bool) -> Any:
 
 
 def _devices(names: tuple[str, ...]) -> Any:
-    """An array that ends with a null. Raises OptionError for a device that this llama.cpp does not have."""
+    """An array of devices, which ends with a null. Raises OptionError for a device that llama.cpp lacks."""
     known = library.gpus()
     wanted = () if names == ("none",) else names
     for name in wanted:
         if name not in known:
             raise OptionError(
-                f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; none is the CPU alone"
+                f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; `none` uses the CPU only"
             )
     return (ctypes.c_void_p * (len(wanted) + 1))(*(known[name] for name in wanted), None)
 

@@ -1,10 +1,11 @@
-"""Loads a model in a child process before this one does: a hostile or broken GGUF can abort llama.cpp, or crash it.
+"""Loads a model in a child process first, because a hostile or broken GGUF file can abort or crash llama.cpp.
 
-`python -m rest_local.llama.probe TRIAL` (JSON: path, vocab_only, and the options that could end a process) loads
-without reading the weights (mapped, CPU only, not repacked), makes a small context, which builds the compute graph, and
-prints one line of JSON: `{"error": null}` or `{"error": "what llama.cpp said"}`. It costs about half a second, the
-first time a (path, size, mtime, options, llama.cpp) is seen; success is remembered in the cache directory. A LoRA
-adapter has a trial of its own, in which one token is evaluated, so that it is known which of the files is to blame.
+`python -m rest_local.llama.probe TASK` (JSON: path, vocab_only, and the options that could crash a process) loads the
+model without reading the weights (mapped, CPU only, not repacked), makes a small context, which builds the compute
+graph, and prints one line of JSON: `{"error": null}` or `{"error": "message of llama.cpp"}`.
+
+It takes about half a second for each new (path, size, mtime, options, llama.cpp). Success is remembered in the cache
+directory. Each LoRA adapter has a probe of its own, which also evaluates a token, so that errors name the right file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,18 @@ from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound
 from rest_local.llama import child, library
 from rest_local.llama.adapters import Adapters
 from rest_local.llama.batch import Batch
-from rest_local.llama.gguf_header import check_header
+from rest_local.llama.gguf_header import Files, check_header, identity_of
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
 from rest_local.llama.parameters import LoadParameters
 
-TIMEOUT_SECONDS = 60.0  # for a small file; one that makes llama.cpp spin takes longer
-SECONDS_PER_BYTE = 2.4e-9  # more for a large one: 300 s in all for 100 GB, which a slow disk maps in less
-
-
-Files = Sequence[tuple[Path, os.stat_result]]
+TIMEOUT_SECONDS = 60.0  # for a small file; only one that makes llama.cpp loop takes longer
+SECONDS_PER_BYTE = 2.4e-9  # in addition: 300 s in all for 100 GB, which even a slow disk maps faster
 
 
 def ensure_loadable(files: Files, vocab_only: bool, options: ModelOptions) -> None:
-    """Returns when a child process loaded the model and each of its adapters, now or earlier.
+    """Check that a child process can load the model and each of its adapters, now or in an earlier run.
 
-    `files`: all of the model, the first one first. Raises ModelInvalid or AdapterInvalid with the cause."""
+    `files`: all files of the model, in order. Raises ModelInvalid or AdapterInvalid with the cause."""
     path = files[0][0]
     loaded = ModelOptions(override_kv=options.override_kv, **_placed(options))
     changed = "leave out the overrides, or check them" if loaded != ModelOptions() else ""
@@ -65,23 +62,23 @@ def _adapter_status(path: Path) -> os.stat_result:
 
 
 def _cause(files: Files, vocab_only: bool, options: ModelOptions) -> str | None:
-    trial = _trial(files[0][0], vocab_only, options)
-    if _remembered(files, trial):
+    task = _task(files[0][0], vocab_only, options)
+    if _remembered(files, task):
         return None
-    cause = _cause_in_child(trial, timeout_seconds(files))
+    cause = _cause_in_child(task, timeout_seconds(files))
     if not cause:
-        _remember(files, trial)
+        _remember(files, task)
     return cause
 
 
 def timeout_seconds(files: Files) -> float:
-    """How long loading the files may take in a child process that does not read the weights."""
+    """The time limit for a child process that loads the files without reading the weights."""
     return TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
 
 
-def _trial(path: Path, vocab_only: bool, options: ModelOptions) -> str:
-    """What the child is told; the options by their text, see `main`."""
-    told = {
+def _task(path: Path, vocab_only: bool, options: ModelOptions) -> str:
+    """The input of the child as JSON; `main` reads it."""
+    task = {
         "path": os.path.abspath(path),
         "vocab_only": vocab_only,
         "override_kv": [astuple(override) for override in options.override_kv],
@@ -90,11 +87,11 @@ def _trial(path: Path, vocab_only: bool, options: ModelOptions) -> str:
         "n_cpu_moe": options.n_cpu_moe,
         "lora": [(os.path.abspath(adapter.path), adapter.scale) for adapter in options.lora],
     }
-    return json.dumps(told)
+    return json.dumps(task)
 
 
 def load_error(path: str, vocab_only: bool, options: ModelOptions | None = None) -> str | None:
-    """Tries to load in this process: None, or what llama.cpp said. May abort; see `ensure_loadable`."""
+    """Load the model in this process. Returns llama.cpp's error, or None. May abort; see `ensure_loadable`."""
     options = options or ModelOptions()
     parameters = LoadParameters.of(options, 0, vocab_only=vocab_only, on_cpu=True)
     with library.log_lines.collected_errors() as errors:
@@ -112,7 +109,7 @@ def load_error(path: str, vocab_only: bool, options: ModelOptions | None = None)
 
 
 def _adapter_error(model: int, context: int, options: ModelOptions) -> str | None:
-    """Applies the adapters and evaluates a token: some shapes that do not fit show, or abort, only then."""
+    """Apply the adapters and evaluate a token, because some wrong shapes only fail, or abort, then."""
     try:
         Adapters(model, options.lora).apply(context)
     except AdapterInvalid as error:
@@ -126,17 +123,17 @@ def _adapter_error(model: int, context: int, options: ModelOptions) -> str | Non
 
 
 def one_line(errors: list[str]) -> str:
-    """llama.cpp's errors as one cause. The first names it; what follows ("failed to load model") repeats."""
+    """llama.cpp's errors as one cause. The first line names it; later ones ("failed to load model") repeat it."""
     first = next((line for line in errors if line), "")
     cause = first.split("error loading model: ")[-1].strip().rstrip(".")
     return f"llama.cpp cannot load it: {cause[:300]}" if cause else "llama.cpp cannot load it"
 
 
-def _cause_in_child(trial: str, timeout: float) -> str | None:
+def _cause_in_child(task: str, timeout: float) -> str | None:
     try:
-        ended = child.run(__name__, trial, timeout)
+        ended = child.run(__name__, task, timeout)
     except OSError as error:
-        library.logger.warning("model %s: not probed in a child process: %s", json.loads(trial)["path"], error)
+        library.logger.warning("model %s: not probed in a child process: %s", json.loads(task)["path"], error)
         return None
     if ended.code is None:
         return f"llama.cpp did not finish loading it in {timeout:.0f} s"
@@ -148,43 +145,42 @@ def _cause_in_child(trial: str, timeout: float) -> str | None:
     return str(cause) if cause else None
 
 
-def _record(files: Files, trial: str) -> bytes:
-    stats = [(os.path.realpath(path), status.st_size, status.st_mtime_ns) for path, status in files]
-    return json.dumps([stats, trial, library.fingerprint()]).encode("utf-8", "surrogateescape")
+def _record(files: Files, task: str) -> bytes:
+    return json.dumps([identity_of(files), task, library.fingerprint()]).encode("utf-8", "surrogateescape")
 
 
 def _record_path(record: bytes) -> Path:
     return paths.cache_dir() / f"probe-{hashlib.sha256(record).hexdigest()[:32]}.json"
 
 
-def _remembered(files: Files, trial: str) -> bool:
+def _remembered(files: Files, task: str) -> bool:
     try:
-        record = _record(files, trial)
+        record = _record(files, task)
         return _record_path(record).read_bytes() == record
     except OSError:
         return False
 
 
-def _remember(files: Files, trial: str) -> None:
+def _remember(files: Files, task: str) -> None:
     try:
-        record = _record(files, trial)
+        record = _record(files, task)
         paths.write_atomically(_record_path(record), record)
     except OSError as error:
         library.logger.warning("model %s: probe not remembered: %s", files[0][0], error)
 
 
-def main(trial: str) -> None:
-    """The child; the trial as `_trial` wrote it."""
-    told = json.loads(trial)
+def main(text: str) -> None:
+    """The child process. `text`: the result of `_task`."""
+    task = json.loads(text)
     options = ModelOptions(
-        override_kv=tuple(Override(*override) for override in told["override_kv"]),
-        override_tensor=tuple(Placement(*placement) for placement in told["override_tensor"]),
-        cpu_moe=told["cpu_moe"],
-        n_cpu_moe=told["n_cpu_moe"],
-        lora=tuple(Adapter(Path(path), scale) for path, scale in told["lora"]),
+        override_kv=tuple(Override(*override) for override in task["override_kv"]),
+        override_tensor=tuple(Placement(*placement) for placement in task["override_tensor"]),
+        cpu_moe=task["cpu_moe"],
+        n_cpu_moe=task["n_cpu_moe"],
+        lora=tuple(Adapter(Path(path), scale) for path, scale in task["lora"]),
     )
-    print(json.dumps({"error": load_error(told["path"], told["vocab_only"], options)}), flush=True)
-    os._exit(0)  # nothing to clean up, and tearing down a damaged model may crash
+    print(json.dumps({"error": load_error(task["path"], task["vocab_only"], options)}), flush=True)
+    os._exit(0)  # without cleanup, because freeing a damaged model may crash
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Special tokens in a text, found in one pass: what of it they are, and the plain stretches between them.
+"""Splits a text into special tokens and the plain stretches between them, in one pass.
 
-Contract: the same tokens and stretches as llama.cpp's own partition, whose cost is quadratic in how many there are (it
-walks its list of fragments from the front for each). Longer special tokens are taken before shorter ones, of one token
-the leftmost first. Knows nothing of models: texts and attributes in, stretches and ids out.
+Contract: the result equals llama.cpp's own partition, whose cost is quadratic in the number of special tokens (it scans
+its list of fragments from the front for each). Longer special tokens are matched before shorter ones, and the matches
+of one token from left to right. Knows nothing about models: texts and attributes go in, stretches and ids come out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SPACE = " \t\n\v\f\r"  # C's isspace
 
 
 class SpecialToken(NamedTuple):
-    """`lstrip`, `rstrip`: white space before or after it belongs to it and is dropped."""
+    """A special token. `lstrip`, `rstrip`: white space before or after it is dropped."""
 
     text: str
     id: int
@@ -24,7 +24,7 @@ class SpecialToken(NamedTuple):
 
 
 class SpecialTokens:
-    """Those that are looked for together. Compiling takes some 10 ms for 1 000 of them."""
+    """A set of special tokens to search for. Construction takes about 10 ms for 1 000 tokens."""
 
     def __init__(self, tokens: Iterable[SpecialToken]) -> None:
         longest_first = sorted((t for t in tokens if t.text), key=lambda t: -len(t.text.encode()))
@@ -34,8 +34,8 @@ class SpecialTokens:
         self._may_overlap = _may_overlap(self._ordered)
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Stretches of plain text, none empty, and ids, in order. Linear in the text; lazy where no two of the
-        vocabulary's special tokens can overlap."""
+        """Stretches of plain text, none empty, and ids, in order. Linear in the text. Lazy if no two of the special
+        tokens can overlap."""
         if self._pattern is None:
             found: Iterable[tuple[int, int, SpecialToken]] = ()
         elif self._may_overlap:
@@ -55,7 +55,7 @@ class SpecialTokens:
             yield text[at:]
 
     def _longest_first(self, text: str) -> list[tuple[int, int, SpecialToken]]:
-        """One search of the whole text for each special token in it: where two overlap, the longer one wins."""
+        """Search the whole text for each token, the longest first. Of two overlapping matches the longer one wins."""
         found: list[tuple[int, int, SpecialToken]] = []
         stretches = [(0, len(text))]
         for token in self._ordered:
@@ -76,8 +76,8 @@ class SpecialTokens:
 
 
 def _may_overlap(tokens: list[SpecialToken]) -> bool:
-    """Whether two occurrences can share a part so that neither holds the other, where the leftmost is not always the
-    one to take. Runs of one character (line breaks, spaces) overlap, but give the same either way."""
+    """Whether two matches can overlap without one containing the other. Then the leftmost match is not always the right
+    one. Runs of one character (line breaks, spaces) overlap too, but with the same result."""
     strips = any(token.lstrip or token.rstrip for token in tokens)
     if strips and any(token.text[0] in _SPACE or token.text[-1] in _SPACE for token in tokens):
         return True
@@ -92,12 +92,12 @@ def _may_overlap(tokens: list[SpecialToken]) -> bool:
 def _compiled(longest_first: list[str]) -> re.Pattern[str]:
     try:
         return re.compile(_trie_pattern(longest_first))
-    except RecursionError:  # a hostile vocabulary: hundreds of tokens, each one character longer than another
+    except RecursionError:  # a hostile vocabulary: hundreds of tokens, each one character longer than the last
         return re.compile("|".join(map(re.escape, longest_first)))
 
 
 def _trie_pattern(texts: list[str]) -> str:
-    """A pattern that takes the longest of the texts at a place, in time that does not depend on how many there are."""
+    """A pattern that matches the longest of the texts at a place, in time that does not depend on their number."""
     trie: dict[str, dict] = {}  # type: ignore[type-arg]
     for text in texts:
         node = trie
@@ -108,7 +108,7 @@ def _trie_pattern(texts: list[str]) -> str:
 
 
 def _pattern_of(node: dict[str, dict]) -> str:  # type: ignore[type-arg]
-    """Chains of one choice are written out, so that the depth is that of the branches."""
+    """The pattern of a node. Chains without branches are written in a loop, so only branches add to the call depth."""
     written = ""
     while len(node) == 1 and "" not in node:
         ((character, node),) = node.items()

@@ -1,12 +1,14 @@
 """Text to token ids through llama.cpp, in bounded pieces that change no token.
 
-Contract: special tokens are found in one pass (`special`), what is between them is tokenized in parts (`splitting`), so
-the cost is linear, no part overflows a thread's stack, and between two parts a stop of the thread (`stop`) is heeded.
-llama.cpp's own `llama_tokenize` of the whole text gives the same tokens, where it survives it.
+Contract: special tokens are found in one pass (`special`), the text between them is tokenized in parts (`SafeCuts`).
+So the cost is linear, no part overflows the stack of a thread, and the thread can be stopped between two parts
+(`stop`). `llama_tokenize` of the whole text gives the same tokens, unless it crashes.
 """
 
 from __future__ import annotations
 
+import re
+import string
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,22 +22,33 @@ from numpy.typing import NDArray
 from rest_local import stop
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.special import SpecialToken, SpecialTokens
-from rest_local.llama.splitting import Places, fits
 
 MAX_TEXT_BYTES = 1 << 26
-"""Of what llama.cpp is given at once; it counts bytes in int32. Only WordPiece, Unigram and the like take more than a
-part: these follow the whole text anyway, without recursion."""
+"""Maximum size of a text for one call of llama.cpp, which counts bytes in int32. Only WordPiece, Unigram and similar
+vocabularies get more than a part at once: they process the whole text anyway, without recursion."""
 
 MEMO_CHARACTERS = 64
-"""Stretches that are no longer are tokenized once in a text: those between the markers of a conversation recur."""
+"""Stretches up to this length are tokenized once in a text, because those between the markers of a chat recur."""
+
+PART_CHARACTERS = 8_000
+"""Maximum length of a part. Each call compiles the pre-tokenizer's patterns again, in 0.05 to 2 ms."""
+
+SHORT_PART_CHARACTERS = 1_400
+"""Maximum length of a part with a long run that one match could cover. Fits every pre-tokenizer in 512 KB of stack."""
 
 _NOT_TEXT = bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
 _SPECIAL = _NOT_TEXT | bindings.LLAMA_TOKEN_ATTR_USER_DEFINED
 _SPLIT_KINDS = (bindings.LLAMA_VOCAB_TYPE_SPM, bindings.LLAMA_VOCAB_TYPE_BPE)
 
+_MARKS = string.punctuation.replace("'", "") + string.digits
+_WIDE_MARKS = "\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a"  # of Chinese and Japanese text, which has no spaces
+_LETTER = r"[^\W\d_]"
+# A run that one match can cover: a word or a number, white space, words with single spaces between them (EXAONE).
+_LONG_RUN = re.compile(r"\S{700}|\s{700}|[^\n0-9!-/:-@\[-`{-~]{1400}")
+
 
 class Lease:
-    """A pointer that is not freed while it is used: `end` waits for those in `use`, and has later ones raise."""
+    """A pointer that is not freed during its use: `end` waits for all blocks of `use`, and later ones raise."""
 
     def __init__(self, pointer: int, closed: Callable[[], ModelError]) -> None:
         self._pointer: int | None = pointer
@@ -45,7 +58,7 @@ class Lease:
 
     @property
     def pointer(self) -> int:
-        """Raises what `closed` gives, after `end`."""
+        """The pointer. After `end`, raises the error that `closed` returns."""
         if self._pointer is None:
             raise self._closed()
         return self._pointer
@@ -64,20 +77,20 @@ class Lease:
                 self._free.notify_all()
 
     def end(self) -> None:
-        """Returns when the last block is left; none lasts longer than a part takes, milliseconds."""
+        """Return when the last block has ended. A block lasts as long as one part takes: milliseconds."""
         with self._free:
             self._pointer = None
             self._free.wait_for(lambda: not self._users)
 
 
 class Tokenizer:
-    """Of one vocabulary; any thread."""
+    """The tokenizer of one vocabulary, for any thread."""
 
     def __init__(self, lease: Lease, name: str) -> None:
         self._lease, self._name = lease, name
 
     def tokenize(self, text: str, special: bool, add_special: bool, most: int | None) -> NDArray[np.int32]:
-        """As `Vocabulary.tokenize`, of text without lone surrogates."""
+        """As `Vocabulary.tokenize`, for text without lone surrogates."""
         before, after = self._added if add_special else ([], [])
         found: list[NDArray[np.int32]] = [np.array(before, np.int32)]
         count = len(before)
@@ -95,40 +108,42 @@ class Tokenizer:
             if isinstance(stretch, int):
                 yield np.array([stretch], np.int32)
             elif len(stretch) > MEMO_CHARACTERS:
-                yield from self._stretch(stretch)
+                yield from self._plain(stretch)
             else:
                 if stretch not in memo:
                     memo[stretch] = self._call(stretch)
                 yield memo[stretch]
 
-    def _stretch(self, text: str) -> Iterator[NDArray[np.int32]]:
-        """Plain text without special tokens."""
-        if fits(text) or not self._splits:
+    def _plain(self, text: str) -> Iterator[NDArray[np.int32]]:
+        """The tokens of a long stretch without special tokens, part by part."""
+        if fits(text) or not self._can_split:
             yield self._call(text)
             return
         first = True
-        for part in self._places.parts(text):
+        for part in self._cuts.parts(text):
             yield self._call(part) if first else self._continued(part)
             first = False
 
     def _continued(self, part: str) -> NDArray[np.int32]:
-        """Without the space that SentencePiece puts in front: a line break takes it, and both are dropped."""
-        begun = self._begun
-        if not len(begun):
+        """The tokens of a part without the space that SentencePiece adds in front of a text. A line break before the
+        part gets that space, and the tokens of both are dropped.
+        """
+        prefix = self._prefix
+        if not len(prefix):
             return self._call(part)
-        return self._call("\n" + part)[len(begun) :]
+        return self._call("\n" + part)[len(prefix) :]
 
     @cached_property
-    def _begun(self) -> NDArray[np.int32]:
-        """What a line break in front of a part becomes; empty where no space is put in front of a text."""
+    def _prefix(self) -> NDArray[np.int32]:
+        """The tokens of a line break before a part. Empty if the vocabulary adds no space in front of a text."""
         tokens = self._call("\n")
         return tokens if len(tokens) > 1 and self._kind == bindings.LLAMA_VOCAB_TYPE_SPM else tokens[:0]
 
     @cached_property
-    def _splits(self) -> bool:
+    def _can_split(self) -> bool:
         if self._kind not in _SPLIT_KINDS:
             return False
-        return not len(self._begun) or self._places.breaks_stand_alone
+        return not len(self._prefix) or self._cuts.breaks_stand_alone
 
     @cached_property
     def _kind(self) -> int:
@@ -137,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
-        """What `add_special` puts in front and at the end."""
+        """The tokens that `add_special` adds before and after a text."""
         with self._lease.use() as pointer:
             tokens = [int(token) for token in self._whole(pointer, b"", add_special=True)]
             begins = bindings.llama_vocab_get_add_bos(pointer) or self._kind == bindings.LLAMA_VOCAB_TYPE_WPM
@@ -145,7 +160,7 @@ class Tokenizer:
 
     @cached_property
     def _spelled(self) -> list[tuple[str, int]]:
-        """Every token as the vocabulary spells it, with its attributes. 0.1 s for 150 k tokens."""
+        """The spelling and the attributes of every token. Takes 0.1 s for 150 k tokens."""
         text, attribute = bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
         with self._lease.use() as pointer:
             size = bindings.llama_vocab_n_tokens(pointer)
@@ -166,9 +181,9 @@ class Tokenizer:
                 yield SpecialToken(text, number, bool(attributes & left), bool(attributes & right))
 
     @cached_property
-    def _places(self) -> Places:
+    def _cuts(self) -> SafeCuts:
         texts = [text for text, attributes in self._spelled if not attributes & _SPECIAL]
-        return Places([*(text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ") for text in texts), *map(_as_bytes, texts)])
+        return SafeCuts([*(text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ") for text in texts), *map(_as_bytes, texts)])
 
     def _call(self, text: str) -> NDArray[np.int32]:
         with self._lease.use() as pointer:
@@ -188,13 +203,87 @@ class Tokenizer:
         raise ModelError(f"vocabulary {self._name}: llama.cpp cannot tokenize a text of {len(data)} bytes; split it")
 
 
+def fits(text: str) -> bool:
+    """Whether a text can be tokenized without splitting it."""
+    return len(text) <= SHORT_PART_CHARACTERS or (len(text) <= PART_CHARACTERS and not _LONG_RUN.search(text))
+
+
+class SafeCuts:
+    """The places at which a text can be cut so that its parts, tokenized separately, give the tokens of the whole.
+
+    Long text must be cut because llama.cpp passes it to `std::regex`, which recurses for each character of a match.
+    With libstdc++ each character takes 310 bytes of stack: a run of 1 700 characters ends a process whose threads have
+    512 KB of stack, and 100 000 characters end one with 8 MB.
+
+    A cut is safe if both hold:
+
+    - No token of the vocabulary contains the two characters around the cut next to each other. Tokens are made by
+      merging neighbours, so no token of the whole text can span the cut.
+    - No pre-tokenizer of llama.cpp splits either side differently because the text ends or begins there. That holds
+      after a letter: before a space and a letter, before a digit, and before a punctuation mark (no pattern looks back,
+      and those that look ahead start from white space or digits). It also holds after a single line break between a
+      visible character and a letter. It does not hold before an apostrophe, because for some pre-tokenizers `'s`
+      belongs to the word.
+
+    A part without such a place (a run of one letter or of blank lines) is cut at its end. The tokens there can differ
+    from those of the whole text.
+
+    `texts`: the texts of the tokens, in each reading that the spelling allows; U+FFFD stands for a part of a character.
+    `breaks_stand_alone`: no token contains a line break and another character. Construction takes 0.3 to 0.7 s for 130
+    to 150 k tokens.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        joined = "\0".join(texts)
+        self._cut = re.compile("(?s:.*)(?:" + "|".join(_cut_patterns(joined)) + ")")
+        self.breaks_stand_alone = re.search(r"[^\0]\n|\n[^\0]", joined) is None
+
+    def parts(self, text: str) -> Iterator[str]:
+        """`text` in parts of at most `PART_CHARACTERS` characters, none empty."""
+        at = 0
+        while at < len(text):
+            size = SHORT_PART_CHARACTERS if _LONG_RUN.search(text, at, at + PART_CHARACTERS) else PART_CHARACTERS
+            end = len(text)
+            if end - at > size:
+                safe = self._cut.match(text, at + 1, at + size + 1)  # one character more, for the lookahead
+                end = safe.end() if safe else at + size
+            yield text[at:end]
+            at = end
+
+
+def _cut_patterns(joined: str) -> Iterator[str]:
+    """Patterns that match between two characters: one for each kind of place, without the pairs inside a token."""
+    seen: dict[str, set[str]] = {}
+    for before, mark in re.findall(f"(.)(?=([{re.escape(_MARKS + _WIDE_MARKS)} ]))", joined):
+        seen.setdefault(mark, set()).add(before)
+    letters = {mark: "".join(c for c in string.ascii_letters if c not in seen.get(mark, ())) for mark in _MARKS + " "}
+    for allowed in sorted(set(letters.values()) - {""}):
+        marks = [mark for mark in _MARKS if letters[mark] == allowed]
+        if marks:
+            yield f"(?<=[{allowed}])(?=[{re.escape(''.join(marks))}])"
+    if letters[" "]:
+        yield f"(?<=[{letters[' ']}])(?= [A-Za-z])"
+    for mark in _WIDE_MARKS:
+        taken = seen.get(mark, set())
+        if "\ufffd" not in taken:
+            yield f"(?<={_without(_LETTER, taken)})(?={mark})"
+    after = set(re.findall(r"\n([^\0])", joined))
+    wide = "" if "\ufffd" not in after else r"(?![^\x00-\x7f])"
+    yield rf"(?<=\S\n){wide}(?={_without(_LETTER, after)})"
+
+
+def _without(kind: str, characters: set[str]) -> str:
+    """A class of characters, written `[^...]`, without some of them."""
+    return kind[:-1] + re.escape("".join(sorted(characters))) + "]"
+
+
 def _as_bytes(text: str) -> str:
-    """What a token stands for where the vocabulary spells bytes in GPT-2's alphabet; others are left as they are."""
+    """The text of a token if the vocabulary spells bytes in GPT-2's alphabet. Other spellings do not change."""
     return text.translate(_BYTES).encode("latin-1", "replace").decode("utf-8", "replace")
 
 
 def _alphabet() -> dict[int, int]:
-    """GPT-2's: visible bytes stand for themselves, the others for the characters from U+0100 on."""
+    """GPT-2's alphabet: a visible byte is its own character, the others are the characters from U+0100 on."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {256 + place: byte for place, byte in enumerate(hidden)}

@@ -1,8 +1,8 @@
-"""Computes with a model in a child process, in the settings that are about to be used, before this process does.
+"""Computes with a model in a child process, in the settings that this process is going to use.
 
-`python -m rest_local.llama.trial TRIAL` loads the model as told, makes a context for each of the settings, decodes 1,
-2, 8 and 32 tokens in it (on a GPU also a full batch, which needs the most memory), and prints a line of JSON at each
-stage. So the last line says where a child that died was. `rest_local.llama.ladder` decides what follows from that.
+`python -m rest_local.llama.trial TASK` loads the model, makes a context for each of the settings, and decodes 1, 2, 8
+and 32 tokens in it (on a GPU also a full batch, which needs the most memory). It prints a line of JSON at each stage,
+so the last line names the stage at which a child crashed. `rest_local.llama.ladder` uses the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rest_local.llama.probe import one_line
 
 SIZES = (1, 2, 8, 32)
 CPU_CONTEXT = 512  # tokens
-CONTEXT = "making a context"  # begins the name of that stage
+CONTEXT = "making a context"  # prefix of the names of these stages
 MEMORY = ("out of memory", "allocate", "cudamalloc", "outofdevicememory", "insufficient memory", "memoryerror")
 
 
@@ -37,8 +37,8 @@ MEMORY = ("out of memory", "allocate", "cudamalloc", "outofdevicememory", "insuf
 class Failure:
     """Why a trial failed. `kind`: `crash`, `hang`, `memory`, or `refused` (llama.cpp returned an error).
 
-    `during`: what it was doing. `n_layer`: of the model, 0 where that is unknown. `without_flash`: everything passed
-    without flash attention before.
+    `during`: the stage. `n_layer`: number of layers of the model, 0 if unknown. `without_flash`: all settings without
+    flash attention worked.
     """
 
     kind: str
@@ -56,22 +56,22 @@ def attempt(
     n_ctx: int | None,
     timeout: float,
 ) -> Failure | None:
-    """Runs the child. None where every setting that llama.cpp accepts works. Raises OSError where it cannot be started.
+    """Run the child. Returns None if all settings that llama.cpp accepts work. Raises OSError if it cannot be started.
 
-    `n_ctx`: tokens of context; 0 = what the model was trained for; None = that or what `settings` say, whichever is
-    less. `settings`: recurrent models alone use their `n_rs_seq`."""
-    told = {
+    `n_ctx`: tokens of context; 0 = the number that the model was trained for; None = the same, but at most the number
+    in `settings`. `settings`: only recurrent models use their `n_rs_seq`."""
+    task = {
         "path": os.path.abspath(path),
         "n_gpu_layers": n_gpu_layers,
         "n_ctx": n_ctx,
         "options": asdict(options),
         "settings": [each.to_dict() for each in sorted(settings, key=lambda each: each.flash_attention)],
     }
-    return judged(child.run(__name__, json.dumps(told, default=str), timeout), timeout)
+    return failure_of(child.run(__name__, json.dumps(task, default=str), timeout), timeout)
 
 
-def judged(ended: child.Ended, timeout: float) -> Failure | None:
-    """What a child's end and its lines mean."""
+def failure_of(ended: child.ChildResult, timeout: float) -> Failure | None:
+    """The failure that the end of a child and its lines show; None if it succeeded."""
     seen: dict[str, Any] = {}
     for line in ended.lines:
         seen.update(line)
@@ -82,8 +82,8 @@ def judged(ended: child.Ended, timeout: float) -> Failure | None:
     if ended.code is None:
         return Failure("hang", f"did not finish in {timeout:.0f} s", during, n_layer)
     refused = str(seen.get("refused", ""))
-    said = f"{refused} {ended.errors}".lower()
-    memory = ended.signal_name == "SIGKILL" or any(words in said for words in MEMORY)
+    messages = f"{refused} {ended.errors}".lower()
+    memory = ended.signal_name == "SIGKILL" or any(words in messages for words in MEMORY)
     if refused:
         return Failure("memory" if memory else "refused", refused, during, n_layer)
     how = f"crashed ({ended.signal_name or f'exit code {ended.code}'})"
@@ -91,41 +91,41 @@ def judged(ended: child.Ended, timeout: float) -> Failure | None:
     return Failure("memory" if memory else "crash", how, during, n_layer, passed)
 
 
-def main(trial: str) -> None:
-    """The child; the trial as `attempt` wrote it."""
+def main(text: str) -> None:
+    """The child process. `text`: the task from `attempt`, as JSON."""
     _prepare()
-    told = json.loads(trial)
-    settings = [ContextSettings.from_dict(each) for each in told["settings"]]
+    task = json.loads(text)
+    settings = [ContextSettings.from_dict(each) for each in task["settings"]]
     try:
-        options = ModelOptions.from_dict(told["options"])
-        compute(Path(told["path"]), told["n_gpu_layers"], options, settings, told["n_ctx"])
-        say(done=True)
+        options = ModelOptions.from_dict(task["options"])
+        compute(Path(task["path"]), task["n_gpu_layers"], options, settings, task["n_ctx"])
+        report(done=True)
     except RestLocalError as error:
-        say(refused=str(error))
-    os._exit(0)  # nothing to clean up, and a broken driver may crash on the way out
+        report(refused=str(error))
+    os._exit(0)  # without cleanup, because a broken driver may crash there
 
 
 def compute(
     path: Path, n_gpu_layers: int, options: ModelOptions, settings: Sequence[ContextSettings], n_ctx: int | None
 ) -> None:
-    """All stages, each announced on stdout. Raises ModelError, OptionError; may crash, abort or hang."""
-    if n_gpu_layers:  # cheap, and what the number of layers is taken from where the device fails
-        at_first = LoadParameters.of(options, 0, vocab_only=False, on_cpu=True)
-        with _loaded(path, at_first, 0, options) as model:
-            say(n_layer=model.n_layer)
-    say(at="loading it")
+    """Run all stages and report each on stdout. Raises ModelError, OptionError; may crash, abort or hang."""
+    if n_gpu_layers:  # a cheap load on the CPU gives the number of layers, in case the device fails
+        on_cpu = LoadParameters.of(options, 0, vocab_only=False, on_cpu=True)
+        with _loaded(path, on_cpu, 0, options) as model:
+            report(n_layer=model.n_layer)
+    report(at="loading it")
     parameters = LoadParameters.of(replace(options, mlock=False), n_gpu_layers, vocab_only=False)
     model = _loaded(path, parameters, n_gpu_layers, options)
     refused: ModelError | None = None
     accepted = 0
     for each in settings:
         if each.flash_attention and accepted and refused is None:
-            say(without_flash=True)
+            report(without_flash=True)
         flash = f"flash attention {'on' if each.flash_attention else 'off'}, cache {each.cache_type_k}"
-        say(at=f"{CONTEXT} ({flash})")
+        report(at=f"{CONTEXT} ({flash})")
         try:
             context = Context(model, _for_model(model, each, n_ctx, on_cpu=not n_gpu_layers))
-        except ModelError as error:  # such settings are left out, as where they are measured
+        except ModelError as error:  # measuring leaves such settings out, too
             refused = error
             continue
         accepted += 1
@@ -141,7 +141,7 @@ def _decode(context: Context, model: Model, flash: str, full: bool) -> None:
     sizes = [n for n in SIZES if n <= min(context.max_outputs, context.n_batch, context.n_ctx)]
     n_past = 0
     for n in [*sizes, *([min(context.n_batch, context.n_ctx)] if full else [])]:
-        say(at=f"decoding {n} token{'s' if n > 1 else ''} ({flash})")
+        report(at=f"decoding {n} token{'s' if n > 1 else ''} ({flash})")
         if n_past + n > context.n_ctx:
             context.clear()
             n_past = 0
@@ -151,12 +151,13 @@ def _decode(context: Context, model: Model, flash: str, full: bool) -> None:
         if code := context.decode():
             memory = " (out of memory)" if code == -2 else ""
             raise ModelError(f"model {model.path}: llama_decode returned {code}{memory}")
-        context.logits(1)  # waits for the device
+        context.logits(1)  # to wait for the device
         n_past += n
 
 
 def _for_model(model: Model, settings: ContextSettings, n_ctx: int | None, on_cpu: bool) -> ContextSettings:
-    """As the context will be made, see `attempt`. On the CPU a short one: its length crashes nothing there."""
+    """The settings of the context as it will be made, see `attempt`. On the CPU the context is short, because its
+    length causes no crash there."""
     trained = model.n_ctx_train or settings.n_ctx
     size = max(8, n_ctx or (trained if n_ctx == 0 else min(settings.n_ctx, trained)))
     n_cells = size * settings.n_slots if settings.n_cells == settings.n_ctx * settings.n_slots else settings.n_cells
@@ -177,13 +178,13 @@ def _loaded(path: Path, parameters: LoadParameters, n_gpu_layers: int, options: 
     return Model(pointer, path, vocab_only=False, n_gpu_layers=n_gpu_layers, options=options, cache_key="trial")
 
 
-def say(**what: object) -> None:
-    """A line for the parent, out before the next stage begins."""
-    print(json.dumps(what), flush=True)
+def report(**fields: object) -> None:
+    """Print a line for the parent, flushed before the next stage begins."""
+    print(json.dumps(fields), flush=True)
 
 
 def _prepare() -> None:
-    """No core file of gigabytes; and where memory runs out, Linux ends this process and not the parent."""
+    """Prevent core files of gigabytes, and let Linux kill this process, not the parent, when memory runs out."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

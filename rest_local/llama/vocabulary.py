@@ -1,6 +1,6 @@
-"""A model's vocabulary: text to token ids and back, the special tokens, and the hash that datastores are tied to.
+"""The vocabulary of a model: text to token ids and back, the special tokens, and the hash that identifies datastores.
 
-Knows nothing about weights or memory. Valid until its model is closed; safe to use from several threads.
+Knows nothing about weights or the KV cache. Valid until its model is closed. Thread safe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _hashes: dict[object, str] = {}  # of this process, by Vocabulary's cache key
 
 
 class Identity(NamedTuple):
-    """What a datastore records about the vocabulary of its tokens; the fields of retrieval's VocabularyId."""
+    """The vocabulary as a datastore records it; the fields of retrieval's VocabularyId."""
 
     hash: str
     size: int
@@ -35,15 +35,15 @@ class Identity(NamedTuple):
 class Vocabulary:
     """The vocabulary of one loaded model.
 
-    `pointer`: llama_vocab_p. `name`: for messages. `cache_key`: whatever identifies the file; vocabularies with the
-    same key are hashed once per process."""
+    `pointer`: llama_vocab_p. `name`: for messages. `cache_key`: identifies the file; vocabularies with the same key are
+    hashed once per process."""
 
     def __init__(self, pointer: int, name: str, cache_key: object = None) -> None:
         self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
         self._tokenizer = Tokenizer(self._lease, name)
         self.name = name
         self._cache_key = cache_key
-        self._pieces: dict[int, bytes] = {}  # that were asked for; some 15 MB where every token of 150 000 was
+        self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
         self._grammar_lock = threading.Lock()
         self.size: int = bindings.llama_vocab_n_tokens(pointer)
@@ -60,12 +60,12 @@ class Vocabulary:
 
     @property
     def pointer(self) -> int:
-        """llama_vocab_p. Raises ModelError once the model is closed."""
+        """The llama_vocab_p. Raises ModelError after the model was closed."""
         return self._lease.pointer
 
     def invalidate(self) -> None:
-        """Called by the model when it is closed: waits for calls under way in other threads (milliseconds); from here
-        on every use raises, instead of reading freed memory."""
+        """Called by the model when it is closed. Waits for running calls of other threads (milliseconds). Every later
+        use raises ModelError instead of reading freed memory."""
         self._lease.end()
 
     def tokenize(
@@ -73,26 +73,26 @@ class Vocabulary:
     ) -> NDArray[np.int32]:
         """The token ids of a text, int32 [n].
 
-        `special`: text that spells a special token becomes that token (templates; never for text of others).
-        `add_special`: BOS and EOS are added where the model is configured so. `most`: the rest of the text is not read
-        once there are more tokens than this, so a result that is longer than `most` may not be whole. Invalid UTF-8
-        and lone surrogates are replaced first: llama.cpp only ever sees valid UTF-8.
+        `special`: text that spells a special token becomes that token (for templates; never for untrusted text).
+        `add_special`: add BOS and EOS if the model is configured so. `most`: stop reading the text after more tokens
+        than this, so a result longer than `most` may be incomplete. Invalid UTF-8 and lone surrogates are replaced
+        first, so llama.cpp gets valid UTF-8 only.
 
-        Time and memory are linear in the text, special tokens included, and no text overflows the stack of a thread
-        (`rest_local.llama.tokenizer`). Raises ServiceClosed where the thread was stopped (`rest_local.stop`),
-        ModelError where the model is closed meanwhile."""
+        Time and memory are linear in the text, including special tokens, and no text overflows the stack of a thread
+        (`rest_local.llama.tokenizer`). Raises ServiceClosed if the thread was stopped (`rest_local.stop`), and
+        ModelError if the model is closed meanwhile."""
         return self._tokenizer.tokenize(_valid(text), special, add_special, most)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """The bytes of one token, whole (llama-cpp-python cuts them at 32). About 1 us, and 0.1 us when asked again.
+        """All bytes of one token (llama-cpp-python cuts them at 32). About 1 us for the first call, then 0.1 us.
 
         A piece can be part of a character. `special=False` renders control tokens as nothing.
-        Raises ValueError for an id outside [0, size): llama.cpp would end the process."""
+        Raises ValueError for an id outside [0, size), because llama.cpp would abort the process."""
         if special and (known := self._pieces.get(token)) is not None:
             return known
         if not 0 <= token < self.size:
             raise ValueError(f"token {token} is outside the vocabulary {self.name} of {self.size} tokens")
-        # Not shared: ctypes gives up the GIL in the call, and threads would write over each other's pieces.
+        # A new buffer for each call, because ctypes releases the GIL and threads would overwrite each other's pieces.
         buffer = ctypes.create_string_buffer(64)
         with self._lease.use() as pointer:
             length = llama_cpp.llama_token_to_piece(pointer, token, buffer, 64, 0, special)
@@ -116,7 +116,7 @@ class Vocabulary:
 
     @cached_property
     def ends(self) -> NDArray[np.int32]:
-        """Every token at which a generation ends. About 0.05 s for 150 k tokens, once per model."""
+        """All tokens at which a generation ends. About 0.05 s for 150 k tokens, once per model."""
         is_end, pointer = llama_cpp.llama_vocab_is_eog, self.pointer
         return np.array([token for token in range(self.size) if is_end(pointer, token)], np.int32)
 
@@ -125,13 +125,13 @@ class Vocabulary:
         return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_control(self.pointer, token))
 
     def special_token(self, text: str) -> int | None:
-        """The control token that is spelled so, if there is one."""
+        """The control token with this spelling, if there is one."""
         tokens = self.tokenize(text, special=True)
-        token = int(tokens[-1]) if len(tokens) else -1  # some vocabularies put a space in front
+        token = int(tokens[-1]) if len(tokens) else -1  # the last, because some vocabularies add a space in front
         return token if self.is_control(token) and self.piece(token) == text.encode() else None
 
     def grammar_tokens(self) -> Tokens:
-        """What grammars are compiled for. At 128 000 tokens 1 s the first time, 0.4 s of it with the GIL held."""
+        """The vocabulary for compiling grammars. The first call takes 1 s at 128 000 tokens, 0.4 s with the GIL."""
         with self._grammar_lock:
             if self._grammar_tokens is None:
                 hidden = bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -139,8 +139,9 @@ class Vocabulary:
                 attribute, pointer = bindings.llama_vocab_get_attr, self.pointer
                 special = [token for token in range(self.size) if attribute(pointer, token) & hidden]
                 pieces = [self.piece(token) for token in range(self.size)]
-                encode = lambda text: self.tokenize(text).tolist()  # noqa: E731
-                self._grammar_tokens = Tokens(pieces, special, self.ends.tolist(), encode)
+                self._grammar_tokens = Tokens(
+                    pieces, special, self.ends.tolist(), lambda text: self.tokenize(text).tolist()
+                )
             return self._grammar_tokens
 
     @property
@@ -151,12 +152,12 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """sha256, hex, over the kind of tokenizer, the special ids and every piece in order; the same for every model
-        that shares the tokenizer, whatever its width is padded to. About 0.1 s for 150 k tokens, once per file.
+        """sha256, hex, of the kind of tokenizer, the special ids and every piece in order. The same for all models
+        with one tokenizer, whatever size the vocabulary is padded to. About 0.1 s for 150 k tokens, once per file.
 
-        Pieces are hashed as the vocabulary spells them, with whether they stand for a single byte: together with the
-        kind of tokenizer that fixes the bytes. Scores and other attributes are left out: they do not change what an id
-        means, and converters (even llama.cpp itself, by the model's name) set them differently for one tokenizer."""
+        Pieces are hashed in the vocabulary's spelling, with a flag for single bytes; with the kind of tokenizer these
+        determine the bytes. Scores and other attributes are left out, because they do not change the meaning of an id,
+        and converters (even llama.cpp itself, depending on the model's name) set them differently for one tokenizer."""
         if self._cache_key is None or self._cache_key not in _hashes:
             digest = self._digest()
             if self._cache_key is None:
@@ -168,9 +169,7 @@ class Vocabulary:
         pointer, text, attribute = self.pointer, bindings.llama_vocab_get_text, bindings.llama_vocab_get_attr
         attributes = np.fromiter((attribute(pointer, i) for i in range(self.size)), np.int32, self.size)
         used = np.flatnonzero(~(attributes & bindings.LLAMA_TOKEN_ATTR_UNUSED).astype(bool))
-        size = (
-            int(used[-1]) + 1 if len(used) else 0
-        )  # the tail of unused ids pads the matrix, and differs between sizes
+        size = int(used[-1]) + 1 if len(used) else 0  # without the unused ids at the end, which only pad the matrix
         pieces = [text(pointer, i) for i in range(size)]
         is_byte = (attributes[:size] & bindings.LLAMA_TOKEN_ATTR_BYTE).astype(bool)
         lengths = np.fromiter(map(len, pieces), "<u4", size)
@@ -181,7 +180,7 @@ class Vocabulary:
 
     @property
     def identity(self) -> Identity:
-        """Hash, size and name: what a datastore is tied to."""
+        """Hash, size and name, which a datastore records."""
         return Identity(self.hash, self.size, self.name)
 
 

@@ -1,9 +1,10 @@
 """The acceptance rate of drafted tokens by evidence cell, learned online.
 
 A cell (see `rest_local.drafting.candidates`) goes in, a probability comes out. The raw share of rows that agree is
-over-confident where a context was seen once: 3% of such drafts were accepted. So hits are counted per cell, a cell with
-few counts backs off to the cells of the same source, length and share (its marginal), and a marginal backs off to the
-shipped prior. Counts decay, so that the estimate follows the text. The module knows nothing about models or text.
+over-confident for a context that was seen once: 3% of such drafts were accepted (docs/DESIGN.md section 5). So hits are
+counted per cell, a cell with few counts backs off to the cells of the same source, length and share (its marginal), and
+a marginal backs off to the shipped prior. Counts decay, so that the estimate follows the text. The module knows nothing
+about models or text.
 
 `priors.json` holds the shipped priors. `python -m benchmarks.priors` writes it from text that no benchmark tests, and
 the file says how much.

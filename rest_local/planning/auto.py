@@ -2,7 +2,7 @@
 
 - `draft` is called before each step, `learn` after it.
 - One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
-  among those that the request's budget allows (`rest_local.planning.plan`).
+  among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
 - A trigger decides whether a step makes a lookup at all (`rest_local.planning.trigger`).
 - A draft model is queried for as long as what it is likely to add is worth its time. A query costs a pass of the draft
   model and, if its token is drafted, a node in the batch. It is worth that below a node if the joint probability of the
@@ -65,22 +65,24 @@ class DraftModelStats:
 class DraftModelQueries:
     """The queries of one step. `budget_ms`: milliseconds that they may take in all."""
 
-    def __init__(self, follower: DraftModelSequence, plan: Plan, stats: DraftModelStats, budget_ms: float) -> None:
-        self._follower, self._plan, self._stats = follower, plan, stats
+    def __init__(
+        self, draft_sequence: DraftModelSequence, plan: Plan, stats: DraftModelStats, budget_ms: float
+    ) -> None:
+        self._draft_sequence, self._plan, self._stats = draft_sequence, plan, stats
         self._budget_ms = budget_ms
 
     def __call__(self, path: Sequence[int], joint: float, known: float) -> Sequence[Likely]:
         """The likely tokens after `path`, whose joint probability is `joint`; nothing if a query is not worth its time.
         `known`: probability of the best candidate that the other sources have there.
         """
-        price = self._follower.model.pass_ms
+        price = self._draft_sequence.model.pass_ms
         if price > self._budget_ms or not self._plan.pays(joint * (self._stats.right - known), price):
             return ()
         self._budget_ms -= price
         try:
-            return self._follower.ask(path)
+            return self._draft_sequence.ask(path)
         except Exception as error:  # costs drafts, never an answer
-            self._follower.model.give_up("failed", error)
+            self._draft_sequence.model.give_up("failed", error)
             return ()
 
 
@@ -164,7 +166,7 @@ class Auto:
         lookup_us = 1e6 * (time.perf_counter() - begun)
         self._found = bool(found)
         plan = self.plan(at.n_ctx, at.limit)
-        ask = self._queries(sources.follower, plan, at.n_ctx) if sources.follower else None
+        ask = self._queries(sources.draft_sequence, plan, at.n_ctx) if sources.draft_sequence else None
         if at.n_other:
             growth = Growth(
                 found, self.acceptance.estimate, len(plan.cost) - 1, at.leaves, ask, self.calibrator.calibrate
@@ -185,21 +187,21 @@ class Auto:
         self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
         return self.trigger.fires(at.entropies, repeats, price)
 
-    def _queries(self, follower: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
+    def _queries(self, draft_sequence: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
         """The queries of this step, or None if the draft model has not evaluated the text yet."""
         saves_ms = max(LEAST_GAIN, self.draft_model.gain) * self.plain_ms(n_ctx)
         try:
-            ready = follower.can_ask and follower.caught_up(saves_ms)
+            ready = draft_sequence.can_ask and draft_sequence.caught_up(saves_ms)
         except Exception as error:  # costs drafts, never an answer
-            follower.model.give_up("failed", error)
+            draft_sequence.model.give_up("failed", error)
             return None
-        return DraftModelQueries(follower, plan, self.draft_model, self.budget.credit / 2) if ready else None
+        return DraftModelQueries(draft_sequence, plan, self.draft_model, self.budget.credit / 2) if ready else None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
-        if done.asked_ms:
+        if done.query_ms:
             self.draft_model.learn(drafted.hits(tokens))
         self.account(done)
 
@@ -224,9 +226,9 @@ class Auto:
         else:
             self.driver.learn_lookup(done.lookup_ms)
         plain = self.plain_ms(done.n_ctx)
-        saved = (self._saved(done) if done.n_nodes else 0.0) - done.asked_ms
+        saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
         self.budget.settle(saved)
-        if done.asked_ms:
+        if done.query_ms:
             self.draft_model.learn_gain(saved / plain)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving

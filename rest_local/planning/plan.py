@@ -8,7 +8,7 @@
   `ALLOWANCE` of its plain time and `FLOOR` plain steps.
 - `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
 
-The module knows nothing about text, sources or what evidence is.
+The module knows nothing about text, sources or evidence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Budget:
 class Driver:
     """The driver's own time in a step, in milliseconds, learned from real steps."""
 
-    lookup: float = LOOKUP_MS  # a lookup after which nothing is submitted
+    lookup: float = LOOKUP_MS  # a lookup, with all drafting if nothing is submitted
     step: float = 0.05  # any step: batch, sampling, bookkeeping
     tree: float = 0.08  # what a step with a draft takes in addition
     NODE = 0.014  # what each drafted node takes in addition: growing, laying out and walking the tree
@@ -107,7 +107,7 @@ class Prices:
         if self._bucket != n_ctx >> 7 or self._refresh_in <= 0:
             cost = self._curve.at(n_ctx) + self._driver.step
             cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
-            cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is filled up
+            cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
             rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
             slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())

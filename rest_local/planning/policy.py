@@ -43,7 +43,7 @@ class StepCost(NamedTuple):
       other requests.
     - `updates_curve`: the cost curve learns from one request of each pass.
     - `prompted`: the pass also evaluates a part of a prompt; the cost curve does not learn from it.
-    - `asked_ms`: queries to a draft model, which none of the other times include.
+    - `query_ms`: queries to a draft model, which none of the other times include.
     """
 
     n_ctx: int
@@ -55,7 +55,7 @@ class StepCost(NamedTuple):
     n_other: int = 0
     n_other_nodes: int = 0
     updates_curve: bool = True
-    asked_ms: float = 0.0
+    query_ms: float = 0.0
     prompted: bool = False
 
 

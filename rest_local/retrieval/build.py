@@ -48,7 +48,7 @@ SEGMENT_TOKENS = 1 << 26
 _WRITE = 1 << 24
 
 Progress = Callable[[str, int], None]
-"""Called with ("sorted" | "written", tokens since the last call)."""
+"""Called with ("tokenized" | "sorted" | "written", tokens since the last call). A build itself does not tokenize."""
 
 
 def build(
@@ -217,7 +217,7 @@ def _check_ours(directory: Path) -> None:
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()
-        raise DatastoreUnwritable(directory, "the directory is not empty and not a datastore; give another place")
+        raise DatastoreUnwritable(directory, "the directory is not empty and not a datastore; give another path")
 
 
 def _groups(

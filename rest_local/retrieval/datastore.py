@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVersion, DatastoreVocabulary
-from rest_local.retrieval.format import KINDS, MANIFEST, Documents, Manifest, SegmentEntry, file_name
+from rest_local.retrieval.format import KINDS, MANIFEST, DocumentTable, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.rows import Context, Int32Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
 
@@ -43,21 +43,22 @@ LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed rarely h
 class Datastore:
     """An open datastore. Make one with `Datastore.open`, and use `with` or `close`.
 
-    path: its directory; manifest: the commit that was opened.
+    path: its directory; manifest: the commit that was opened; segments: in the order of the text; placed: (start in the
+    text, segment) of each.
     """
 
     def __init__(self, path: Path, manifest: Manifest, mmap: bool) -> None:
         self.path = path
         self.manifest = manifest
         self._maps: list[memory.mmap] = []
-        self._segments: list[Segment] = []
-        self._documents: list[Documents] = []
+        self.segments: list[Segment] = []
+        self._documents: list[DocumentTable] = []
         self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
-        self._placed: tuple[tuple[int, Segment], ...] = ()
+        self.placed: tuple[tuple[int, Segment], ...] = ()
         try:
             for entry in manifest.segments:
                 self._open_segment(entry, mmap)
-            self._placed = tuple(zip(self._offsets.tolist(), self._segments, strict=False))
+            self.placed = tuple(zip(self._offsets.tolist(), self.segments, strict=False))
         except BaseException:
             self.close()
             raise
@@ -105,16 +106,6 @@ class Datastore:
     def __len__(self) -> int:
         return int(self._offsets[-1])
 
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments, in the order of the text."""
-        return tuple(self._segments)
-
-    @property
-    def placed(self) -> tuple[tuple[int, Segment], ...]:
-        """The start of each segment in the text, and the segment."""
-        return self._placed
-
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
         """As `Segment.rows`, merged over the segments. `locate` accepts the positions.
 
@@ -123,7 +114,7 @@ class Datastore:
         """
         self._check_sizes()
         try:
-            return search_all(self._placed, context, limit, depth)
+            return search_all(self.placed, context, limit, depth)
         except IndexError as error:
             raise DatastoreCorrupt(self.path, OUTSIDE) from error
 
@@ -134,7 +125,7 @@ class Datastore:
         """
         self._check_sizes()
         try:
-            found = [(*segment.find(context), start, segment) for start, segment in self._placed]
+            found = [(*segment.find(context), start, segment) for start, segment in self.placed]
             longest = max((match for match, *_ in found), default=0)
             if longest == 0:
                 return 0, 0, np.empty(0, np.int64)
@@ -170,7 +161,7 @@ class Datastore:
         Raises what `locate` raises, and DatastoreCorrupt for any other id.
         """
         segment, document, local = self._place(position)
-        tokens = self._segments[segment].slice(self._documents[segment].start(document), local)
+        tokens = self.segments[segment].slice(self._documents[segment].start(document), local)
         self._check_ids(tokens, segment, document)
         return tokens
 
@@ -208,7 +199,7 @@ class Datastore:
     def documents(self, index: int) -> list[tuple[str, Int32Array]]:
         """Name and tokens of every document of a segment. Raises DatastoreCorrupt for one that no build can write."""
         self._check_sizes()
-        table, segment = self._documents[index], self._segments[index]
+        table, segment = self._documents[index], self.segments[index]
         found = []
         for number in range(len(table)):
             start, end = table.start(number), table.start(number + 1) - 1
@@ -252,11 +243,11 @@ class Datastore:
 
     def close(self) -> None:
         """Unmap the files. A second call does nothing. Rows that were returned stay valid."""
-        for segment in self._segments:
+        for segment in self.segments:
             segment.release()
         for table in self._documents:
             table.release()
-        self._segments, self._documents, self._placed = [], [], ()
+        self.segments, self._documents, self.placed = [], [], ()
         for mapped in self._maps:
             # A view may still be in use (in the traceback of an error, in another thread); it frees the map later.
             with contextlib.suppress(BufferError):
@@ -279,7 +270,8 @@ class Datastore:
     def _check_ids(self, tokens: Int32Array, segment: int, document: int) -> None:
         """Raise DatastoreCorrupt for an id outside the vocabulary, because llama.cpp crashes on it."""
         if len(tokens) and int(tokens.max()) >= self.manifest.vocabulary.size:
-            raise DatastoreCorrupt(self.path, f"document {document} of segment {segment} holds ids of no vocabulary")
+            where = f"document {document} of segment {segment}"
+            raise DatastoreCorrupt(self.path, f"{where} holds ids outside the vocabulary")
 
     def _place(self, position: int) -> tuple[int, int, int]:
         self._check_sizes()
@@ -293,10 +285,10 @@ class Datastore:
         data = {
             kind: self._read(self.path / file_name(entry.name, kind), entry.files[kind].size, mmap) for kind in KINDS
         }
-        self._documents.append(Documents(data["documents"], self.path, entry.documents, entry.tokens))
+        self._documents.append(DocumentTable(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
         segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size)
-        self._segments.append(segment)
+        self.segments.append(segment)
         if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # it keeps every match inside the text
             raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")
 

@@ -16,11 +16,9 @@ from rest_local.retrieval.build import commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
-from rest_local.retrieval.history import MERGE, SMALL
+from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import holds_files, remove_locked
 from rest_local.retrieval.rows import Int32Array
-
-WAIT_S = 2.0
 
 
 def add(
@@ -77,7 +75,9 @@ def forget(
             remove_locked(path, files)
             return count
         if count == len(held):
-            raise OptionError(f"datastore {path}: nothing would be left; `rest-local index remove` removes it whole")
+            raise OptionError(
+                f"datastore {path}: no document would be left; `rest-local index remove` deletes the datastore"
+            )
         keep, kept = _divided(store, names, 0)
         manifest = store.manifest
         commit(path, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
@@ -94,7 +94,7 @@ def _divided(
     entries = list(store.manifest.segments)
     touched = _touched(store, names)
     last = len(entries)
-    while size and last and entries[last - 1].tokens <= max(MERGE * size, SMALL):
+    while size and last and entries[last - 1].tokens <= max(MERGE * size, SMALL_SEGMENT):
         last -= 1
         touched.add(last)
         size += entries[last].tokens

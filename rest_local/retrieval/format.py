@@ -222,7 +222,7 @@ def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
     return b"".join((head, np.asarray(starts, "<u8").tobytes(), ends.tobytes(), *names))
 
 
-class Documents:
+class DocumentTable:
     """A document table over a buffer (a map, or bytes). Only the requested entries are read.
 
     Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.
@@ -235,7 +235,7 @@ class Documents:
         if head[:8] != DOCUMENTS_MAGIC or count != documents:
             raise DatastoreCorrupt(path, "the document table does not begin as the manifest says")
         if len(data) != _DOCUMENTS_HEAD + 16 * (count + 1) + names:
-            raise DatastoreCorrupt(path, f"the document table is {len(data)} bytes, its head says otherwise")
+            raise DatastoreCorrupt(path, f"the document table of {len(data)} bytes does not match its header")
         self._data = data
         self._names_at = _DOCUMENTS_HEAD + 16 * (count + 1)
         self.starts: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, _DOCUMENTS_HEAD)

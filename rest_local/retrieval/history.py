@@ -42,7 +42,7 @@ from rest_local.errors import (
 )
 from rest_local.paths import data_dir
 from rest_local.retrieval.build import commit as commit_datastore
-from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.datastore import OUTSIDE, Datastore
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.rows import Context, Int32Array, Rows
@@ -61,7 +61,7 @@ COMMIT_TOKENS = 4096
 UNWRITTEN = 1 << 16
 """Maximum of new tokens in memory while nothing can be written, so that a full disk does not fill the memory too."""
 
-SMALL = 1 << 16
+SMALL_SEGMENT = 1 << 16
 """A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
 
 MERGE = 16
@@ -106,7 +106,7 @@ class History:
         self._wait_s, self._files = wait_s, files or Files()
         self._longest = int(KEPT * cap) - 1  # an answer of so many tokens still fits after old ones were deleted
         if self._longest < 1:
-            raise ValueError(f"cap {cap} holds no answer")
+            raise ValueError(f"cap {cap} is too small for an answer")
         self._store: Datastore | None = None
         self._pending: dict[str, Int32Array] = {}  # answers that are not committed yet, by digest, oldest first
         self._pending_tokens = 0  # in them, including one separator for each answer
@@ -153,7 +153,7 @@ class History:
                 raise
             opened = self._store.manifest
             self._close_store()
-            self._set_aside(DatastoreCorrupt(self.path, "a segment points outside its text"), opened)
+            self._set_aside(DatastoreCorrupt(self.path, OUTSIDE), opened)
             return self.rows(context, limit, depth)
 
     def _segments(self) -> list[tuple[int, Segment]]:
@@ -250,7 +250,7 @@ class History:
         size = sum(len(tokens) + 1 for _, tokens in fresh)
         full = size + sum(entry.tokens for entry in entries) > self.cap
         answers = list(fresh)
-        while store and entries and (full or entries[-1].tokens <= max(MERGE * size, SMALL)):
+        while store and entries and (full or entries[-1].tokens <= max(MERGE * size, SMALL_SEGMENT)):
             entry = entries.pop()
             store.check([entry])  # damaged tokens must not get a new, valid checksum
             answers[:0] = store.documents(len(entries))

@@ -66,7 +66,7 @@ def remove_locked(path: Path, files: Files | None = None) -> None:
     with unwritable(path):
         strangers = [name for name in os.listdir(path) if name not in (LOCK, MANIFEST) and not owns(name)]
         if strangers:
-            raise DatastoreUnwritable(path, f"it also holds {strangers[0]!r}, which no build wrote; move that away")
+            raise DatastoreUnwritable(path, f"it also holds {strangers[0]!r}, which no build wrote; move it away")
         gone = path.parent / f"{_REMOVED}{secrets.token_hex(8)}"
         files.rename(path, gone)
         files.sync_directory(path.parent)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rest_local.errors import CorpusEmpty
-from rest_local.retrieval.build import build
+from rest_local.retrieval.build import Progress, build
 from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, walk
 from rest_local.retrieval.format import Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path
@@ -29,11 +29,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Tokenize = Callable[[str], Int32Array]
 
-Progress = Callable[[str, int], None]
-"""Called with ("tokenized" | "sorted" | "written", tokens since the last call)."""
 
-
-class Tokenizer(Protocol):
+class DocumentTokenizer(Protocol):
     """A vocabulary. `tokenize` is called from several threads at once."""
 
     @property
@@ -84,7 +81,7 @@ def build_datastore(
     name: str | os.PathLike[str],
     paths: Sequence[str | os.PathLike[str]],
     *,
-    vocabulary: Tokenizer,
+    vocabulary: DocumentTokenizer,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     allow_secrets: bool = False,
@@ -115,7 +112,7 @@ def build_from_texts(
     name: str | os.PathLike[str],
     texts: Iterable[tuple[str, str]],
     *,
-    vocabulary: Tokenizer,
+    vocabulary: DocumentTokenizer,
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     skipped: Skipped | None = None,

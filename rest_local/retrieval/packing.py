@@ -21,8 +21,6 @@ PADDING = MAX_DEPTH + MAX_MATCH
 MAX_VOCABULARY = (1 << 24) - 1
 _CHUNK = 1 << 20  # entries filtered at a time, which keeps the temporary arrays of `order_of` at a few MB
 
-ByteArray = npt.NDArray[np.uint8]
-
 
 def width_of(vocab_size: int) -> int:
     """Bytes per token: 2 if the separator (`vocab_size`) fits, else 3. Raises ValueError for more than 2^24 - 1 ids."""

@@ -1,7 +1,7 @@
-"""The log of requests: one line of JSON each, on the logger `rest_local.server`. Never a prompt, an answer or a key.
+"""The log of requests: a line of JSON for each, on the logger `rest_local.server`. Never a prompt, an answer or a key.
 
-Everything a client can choose (method, path) is JSON-escaped, so that no line break or terminal code of its gets
-through, and cut; query strings are left out.
+What a client can choose (method, path) is cut and JSON-escaped, so that it cannot contain line breaks or terminal
+codes. Query strings are left out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rest_local.server.answering import LOG
 log = logging.getLogger("rest_local.server")
 LONGEST = 200
 CLIENT_GONE = 499
-POLLED = ("/health", "/v1/health", "/metrics", "/slots")  # every few seconds, by some clients
+POLLED = ("/health", "/v1/health", "/metrics", "/slots")  # some clients request these every few seconds
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; ASCII only."""
+    """Formats a record as one line of ASCII JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
@@ -35,7 +35,7 @@ class JsonLines(logging.Formatter):
 
 
 class AccessLog:
-    """ASGI: writes a line when a request is over, however it ended."""
+    """ASGI middleware: writes a line when a request ends, however it ends."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), CLIENT_GONE  # where no answer was sent to its end
+        begun, status = time.perf_counter(), CLIENT_GONE  # unless an answer is sent completely
         started = status
 
         async def watched(message: Message) -> None:

@@ -1,24 +1,26 @@
-"""One HTTP request's answers as they grow: what all generating routes have in common.
+"""The answers to one HTTP request as they grow: what all routes that generate share.
 
-A route subclasses `Answering` and says how a part becomes an event, and what the whole answer looks like. The same
-parts make both, so a streamed answer and one at once cannot differ.
+A route subclasses `Answer` and defines how a part becomes events and what the whole answer looks like. Streamed and
+whole answers are made of the same parts, so they cannot differ.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.decoding.results import Timings
 from rest_local.llama.detokenizer import Detokenizer
-from rest_local.server.answers import origins
-from rest_local.server.filters import GATHERED, Gathered, Indentation, TimeLimit
-from rest_local.server.running import EventStream, Pulse, Running, json_response
+from rest_local.server.answer_fields import new_id, origins, timings, usage
+from rest_local.server.bodies import GenerationBody
+from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
 from rest_local.server.state import State, state_of
+from rest_local.server.streaming import DONE, EventStream, Pulse, TicketGroup, event, json_response
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -26,15 +28,59 @@ if TYPE_CHECKING:
     from rest_local.decoding.request import Request
     from rest_local.decoding.service import Service, Ticket
     from rest_local.decoding.stream import Piece, Result
-    from rest_local.server.bodies import Generation
 
-GATHERED_TOKENS = 16  # where steps must not be seen, ids and log-probabilities go out in groups of as many
+GROUP_TOKENS = 16  # where steps are hidden, ids and log-probabilities are sent in groups of this size
 LOG = "rest_local.log"
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+@dataclass(frozen=True)
+class Generating(Generic[BodyT]):
+    """One HTTP request that generates: its body, and the engine that serves it. `model`: the name to answer with."""
+
+    state: State
+    service: Service
+    engine: Engine
+    body: BodyT
+    model: str
+
+    @staticmethod
+    def of(request: HttpRequest, body: BodyT) -> Generating[BodyT]:
+        """Raises ApiError 503 while the model loads, 404 for an unknown model."""
+        state = state_of(request)
+        service, engine = state.loaded()
+        return Generating(state, service, engine, body, state.check_model(body.model))
+
+    async def submit(self, request: HttpRequest, prepare: Callable[[], Sequence[Request]]) -> TicketGroup:
+        """Makes the engine's requests and submits all of them or none.
+
+        `prepare` runs in a worker thread, because templates, tokenizing and grammars take time in which other requests
+        go on. Raises what `prepare` and `Service.submit` raise, and ServiceClosed if the client disconnects or the
+        server stops.
+        """
+        pulse, entries = Pulse(), 1
+
+        def submit() -> list[Ticket]:
+            nonlocal entries
+            tickets: list[Ticket] = []
+            try:
+                for made in prepare():
+                    entries = max(entries, 1 + (made.logprobs or 0))
+                    tickets.append(self.service.submit(made, pulse))
+            except BaseException:
+                for ticket in tickets:
+                    ticket.cancel()
+                raise
+            return tickets
+
+        tickets = await self.state.workers.run(request, submit)
+        return TicketGroup(tickets, pulse, entries)
 
 
 @dataclass
 class Part:
-    """What was said since the last one: what an event adds to an answer."""
+    """What one event adds to an answer."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -43,8 +89,8 @@ class Part:
     steps: list[int] = field(default_factory=list)  # how many of the tokens in `origins` each forward pass gave
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the page reads: the field `rest_local` of an event, or nothing."""
+    def extension(self) -> dict[str, Any]:
+        """The field `rest_local` of an event, which the page reads; empty where origins are not sent."""
         return {"rest_local": {"tokens": self.origins, "steps": self.steps}} if self.origins else {}
 
     def __bool__(self) -> bool:
@@ -52,33 +98,41 @@ class Part:
 
 
 class Choice:
-    """One answer. `steps`: text goes out as the steps give it; `tells`: with where each token was drafted from."""
+    """The state of one answer.
+
+    shows_steps    text is sent as the steps give it, else in groups of fixed size
+    sends_origins  each token is sent with its source
+    """
 
     def __init__(
-        self, engine: Engine, *, steps: bool, tells: bool, n_indent: int = 0, milliseconds: float | None = None
+        self,
+        engine: Engine,
+        *,
+        shows_steps: bool,
+        sends_origins: bool,
+        n_indent: int = 0,
+        milliseconds: float | None = None,
     ) -> None:
         self.text = ""
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self._held = Part()
-        self._group = 1 if steps else GATHERED_TOKENS
-        self._indentation = Indentation(n_indent)
-        self._limit = TimeLimit(milliseconds)
-        self._gathered = Gathered(0 if steps else GATHERED)
-        self._texts = Detokenizer(engine.model.vocabulary.piece) if steps and tells else None
+        self._group = 1 if shows_steps else GROUP_TOKENS
+        self._filters = TextFilters(n_indent, milliseconds, 0 if shows_steps else GROUP_CHARACTERS)
+        self._texts = Detokenizer(engine.model.vocabulary.piece) if shows_steps and sends_origins else None
 
     @property
-    def may_end(self) -> bool:
-        """Whether the text has to be read while it comes, since it may be complete although the model would go on."""
-        return self._indentation.cuts or self._limit.cuts
+    def can_end(self) -> bool:
+        """Whether a filter may end the answer, so that its text has to be read while it is generated."""
+        return self._filters.can_end
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete although the model would go on."""
-        return self._indentation.ended or self._limit.passed
+        """Whether a filter has ended the answer."""
+        return self._filters.ended
 
     def feed(self, pieces: Sequence[Piece]) -> Part:
-        """What can be sent now; the pieces came together."""
+        """What can be sent of these pieces and of those before."""
         part = Part()
         for piece in pieces:
             part.text += piece.text
@@ -87,15 +141,15 @@ class Choice:
             if self._texts is not None and piece.tokens:
                 part.origins += origins([self._texts.feed(token) for token in piece.tokens], piece)
                 part.steps.append(len(piece.tokens))
-        part.text = self._gathered.feed(self._limit.feed(self._indentation.feed(part.text)))
-        return self._let_go(part, self._group)
+        part.text = self._filters.feed(part.text)
+        return self._release(part, self._group)
 
     def finish(self) -> Part:
         """What was held back."""
-        return self._let_go(Part(self._gathered.feed(self._indentation.finish()) + self._gathered.finish()), 1)
+        return self._release(Part(self._filters.finish()), 1)
 
-    def _let_go(self, part: Part, group: int) -> Part:
-        """Adds whole groups of what is held to the part, and the part to the answer."""
+    def _release(self, part: Part, group: int) -> Part:
+        """Moves whole groups of what is held back to the part, and adds the part to the answer."""
         held = self._held
         tokens = len(held.tokens) - len(held.tokens) % group
         entries = len(held.logprobs) - len(held.logprobs) % group
@@ -107,30 +161,27 @@ class Choice:
         return part
 
 
-class Answering:
-    """The answers to one request. `per_prompt`: how many of them belong to each prompt, next to each other."""
+class Answer(Generic[BodyT]):
+    """The answers to one request. `per_prompt`: answers to each prompt, which are neighbours in `choices`."""
 
     def __init__(
-        self,
-        state: State,
-        engine: Engine,
-        body: Generation,
-        running: Running,
-        *,
-        model: str,
-        per_prompt: int = 1,
-        n_indent: int = 0,
+        self, asked: Generating[BodyT], tickets: TicketGroup, *, per_prompt: int = 1, n_indent: int = 0
     ) -> None:
-        self.state, self.engine, self.body, self.model = state, engine, body, model
+        self.state, self.engine, self.body, self.model = asked.state, asked.engine, asked.body, asked.model
         self.per_prompt = per_prompt
-        self.shows_steps = state.settings.shows_steps
-        self.tells = self.shows_steps and bool(body.rest_local and body.rest_local.origins)
-        self._running = running
-        self.remaining = len(running.tickets)  # answers that are not complete
-        limit = body.t_max_predict_ms
+        self.shows_steps = self.state.settings.shows_steps
+        self.sends_origins = self.shows_steps and bool(self.body.rest_local and self.body.rest_local.origins)
+        self.remaining = len(tickets.tickets)  # answers that are not complete
+        self._tickets = tickets
         self.choices = [
-            Choice(engine, steps=self.shows_steps, tells=self.tells, n_indent=n_indent, milliseconds=limit)
-            for _ in running.tickets
+            Choice(
+                self.engine,
+                shows_steps=self.shows_steps,
+                sends_origins=self.sends_origins,
+                n_indent=n_indent,
+                milliseconds=self.body.t_max_predict_ms,
+            )
+            for _ in tickets.tickets
         ]
 
     def begin(self) -> list[bytes]:
@@ -138,7 +189,7 @@ class Answering:
         return []
 
     def advance(self, number: int, part: Part) -> list[bytes]:
-        """Events for a part of answer `number`; `Choice` has it already."""
+        """Events for a part of answer `number`, which `Choice` has already added."""
         raise NotImplementedError
 
     def complete(self, number: int) -> list[bytes]:
@@ -146,39 +197,39 @@ class Answering:
         raise NotImplementedError
 
     def end(self) -> list[bytes]:
-        """Events when all are."""
+        """Events when all answers are complete."""
         raise NotImplementedError
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """The answer of a request that is not streamed."""
+        """The answer to a request that is not streamed."""
         raise NotImplementedError
 
     @property
     def results(self) -> list[Result]:
-        """Complete once `end` or `whole` is called."""
-        return [ticket.result for ticket in self._running.tickets]
+        """One for each answer; final once `end` or `whole` is called."""
+        return [ticket.result for ticket in self._tickets.tickets]
 
     def finish_reason(self, number: int) -> str:
         """`stop` or `length`."""
         return "length" if self.choices[number].ended else self.results[number].finish_reason
 
     async def respond(self, request: HttpRequest) -> Response:
-        """The response; the tickets run until it is sent, or the client is gone."""
+        """The response. The tickets run until it is sent or the client disconnects."""
         if self.body.stream:
-            self._running.bound()
-            return EventStream(self._running, self._events(request))
-        async with self._running.attended(request.receive):
-            async for news in self._running.pieces(meanwhile=any(choice.may_end for choice in self.choices)):
+            self._tickets.bound()
+            return EventStream(self._tickets, self._events(request))
+        async with self._tickets.attended(request.receive):
+            async for news in self._tickets.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
                 for number, pieces in news:
                     self._add(number, pieces)
         self._note(request)
         return json_response(self.whole())
 
     async def _events(self, request: HttpRequest) -> AsyncIterator[bytes]:
-        """Events of one moment in one part, as they are sent."""
+        """The events of a stream; events of one moment are sent together."""
         if begin := self.begin():
             yield b"".join(begin)
-        async for news in self._running.pieces():
+        async for news in self._tickets.pieces():
             events: list[bytes] = []
             for number, pieces in news:
                 if part := self._add(number, pieces):
@@ -192,18 +243,18 @@ class Answering:
                 yield b"".join(events)
 
     def _add(self, number: int, pieces: Sequence[Piece] | None) -> Part:
-        """What pieces, or the end, add to an answer."""
+        """Adds pieces to an answer, or ends it for None; what can be sent."""
         choice = self.choices[number]
         if pieces is None:
             self.remaining -= 1
             return choice.finish()
         part = choice.feed(pieces)
         if choice.ended:
-            self._running.stop(number)
+            self._tickets.stop(number)
         return part
 
     def _note(self, request: HttpRequest) -> None:
-        """Counts for the log: nothing of what was said."""
+        """Counts for the log of requests. They say nothing about the text."""
         total = Timings.total(result.timings for result in self.results)
         request.scope[LOG] = {
             "prompt_tokens": total.cached_tokens + total.prompt_tokens,
@@ -213,25 +264,49 @@ class Answering:
         }
 
 
-async def submitted(request: HttpRequest, service: Service, prepare: Callable[[], Sequence[Request]]) -> Running:
-    """Makes the engine's requests in a thread of its own, since templates, tokenizing and grammars take time that
-    others should not wait for, and submits them: all of them or none. Raises what `prepare` and `submit` raise, and
-    ServiceClosed where the client goes away or the server stops meanwhile.
-    """
-    pulse, entries = Pulse(), 1
+class OpenAIAnswer(Answer[BodyT]):
+    """What OpenAI's two calls share: an id, the time, and counts at the end."""
 
-    def submit() -> list[Ticket]:
-        nonlocal entries
-        tickets: list[Ticket] = []
-        try:
-            for made in prepare():
-                entries = max(entries, 1 + (made.logprobs or 0))
-                tickets.append(service.submit(made, pulse))
-        except BaseException:
-            for ticket in tickets:
-                ticket.cancel()
-            raise
-        return tickets
+    ID_PREFIX: str
+    EVENT_KIND: str
 
-    tickets = await state_of(request).workers.run(request, submit)
-    return Running(tickets, pulse, entries)
+    def __init__(self, asked: Generating[BodyT], tickets: TicketGroup, *, per_prompt: int) -> None:
+        super().__init__(asked, tickets, per_prompt=per_prompt)
+        self._id, self._created = new_id(self.ID_PREFIX), int(time.time())
+
+    def end(self) -> list[bytes]:
+        if not self._includes_usage:
+            return [DONE]
+        return [event(self._head(self.EVENT_KIND) | {"choices": []} | self._counts()), DONE]
+
+    @property
+    def _includes_usage(self) -> bool:
+        """Whether the client requested the counts in an event of their own."""
+        return bool(self.body.stream_options and self.body.stream_options.include_usage)
+
+    def _counts(self) -> dict[str, Any]:
+        counts = usage(self.results, self.per_prompt, self.body.prediction is not None, self.shows_steps)
+        return {"usage": counts, "timings": timings(self.results, self.shows_steps)}
+
+    def _closing(self, number: int) -> dict[str, Any]:
+        """Further fields of the last event of an answer."""
+        fields = self._counts() if not self._includes_usage and not self.remaining else {}
+        if self.sends_origins:
+            fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}
+        return fields
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
+
+    def _event(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: Any = None,
+        **fields: Any,
+    ) -> bytes:
+        """One event of an answer; `content`: its text or delta."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+        return event(self._head(self.EVENT_KIND) | {"choices": [choice]} | fields)

@@ -1,12 +1,13 @@
-"""The ASGI application: its routes, and what stands before them.
+"""The ASGI application: routes and middleware.
 
-From the outside in: the log of requests; `Gate` (Host, Origin); CORS, where origins are allowed; `Guard` (key, kind and
+From the outside in: the log of requests; `Gate` (Host, Origin); CORS, if origins are allowed; `Guard` (key, type and
 size of the body); the routes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,34 +26,35 @@ from rest_local.server.embeddings import embeddings, rerank
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.metrics import metrics
 from rest_local.server.native import completion, infill
-from rest_local.server.openapi import Call, openapi
+from rest_local.server.openapi import Operation, openapi
 from rest_local.server.page import page
 from rest_local.server.security import Gate, Guard
 from rest_local.server.state import State
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
-_CALLS: tuple[tuple[Call, Endpoint], ...] = (
-    (Call("POST", "/v1/chat/completions", "A chat", bodies.ChatBody, streams=True), chat_completions),
-    (Call("POST", "/v1/completions", "Text is continued", bodies.CompletionBody, streams=True), completions),
-    (Call("POST", "/v1/embeddings", "Texts as vectors", bodies.EmbeddingBody), embeddings),
-    (Call("POST", "/v1/rerank", "Not served: 501"), rerank),
-    (Call("GET", "/v1/models", "The model's names"), model_info.models),
-    (Call("GET", "/v1/models/{name}", "One of them"), model_info.model),
-    (Call("POST", "/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
-    (Call("POST", "/infill", "A gap is filled", bodies.InfillBody, streams=True), infill),
-    (Call("POST", "/tokenize", "Text to token ids", bodies.TokenizeBody), model_info.tokenize),
-    (Call("POST", "/detokenize", "Token ids to text", bodies.DetokenizeBody), model_info.detokenize),
-    (Call("POST", "/apply-template", "The prompt of a chat", bodies.TemplateBody), model_info.apply_template),
-    (Call("GET", "/props", "The model and its template"), model_info.props),
-    (Call("GET", "/health", "Whether the model is loaded"), model_info.health),
-    (Call("GET", "/slots", "What is being served"), model_info.slots),
-    (Call("GET", "/metrics", "Totals for Prometheus", media="text/plain"), metrics),
-    (Call("GET", "/datastores", "What can be drafted from"), datastores.list_all),
-    (Call("POST", "/datastores/{name}/search", "Where a text occurs", bodies.SearchBody), datastores.search),
-    (Call("POST", "/datastores/{name}/documents", "Add a text", bodies.DocumentBody), datastores.add_document),
-    (Call("DELETE", "/datastores/{name}/documents/{document}", "Forget a text"), datastores.forget_document),
-    (Call("GET", "/", "The chat page", media="text/html"), page),
+_get, _post = partial(Operation, "GET"), partial(Operation, "POST")
+_OPERATIONS: tuple[tuple[Operation, Endpoint], ...] = (
+    (_post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
+    (_post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
+    (_post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
+    (_post("/v1/rerank", "Not served: 501"), rerank),
+    (_get("/v1/models", "Names of the model"), model_info.models),
+    (_get("/v1/models/{name}", "One name of the model"), model_info.model),
+    (_post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
+    (_post("/infill", "Fill a gap", bodies.InfillBody, streams=True), infill),
+    (_post("/tokenize", "Tokenize text", bodies.TokenizeBody), model_info.tokenize),
+    (_post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), model_info.detokenize),
+    (_post("/apply-template", "Render a prompt", bodies.TemplateBody), model_info.apply_template),
+    (_get("/props", "Properties of the model and its template"), model_info.props),
+    (_get("/health", "Whether the model is loaded"), model_info.health),
+    (_get("/slots", "State of the slots"), model_info.slots),
+    (_get("/metrics", "Totals for Prometheus", media="text/plain"), metrics),
+    (_get("/datastores", "List datastores"), datastores.list_all),
+    (_post("/datastores/{name}/search", "Find text in a datastore", bodies.SearchBody), datastores.search),
+    (_post("/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
+    (Operation("DELETE", "/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
+    (_get("/", "The chat page", media="text/html"), page),
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
@@ -67,9 +69,11 @@ _OTHER_NAMES = {
 
 
 def create_app(state: State) -> Starlette:
-    """The application of one server; the caller fills in the state once the model is loaded."""
-    endpoints = {(call.method, call.path): endpoint for call, endpoint in _CALLS}
-    routes = [Route(_pattern(call.path), endpoint, methods=[call.method]) for call, endpoint in _CALLS]
+    """The application of one server. The caller sets the state's engine and service once the model is loaded."""
+    endpoints = {(each.method, each.path): endpoint for each, endpoint in _OPERATIONS}
+    routes = [
+        Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in _OPERATIONS
+    ]
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     for other, path in _OTHER_NAMES.items():
         found = [(method, endpoint) for (method, name), endpoint in endpoints.items() if name == path]
@@ -80,7 +84,7 @@ def create_app(state: State) -> Starlette:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=sorted({call.method for call, _ in _CALLS}),
+            allow_methods=sorted({each.method for each, _ in _OPERATIONS}),
             allow_headers=["authorization", "content-type", "x-api-key"],
         )
         between = [cors]
@@ -95,10 +99,10 @@ def create_app(state: State) -> Starlette:
         },
     )
     app.state.server = state
-    app.state.calls = tuple(call for call, _ in _CALLS)
+    app.state.operations = tuple(each for each, _ in _OPERATIONS)
     return app
 
 
 def _pattern(path: str) -> str:
-    """A document's name may hold slashes."""
+    """The path for the router: a document's name may contain slashes."""
     return path.replace("{document}", "{document:path}")

@@ -1,8 +1,12 @@
-"""The bodies of OpenAI's calls and what llama-server adds to them, as types.
+"""Types of the request bodies: OpenAI's, with llama-server's additions.
 
-Strict: a string is not a number. Unknown fields are ignored, since clients send many (`user`, `store`, `cache_control`,
-`id_slot`). null is as good as absent. What a value means is decided in `requests` and `prompts`. A list is given up at
-its first wrong element: collecting the complaints of a list of 350 000 took a minute and a gigabyte.
+- Types are strict: a string is not a number.
+- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`).
+- null means absent.
+- Checking a list stops at its first wrong element: the errors of a list of 350 000 took a minute and a gigabyte.
+- Content parts and tools are plain JSON here; `rest_local.chat` checks them.
+
+What a value means is decided in `requests` and `prompts`.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_CHOICES = 16
-MAX_STOPS = 16_384  # what looking for them costs hardly depends on how many there are (`StopFinder`)
+MAX_STOPS = 16_384  # the cost of a search hardly depends on their number (`StopFinder`)
 MAX_PROMPTS = 256
 
 Milliseconds = Annotated[float, Field(le=1e9)]
@@ -23,7 +27,7 @@ Many = Annotated[list[T], Field(fail_fast=True)]
 
 
 def _few(value: Any) -> Any:
-    """Before the elements are looked at: objects are not given up at the first wrong one."""
+    """Checked before the elements, because checking an object does not stop at the first wrong one."""
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise ValueError(f"more than {MAX_BIASES} entries")
     return value
@@ -35,7 +39,7 @@ Stop = Annotated[str, Field(max_length=4096)]
 
 
 class Body(BaseModel):
-    """Base of all: strict types, finite numbers, unknown fields ignored."""
+    """Base class: strict types, finite numbers, unknown fields ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -45,19 +49,13 @@ class Body(BaseModel):
         return {key: field for key, field in value.items() if field is not None} if isinstance(value, dict) else value
 
 
-class Part(Body):
-    """One part of a message's content. Only text can be read; others are refused where the prompt is made."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content = str | Many[Part] | None
+JsonObject = dict[str, Any]
+Content = str | Many[JsonObject] | None
+"""Text, or parts, which `rest_local.chat.conversation.content_text` reads."""
 
 
 class Message(BaseModel):
-    """One message. Further fields (`tool_calls`, `name`, `reasoning_content` ...) go to the template as they are."""
+    """One message. Further fields (`tool_calls`, `name`, `reasoning_content` ...) reach the template unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -65,7 +63,7 @@ class Message(BaseModel):
     content: Content = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Message:
+    def _check_content(self) -> Message:
         if self.role == "user" and self.content is None:
             raise ValueError("a message of the user needs content")
         return self
@@ -75,11 +73,11 @@ class Prediction(Body):
     """OpenAI's predicted output."""
 
     type: Literal["content"] = "content"
-    content: str | Many[Part]
+    content: str | Many[JsonObject]
 
 
 class StreamOptions(Body):
-    """What a stream ends with."""
+    """What the end of a stream contains."""
 
     include_usage: bool | None = None
 
@@ -93,7 +91,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's forms, and llama-server's `{"type": "json_object", "schema": {...}}`."""
+    """OpenAI's types, and llama-server's `{"type": "json_object", "schema": {...}}`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -101,16 +99,17 @@ class ResponseFormat(Body):
 
 
 class LarkGrammar(Body):
-    """A grammar in llguidance's dialect of Lark, where GBNF is a plain string."""
+    """A grammar in llguidance's dialect of Lark; a plain string is GBNF."""
 
     type: Literal["lark"]
     value: str
 
 
 class Extension(Body):
-    """What only this server knows. `origins`: tell with each token where it was drafted from. `t_max_prompt_ms`: the
-    answer ends with nothing said where its prompt takes longer. Outside of this object llama-server ignores that name,
-    and llama.vim, which sends it, would keep the empty answer.
+    """The object `rest_local`: fields that only this server has.
+
+    `origins`: send the source of each token. `t_max_prompt_ms`: the answer is empty if its prompt takes longer.
+    llama-server ignores that name outside of this object, and llama.vim, which sends it, would keep the empty answer.
     """
 
     origins: bool | None = None
@@ -121,8 +120,8 @@ class Extension(Body):
     t_max_prompt_ms: Milliseconds | None = None
 
 
-class Generation(Body):
-    """What every call that generates may say, under OpenAI's names or llama-server's."""
+class GenerationBody(Body):
+    """Fields of every call that generates, under OpenAI's names or llama-server's."""
 
     model: str | None = None
     stream: bool | None = None
@@ -154,27 +153,8 @@ class Generation(Body):
     rest_local: Extension | None = None
 
 
-class ToolFunction(BaseModel):
-    """A function that the model may call; further fields go to the template."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(BaseModel):
-    """A tool; only functions exist."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    type: Literal["function"] = "function"
-    function: ToolFunction
-
-
 class NamedFunction(Body):
-    """The function that has to be called."""
+    """The function that must be called."""
 
     name: str
 
@@ -186,7 +166,7 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class ChatBody(Generation):
+class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[Many[Message], Field(min_length=1)]
@@ -194,20 +174,20 @@ class ChatBody(Generation):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Many[Tool] | None = None
+    tools: Many[JsonObject] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
 
-Prompt = str | Many[str] | Many[TokenId] | Many[Many[TokenId]]
+PromptField = str | Many[str] | Many[TokenId] | Many[Many[TokenId]]
 
 
-class CompletionBody(Generation):
+class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Prompt
+    prompt: PromptField
     suffix: str | None = None
     echo: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -218,12 +198,12 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings."""
 
     model: str | None = None
-    input: Prompt
+    input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
-class NativeBody(Generation):
+class NativeBody(GenerationBody):
     """POST /completion."""
 
     prompt: str | Many[TokenId | str | Many[TokenId | str]]
@@ -234,7 +214,7 @@ class NativeBody(Generation):
 
 
 class Extra(Body):
-    """A piece of another file."""
+    """A part of another file."""
 
     text: str
     filename: str | None = None
@@ -268,7 +248,7 @@ class TemplateBody(Body):
     """POST /apply-template."""
 
     messages: Annotated[Many[Message], Field(min_length=1)]
-    tools: Many[Tool] | None = None
+    tools: Many[JsonObject] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 

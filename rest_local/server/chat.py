@@ -2,50 +2,49 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.chat.conversation import fixed_beginning
-from rest_local.chat.tools import AnswerFormat, AnswerParser, CallStart, Content, Delta, Reasoning, message_of
-from rest_local.decoding.engine import Engine
+from rest_local.chat.tools import (
+    AnswerFormat,
+    AnswerParser,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+    message_of,
+    tools_of,
+)
 from rest_local.decoding.request import Request
-from rest_local.server.answering import Answering, Part, submitted
-from rest_local.server.answers import chat_logprobs, new_id, timings, usage
-from rest_local.server.bodies import ChatBody, Message, NamedTool
+from rest_local.server.answer_fields import chat_logprobs
+from rest_local.server.answering import Generating, OpenAIAnswer, Part
+from rest_local.server.bodies import ChatBody, NamedTool
 from rest_local.server.errors import ApiError
-from rest_local.server.grammars import chat_grammar
 from rest_local.server.parsing import parse
-from rest_local.server.prompts import chat_text, offered, template_of
-from rest_local.server.requests import longest_prompt, request_of, shifts_context
-from rest_local.server.running import DONE, event
-from rest_local.server.state import state_of
+from rest_local.server.prompts import chat_text, template_of
+from rest_local.server.requests import chat_grammar, longest_prompt, request_of, shifts_context
+from rest_local.server.streaming import TicketGroup
 
 
 async def chat_completions(request: HttpRequest) -> Response:
-    """OpenAI's chat, with what llama-server adds."""
-    body = await parse(request, ChatBody)
-    state = state_of(request)
-    service, engine = state.loaded()
-    model = state.check_model(body.model)
-    chat = _Chat(engine, body)
-    running = await submitted(request, service, chat.requests)
-    answer = ChatAnswer(state, engine, body, running, model=model, per_prompt=chat.n)
-    answer.parsers = [chat.parser() for _ in running.tickets]
-    return await answer.respond(request)
+    """OpenAI's chat, with llama-server's additions."""
+    asked = Generating.of(request, await parse(request, ChatBody))
+    chat = _Chat(asked)
+    tickets = await asked.submit(request, chat.requests)
+    return await ChatAnswer(asked, tickets, [chat.parser() for _ in tickets.tickets]).respond(request)
 
 
 class _Chat:
-    """What one body asks for. `requests` is called first, in a thread."""
+    """The prompt, the grammar and the parsers of one request. `requests` must be called first, in a worker thread."""
 
-    def __init__(self, engine: Engine, body: ChatBody) -> None:
-        self.n = body.n or 1
-        self._engine, self._body = engine, body
-        self._tools = offered(body.tools) if body.tool_choice != "none" else []
-        self._form = AnswerFormat.of(template_of(engine).source, engine.model.vocabulary.special_token)
+    def __init__(self, asked: Generating[ChatBody]) -> None:
+        self._engine, self._body = asked.engine, asked.body
+        self._tools = tools_of(asked.body.tools) if asked.body.tool_choice != "none" else []
+        self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
         self._prompt = ""
 
     def requests(self) -> list[Request]:
@@ -53,36 +52,31 @@ class _Chat:
         engine, body = self._engine, self._body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        self._prompt = self._render(body.messages)
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        self._prompt = self._render(messages)
         prompt = engine.tokenize(self._prompt, most=longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
         grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
-        kept = self._kept() if shifts_context(engine, body) and body.n_keep is None else 0
+        kept = 0
+        if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
+            kept = len(engine.tokenize(fixed_beginning(messages, self._prompt, self._render)))
         return [
             request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
-            for i in range(self.n)
+            for i in range(body.n or 1)
         ]
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
 
-    def _kept(self) -> int:
-        """Tokens of the tools and the system prompt, which a context shift keeps."""
-        messages = [message.model_dump(exclude_none=True) for message in self._body.messages]
-        text = fixed_beginning(
-            messages, self._prompt, lambda said: self._render(list(map(Message.model_validate, said)))
-        )
-        return len(self._engine.tokenize(text))
-
     def parser(self) -> AnswerParser:
-        """Tells the text of one answer from its reasoning and its calls."""
+        """Splits the text of one answer into content, reasoning and calls."""
         return self._form.parser(self._tools, self._prompt)
 
 
 def _openai(delta: Delta) -> dict[str, Any]:
-    """A delta as the field of a chunk."""
+    """The delta as OpenAI's field of an event."""
     if isinstance(delta, Content):
         return {"content": delta.text}
     if isinstance(delta, Reasoning):
@@ -93,47 +87,37 @@ def _openai(delta: Delta) -> dict[str, Any]:
     return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
 
 
-class ChatAnswer(Answering):
-    """Answers as messages."""
+class ChatAnswer(OpenAIAnswer[ChatBody]):
+    """Answers as messages. `parsers`: one for each answer."""
 
-    body: ChatBody
-    parsers: list[AnswerParser]
+    ID_PREFIX = "chatcmpl"
+    EVENT_KIND = "chat.completion.chunk"
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._id, self._created = new_id("chatcmpl"), int(time.time())
+    def __init__(self, asked: Generating[ChatBody], tickets: TicketGroup, parsers: Sequence[AnswerParser]) -> None:
+        super().__init__(asked, tickets, per_prompt=asked.body.n or 1)
+        self.parsers = parsers
 
     def begin(self) -> list[bytes]:
         return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self.choices))]
 
     def advance(self, number: int, part: Part) -> list[bytes]:
         deltas = self.parsers[number].feed(part.text)
-        more = part.told
-        if not part.logprobs and not more:
+        fields = part.extension
+        if not part.logprobs and not fields:
             return [self._chunk(number, _openai(delta)) for delta in deltas]
         logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None
         first = _openai(deltas[0]) if deltas else {}
         rest = [self._chunk(number, _openai(delta)) for delta in deltas[1:]]
-        return [self._chunk(number, first, logprobs=logprobs, **more), *rest]
+        return [self._chunk(number, first, logprobs=logprobs, **fields), *rest]
 
     def complete(self, number: int) -> list[bytes]:
         deltas = self.parsers[number].finish(cut=self.finish_reason(number) == "length")
-        more: dict[str, Any] = {}
-        if not self._asked_usage and not self.remaining:
-            more = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
-        if self.tells:
-            more["rest_local"] = {"draft": self.results[number].draft.to_dict()}
-        last = self._chunk(number, {}, finish_reason=self._finish_reason(number), **more)
+        reason = self._finish_reason(number)
+        last = self._chunk(number, {}, finish_reason=reason, **self._closing(number))
         return [*(self._chunk(number, _openai(delta)) for delta in deltas), last]
 
-    def end(self) -> list[bytes]:
-        if not self._asked_usage:
-            return [DONE]
-        counts = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
-        return [event(self._head("chat.completion.chunk") | {"choices": []} | counts), DONE]
-
     def whole(self) -> dict[str, Any]:
-        said = [
+        messages = [
             [*parser.feed(choice.text), *parser.finish(cut=self.finish_reason(number) == "length")]
             for number, (parser, choice) in enumerate(zip(self.parsers, self.choices, strict=True))
         ]
@@ -144,17 +128,9 @@ class ChatAnswer(Answering):
                 "logprobs": self._logprobs(number),
                 "finish_reason": self._finish_reason(number),
             }
-            for number, deltas in enumerate(said)
+            for number, deltas in enumerate(messages)
         ]
-        counts = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
-        return self._head("chat.completion") | {"choices": choices} | counts
-
-    @property
-    def _asked_usage(self) -> bool:
-        return bool(self.body.stream_options and self.body.stream_options.include_usage)
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self.results, self.per_prompt, self.body.prediction is not None, self.shows_steps)
+        return self._head("chat.completion") | {"choices": choices} | self._counts()
 
     def _finish_reason(self, number: int) -> str:
         reason = self.finish_reason(number)
@@ -166,21 +142,7 @@ class ChatAnswer(Answering):
         return chat_logprobs(self.engine.model.vocabulary, self.choices[number].logprobs)
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self.model,
-            "system_fingerprint": f"rest-local-{self.state.started}",
-        }
+        return super()._head(kind) | {"system_fingerprint": f"rest-local-{self.state.started}"}
 
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        finish_reason: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-        **more: Any,
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return event(self._head("chat.completion.chunk") | {"choices": [choice]} | more)
+    def _chunk(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
+        return self._event(index, {"delta": delta}, **fields)

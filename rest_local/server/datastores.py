@@ -1,6 +1,6 @@
-"""Datastores by HTTP: list, search, add text, forget it. What changes is used by the next step that looks something up.
+"""Datastores over HTTP: list, search, add documents, remove them. The next lookup uses a changed datastore.
 
-Names are looked up among the datastores that are open and those in the user's directory, never joined to a path.
+A name is compared with the open datastores and with those in the user's directory, and never joined to a path.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from rest_local.retrieval.secret import secret_content, secret_name
 from rest_local.server.bodies import DocumentBody, SearchBody
 from rest_local.server.errors import ApiError, from_error
 from rest_local.server.parsing import parse
-from rest_local.server.running import json_response
+from rest_local.server.prompts import prompt_text
 from rest_local.server.state import state_of
+from rest_local.server.streaming import json_response
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -36,24 +37,26 @@ log = logging.getLogger("rest_local.server")
 
 _changing = threading.Lock()
 PLACES = 10
-CONTINUATION = 32  # tokens shown of what follows a place
+CONTINUATION = 32  # tokens shown after a place
 NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 async def list_all(request: HttpRequest) -> Response:
-    """Those that are open, and those that could be."""
+    """The datastores that are open and those in the user's directory."""
     _, engine = state_of(request).loaded()
     is_local = state_of(request).settings.is_local
     return json_response({"object": "list", "data": await anyio.to_thread.run_sync(_list, engine, is_local)})
 
 
 async def search(request: HttpRequest) -> Response:
-    """Where the end of a text occurs, and how it goes on there: for other machines no more than draft statistics, of
-    which it is the sum."""
+    """Where the end of a text occurs in a datastore, and its continuations there.
+
+    Other machines are refused, as for draft statistics, because the answer reveals the datastore's content.
+    """
     body = await parse(request, SearchBody)
     if not state_of(request).settings.shows_steps:
         raise ApiError(
-            403, "what datastores hold is not shown to other machines; see --share-statistics", code="withheld"
+            403, "the content of datastores is not shown to other machines; see --share-statistics", code="withheld"
         )
     _, engine = state_of(request).loaded()
     path = _known(engine, request.path_params["name"])
@@ -62,7 +65,7 @@ async def search(request: HttpRequest) -> Response:
 
 
 async def add_document(request: HttpRequest) -> Response:
-    """Adds a text, or replaces the one of its name; makes a datastore of a new name, which is then open as well."""
+    """Adds a document, or replaces the one with its name. Creates and opens a datastore with a new name."""
     body = await parse(request, DocumentBody)
     service, engine = state_of(request).loaded()
     path = _place(engine, request.path_params["name"])
@@ -70,7 +73,7 @@ async def add_document(request: HttpRequest) -> Response:
 
 
 async def forget_document(request: HttpRequest) -> Response:
-    """Removes a document from the files, and with the last one the datastore."""
+    """Removes a document from the files. With the last document the datastore is removed."""
     service, engine = state_of(request).loaded()
     path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
 
@@ -82,19 +85,21 @@ async def forget_document(request: HttpRequest) -> Response:
 
     count = await anyio.to_thread.run_sync(work)
     if not count:
-        raise ApiError(404, "the datastore has no document of that name", code="document_not_found")
+        raise ApiError(404, "the datastore has no document with that name", code="document_not_found")
     return json_response({"forgotten": count})
 
 
 def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
-    """Opens the newest commit of every open datastore, and those of `also`. One that cannot be opened stays as it was;
-    one that is gone is closed. From any thread but the engine's, which only changes them over, between two steps.
+    """Opens the newest commit of every open datastore and of those in `also`.
+
+    A datastore that cannot be opened stays as it was; one that no longer exists is closed. Must not be called in the
+    engine's thread, which only exchanges them between two steps.
     """
-    with _changing:  # two at once would each leave out what the other opened
+    with _changing:  # two calls at once would each drop what the other opened
         old: list[Datastore] = list(engine.datastores)
         fresh = _opened(engine, old, also)
 
-        def change(engine: Engine) -> None:  # in its thread: no lookup is under way
+        def change(engine: Engine) -> None:  # in the engine's thread, where no lookup is running
             engine.use_datastores(fresh)
             _close(old, fresh)
 
@@ -121,15 +126,15 @@ def _opened(engine: Engine, old: Sequence[Datastore], also: Sequence[Path]) -> l
             )
             fresh.append(store)
         except DatastoreNotFound as error:
-            log.warning("%s; going on without it", error)
+            log.warning("%s; continuing without it", error)
         except DatastoreError as error:
-            log.warning("%s; going on with what was open", error)
+            log.warning("%s; continuing with the version that was open", error)
             fresh += [store for store in old if store.path == path]
     return fresh
 
 
 def _mmap(engine: Engine) -> bool | None:
-    """As the engine opened its own: --no-mmap holds for every reader of this process."""
+    """As for the engine's own datastores: --no-mmap applies to every reader of this process."""
     return None if engine.model.options.mmap else False
 
 
@@ -148,12 +153,14 @@ def _known(engine: Engine, name: str) -> Path:
 
 
 def _place(engine: Engine, name: str) -> Path:
-    """Where a document of datastore `name` goes. Raises ApiError 400 for a name that is no plain word."""
+    """The path of datastore `name`, which may be new. Raises ApiError 400 for an invalid name."""
     opened = _open_paths(engine)
     if name in opened:
         return opened[name]
     if not NEW_NAME.fullmatch(name):
-        raise ApiError(400, "a datastore's name is letters, digits, dots, dashes and underscores", param="name")
+        raise ApiError(
+            400, "a datastore's name may contain letters, digits, dots, dashes and underscores", param="name"
+        )
     return datastore_path(name)
 
 
@@ -164,7 +171,7 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
     for name, path in sorted(paths.items()):
         row: dict[str, Any] = {"name": name, "object": "datastore", "open": name in opened}
         try:
-            with Datastore.open(path, mmap=True) as store:  # reads the sizes and some bytes of each file, not all
+            with Datastore.open(path, mmap=True) as store:  # reads the sizes and some bytes of each file
                 info = store.info()
         except DatastoreError as error:
             row["error"] = from_error(error, is_local=is_local).message
@@ -180,7 +187,7 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
     identity = vocabulary.identity
 
     def decode(tokens: Any) -> str:
-        return b"".join(vocabulary.piece(int(t)) for t in tokens if t >= 0).decode("utf-8", "replace")
+        return prompt_text(vocabulary, [int(token) for token in tokens if token >= 0])
 
     tokens = vocabulary.tokenize(text)
     with Datastore.open(
@@ -209,9 +216,9 @@ def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]
 def _add(service: Service, engine: Engine, path: Path, body: DocumentBody) -> dict[str, Any]:
     secret = secret_name(Path(body.name).name) or secret_content(body.text.encode("utf-8", "replace"))
     if secret and not body.allow_secrets:
-        raise ApiError(400, "the text looks as if it held a key or password; set allow_secrets", code="secret")
+        raise ApiError(400, "the text seems to contain a key or password; set allow_secrets to add it", code="secret")
     vocabulary = engine.model.vocabulary
-    documents = [(body.name, vocabulary.tokenize(body.text))]  # in this thread, which can be stopped
+    documents = [(body.name, vocabulary.tokenize(body.text))]  # in this thread, because it can be stopped
     recipe = {"paths": [], "model": str(engine.model.path.absolute())}
     identity = VocabularyId(*vocabulary.identity)
     manifest = add(path, documents, vocabulary=identity, recipe=recipe, mmap=_mmap(engine))

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, where the model makes vectors; 501 where it does not. POST /v1/rerank: 501."""
+"""POST /v1/embeddings, 501 for a model that makes no embeddings. POST /v1/rerank: always 501."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rest_local.server.bodies import MAX_PROMPTS, EmbeddingBody
 from rest_local.server.errors import ApiError
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import plain_prompts
-from rest_local.server.running import json_response
 from rest_local.server.state import State, state_of
+from rest_local.server.streaming import json_response
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
 
 
 async def embeddings(request: HttpRequest) -> Response:
-    """OpenAI's: one vector for each input, of length 1."""
+    """OpenAI's embeddings: one vector of length 1 for each input."""
     body = await parse(request, EmbeddingBody)
     state = state_of(request)
     _, engine = state.loaded()
@@ -33,7 +33,7 @@ async def embeddings(request: HttpRequest) -> Response:
     prompts, vectors = await state.workers.run(request, lambda: _vectors(state, body))
     count = sum(map(len, prompts))
     data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, body)}
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
@@ -41,8 +41,8 @@ async def embeddings(request: HttpRequest) -> Response:
 
 
 async def rerank(request: HttpRequest) -> Response:
-    """As llama-server answers for a model that scores no documents; no such model is served here."""
-    raise ApiError(501, "documents are not reranked here; ask a server of a reranking model", code="no_reranking")
+    """The response of llama-server for a model that cannot rerank. No reranking model is supported here."""
+    raise ApiError(501, "rerank is not supported; use a server with a reranking model", code="no_reranking")
 
 
 def _vectors(state: State, body: EmbeddingBody) -> tuple[list[list[int]], list[NDArray[np.float32]]]:
@@ -52,21 +52,21 @@ def _vectors(state: State, body: EmbeddingBody) -> tuple[list[list[int]], list[N
         raise ApiError(400, f"dimensions: the model has {engine.model.n_embd}", param="dimensions")
 
     def one(prompt: list[int]) -> NDArray[np.float32]:
-        # In the engine's thread, one text at a time: generations wait for one text, not for all of them.
+        # In the engine's thread, one text at a time: other requests wait for one text, not for all of them.
         return service.run(lambda engine: _embedder(state, engine).embed(prompt))
 
     return prompts, [one(prompt) for prompt in prompts]
 
 
 def _embedder(state: State, engine: Engine) -> Embedder:
-    """Made for the first request: its memory is spent only where somebody asks."""
+    """The embedder, made for the first request, because it takes memory."""
     if state.embedder is None:
         state.embedder = Embedder(engine.model)
     return state.embedder
 
 
-def _written(vector: NDArray[np.float32], body: EmbeddingBody) -> Any:
-    """Shortened vectors are scaled to length 1 again."""
+def _encoded(vector: NDArray[np.float32], body: EmbeddingBody) -> Any:
+    """The vector as the body requests it. A shortened vector is scaled to length 1 again."""
     if body.dimensions is not None:
         vector = vector[: body.dimensions]
         length = float(np.linalg.norm(vector))

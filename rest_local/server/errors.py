@@ -1,11 +1,12 @@
-"""What goes wrong, as HTTP: one exception for the routes to raise, and the mapping of the program's own errors.
+"""Errors as HTTP responses: one exception for the routes to raise, and the mapping of the package's own errors.
 
-Every answer that is not a success has OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+Every error response has OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ from rest_local.errors import (
 log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
+_FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -46,7 +48,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is not a success. `extra`: further fields of the error object, or others than usual."""
+    """An error response. `extra`: fields of the error object that are added or replaced."""
 
     def __init__(
         self,
@@ -71,27 +73,25 @@ class ApiError(Exception):
         return {"error": fields | self.extra}
 
     def response(self) -> Response:
-        """The answer."""
+        """The HTTP response."""
         return Response(to_json(self.body), self.status, self.headers, "application/json")
 
 
 def loading() -> ApiError:
-    """What every call that needs the model gets until it is there."""
+    """The response to calls that need the model while it loads."""
     return ApiError(503, "Loading model", code="loading", headers={"retry-after": RETRY_SECONDS})
 
 
 _WITHOUT_PATHS = {
     404: "no such datastore; GET /datastores lists them",
-    409: "the datastore is being written, or is of another format or vocabulary; the server's log says more",
-    500: "the datastore cannot be read or written; the server's log says more",
+    409: "the datastore is being written, or is of another format or vocabulary; see the server's log",
+    500: "the datastore cannot be read or written; see the server's log",
 }
-
-
-_FAILED = "the request failed; the server's log says more"
+_FAILED = "the request failed; see the server's log"
 
 
 def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
-    """The program's own errors as an answer. Other machines read none of what may name a path: that is for the log."""
+    """The response to one of the package's errors. Other machines get no message that may contain a path."""
     answer = _answer(error)
     names_none = isinstance(error, (OptionError, GenerationError, CorpusEmpty)) and not isinstance(error, Unexpected)
     if is_local or names_none:
@@ -120,34 +120,36 @@ def _answer(error: RestLocalError) -> ApiError:
 
 
 def answer_to(request: Request, error: RestLocalError) -> ApiError:
-    """What whoever asked is told of an error, instead of an answer or as the last event of one."""
+    """The error response to a request, or the last event of its stream. `param` is the field that is wrong."""
     answer = from_error(error, is_local=request.app.state.server.settings.is_local)
     if isinstance(error, PromptTooLong):
         path = request.url.path
         answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
+    elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
+        answer.param = field[1]
     return answer
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
-    """Handler of ApiError."""
+    """Handles ApiError."""
     assert isinstance(error, ApiError)
     return error.response()
 
 
 async def on_own_error(request: Request, error: Exception) -> Response:
-    """Handler of RestLocalError."""
+    """Handles RestLocalError."""
     assert isinstance(error, RestLocalError)
     return answer_to(request, error).response()
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Handler of what the router raises: no such route, no such method."""
+    """Handles errors of the router: unknown route, unknown method."""
     assert isinstance(error, HTTPException)
-    messages = {404: "no such route", 405: "this route does not know the method"}
+    messages = {404: "no such route", 405: "this route does not support the method"}
     message = messages.get(error.status_code, str(error.detail))
     return ApiError(error.status_code, message, headers=error.headers).response()
 
 
 async def on_any_error(request: Request, error: Exception) -> Response:
-    """Handler of everything else, which is a fault of the server: nothing of it is shown, the log has it."""
-    return ApiError(500, "the server failed at this request; its log says how").response()
+    """Handles every other exception: a fault of the server. The response shows nothing of it, the log does."""
+    return ApiError(500, "the server failed at this request; see its log").response()

@@ -1,6 +1,7 @@
-"""Text on its way to the client: cut where its indentation ends, gathered where steps must not be seen.
+"""Filters between an answer and its client: end the text early, or send it in groups of fixed size.
 
-Knows nothing about HTTP or the engine: text in, text out.
+Knows nothing about HTTP or the engine: text in, text out. Every filter has `feed` for text as it arrives, `finish` for
+what it held back, and `ended`: the answer is complete although the model would go on.
 """
 
 from __future__ import annotations
@@ -8,27 +9,58 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-GATHERED = 64
-"""Characters: some 15 tokens."""
+GROUP_CHARACTERS = 64  # about 15 tokens
+
+
+class TextFilters:
+    """The filters of one answer, in order. See the classes below for what the arguments mean."""
+
+    def __init__(self, n_indent: int = 0, milliseconds: float | None = None, group: int = 0) -> None:
+        self._ending: list[Indentation | TimeLimit] = []
+        if n_indent > 0:
+            self._ending.append(Indentation(n_indent))
+        if milliseconds is not None and milliseconds > 0:
+            self._ending.append(TimeLimit(milliseconds))
+        self._all = [*self._ending, *([Groups(group)] if group > 0 else [])]
+
+    @property
+    def can_end(self) -> bool:
+        """Whether any filter may end the answer."""
+        return bool(self._ending)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a filter has ended the answer."""
+        return any(each.ended for each in self._ending)
+
+    def feed(self, text: str) -> str:
+        """What can be sent now."""
+        for each in self._all:
+            text = each.feed(text)
+        return text
+
+    def finish(self) -> str:
+        """What was held back."""
+        rest = ""
+        for each in self._all:
+            rest = each.feed(rest) + each.finish()
+        return rest
 
 
 class Indentation:
-    """llama-server's `n_indent`: the text ends before the first line, behind the first, that is indented less.
+    """llama-server's `n_indent`: ends the text before the first line, after the first, that is indented less.
 
-    An empty line ends it too. `least` 0 lets everything through.
+    An empty line ends it as well.
     """
 
     def __init__(self, least: int) -> None:
         self._least = least
-        self.cuts = least > 0
-        self._blanks: str | None = None  # of a line behind the first, until it is indented enough
+        self._blanks: str | None = None  # of a line after the first, until it is indented enough
         self.ended = False
 
     def feed(self, text: str) -> str:
-        """What of `text` belongs to the answer; `ended` says whether that was all."""
-        if self._least == 0:
-            return text
-        given: list[str] = []
+        """What of `text` belongs to the answer."""
+        kept: list[str] = []
         while text and not self.ended:
             if self._blanks is not None:
                 text, self._blanks = self._blanks + text, None
@@ -38,60 +70,60 @@ class Indentation:
                     self.ended = bool(content)
                     break
             line, newline, text = text.partition("\n")
-            given.append(line + newline)
+            kept.append(line + newline)
             self._blanks = "" if newline else None
-        return "".join(given)
+        return "".join(kept)
 
     def finish(self) -> str:
-        """What was held back and turned out to belong to the answer."""
+        """The blanks that were held back, which belong to the answer."""
         rest, self._blanks = self._blanks or "", None
         return rest
 
 
 class TimeLimit:
-    """llama-server's `t_max_predict_ms`: the text ends with the first line that is complete after so long.
+    """llama-server's `t_max_predict_ms`: ends the text after the first line that is complete when the time is over.
 
-    So what an editor offers is whole lines, and the first one always comes. Counted from the first text; None and what
-    is not positive let everything through. `clock`: seconds, tests give their own."""
+    So an editor offers whole lines, and always at least one. The time counts from the first text. `clock`: seconds;
+    tests replace it.
+    """
 
-    def __init__(self, milliseconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = milliseconds / 1e3 if milliseconds and milliseconds > 0 else None
-        self.cuts = self._seconds is not None
+    def __init__(self, milliseconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = milliseconds / 1e3
         self._clock = clock
         self._begun: float | None = None
-        self.passed = False
+        self.ended = False
 
     def feed(self, text: str) -> str:
-        """What of `text` belongs to the answer; `passed` says whether that was all."""
-        if self._seconds is None or not text:
-            return text
-        if self.passed:
+        """What of `text` belongs to the answer."""
+        if self.ended or not text:
             return ""
         now = self._clock()
         self._begun = now if self._begun is None else self._begun
         if "\n" in text and now - self._begun > self._seconds:
-            self.passed = True
+            self.ended = True
             return text[: text.index("\n") + 1]
         return text
 
+    def finish(self) -> str:
+        """Nothing is held back."""
+        return ""
 
-class Gathered:
-    """Gives text out in parts of `size` characters, so that where it is cut does not depend on the steps that gave it.
 
-    `size` 0 lets everything through."""
+class Groups:
+    """Releases text in groups of `size` characters, so that a client cannot see which step gave which text."""
+
+    ended = False
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """As many whole parts as there are."""
-        if self._size == 0:
-            return text
+        """As many whole groups as there are."""
         self._held += text
         cut = len(self._held) - len(self._held) % self._size
-        given, self._held = self._held[:cut], self._held[cut:]
-        return given
+        released, self._held = self._held[:cut], self._held[cut:]
+        return released
 
     def finish(self) -> str:
         """The rest."""

@@ -1,4 +1,4 @@
-"""What the server says about itself and its model: models, props, health, slots; and text to tokens and back."""
+"""Calls about the server and its model: models, props, health, slots; and tokenizing, detokenizing, templates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
+from rest_local.chat.tools import tools_of
 from rest_local.llama.sampling import Sampling
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody
 from rest_local.server.errors import ApiError, loading
 from rest_local.server.parsing import parse
-from rest_local.server.prompts import chat_text, checked_ids, offered, prompt_text, special_text, template_of
+from rest_local.server.prompts import chat_text, checked_ids, prompt_text, special_text, template_of
 from rest_local.server.requests import TEMPERATURE
-from rest_local.server.running import json_response
 from rest_local.server.state import State, state_of
+from rest_local.server.streaming import json_response
 
 _SAMPLING = Sampling()
 
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 
 async def models(request: HttpRequest) -> Response:
-    """The names of the one model; answers while it loads."""
+    """The names of the model; available while it loads."""
     state = state_of(request)
     return json_response({"object": "list", "data": [_model(state, name) for name in state.names]})
 
 
 async def model(request: HttpRequest) -> Response:
-    """One name; any other is 404, whatever it looks like."""
+    """One name of the model. Any other name is 404."""
     state, name = state_of(request), request.path_params["name"]
     if name not in state.names:
         raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
@@ -62,7 +63,7 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def props(request: HttpRequest) -> Response:
-    """What Zed and llama.vscode read: the context, the template and what it can."""
+    """The context size, the template and its capabilities, which Zed and llama.vscode read."""
     state = state_of(request)
     service, engine = state.loaded()
     of_model, vocabulary = engine.model, engine.model.vocabulary
@@ -97,11 +98,11 @@ def _template_caps(engine: Engine) -> dict[str, bool]:
 
 
 async def slots(request: HttpRequest) -> Response:
-    """What each slot does: never what it says, and how far it is only where steps may be seen."""
+    """The state of each slot, never its text; how far it is only where steps are shown."""
     state = state_of(request)
     service, engine = state.loaded()
     found = await anyio.to_thread.run_sync(service.slots)
-    hidden = () if state.settings.shows_steps else ("n_past",)  # asked often enough, it tells the tokens of each step
+    hidden = () if state.settings.shows_steps else ("n_past",)  # frequent requests would reveal the tokens of each step
     shown = [{name: value for name, value in slot.items() if name not in hidden} for slot in found]
     return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
 
@@ -124,7 +125,7 @@ async def tokenize(request: HttpRequest) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """A part of a character is given as its bytes."""
+    """The text of a token, or its bytes if they are part of a character."""
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
@@ -141,13 +142,14 @@ async def detokenize(request: HttpRequest) -> Response:
 
 
 async def apply_template(request: HttpRequest) -> Response:
-    """A conversation to the text of its prompt."""
+    """The prompt of a conversation, as text."""
     body = await parse(request, TemplateBody)
     state = state_of(request)
     _, engine = state.loaded()
 
     def work() -> str:
         add = body.add_generation_prompt is not False
-        return chat_text(engine, body.messages, offered(body.tools), body.chat_template_kwargs, add)
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        return chat_text(engine, messages, tools_of(body.tools), body.chat_template_kwargs, add)
 
     return json_response({"prompt": await state.workers.run(request, work)})

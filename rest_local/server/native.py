@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,15 +10,13 @@ from starlette.responses import Response
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
-from rest_local.server.answering import Answering, Part, submitted
-from rest_local.server.answers import native_logprobs, timings
+from rest_local.server.answer_fields import native_logprobs, timings
+from rest_local.server.answering import Answer, Generating, Part
 from rest_local.server.bodies import InfillBody, NativeBody
-from rest_local.server.grammars import grammar_of
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import infill_tokens, native_prompts, prompt_text
-from rest_local.server.requests import longest_prompt, request_of
-from rest_local.server.running import event
-from rest_local.server.state import state_of
+from rest_local.server.requests import grammar_of, longest_prompt, request_of
+from rest_local.server.streaming import TicketGroup, event
 
 _SAMPLERS = (
     *("temperature", "top_k", "top_p", "min_p"),
@@ -27,7 +25,7 @@ _SAMPLERS = (
 
 
 async def completion(request: HttpRequest) -> Response:
-    """A prompt is continued, or each of several."""
+    """Continues a prompt, or each of several."""
     body = await parse(request, NativeBody)
     return await _answer(
         request, body, lambda engine: native_prompts(engine, body.prompt, longest_prompt(engine, body))
@@ -35,7 +33,7 @@ async def completion(request: HttpRequest) -> Response:
 
 
 async def infill(request: HttpRequest) -> Response:
-    """A gap is filled."""
+    """Fills a gap."""
     body = await parse(request, InfillBody)
     extra = [(each.filename or "", each.text) for each in body.input_extra or ()]
 
@@ -46,34 +44,26 @@ async def infill(request: HttpRequest) -> Response:
     return await _answer(request, body, tokens)
 
 
-async def _answer(
-    request: HttpRequest, body: NativeBody | InfillBody, make: Callable[[Engine], list[list[int]]]
-) -> Response:
-    state = state_of(request)
-    service, engine = state.loaded()
-    model = state.check_model(body.model)
-    prompts: list[list[int]] = []
+async def _answer(request: HttpRequest, body: NativeBody, make: Callable[[Engine], list[list[int]]]) -> Response:
+    asked = Generating.of(request, body)
     requests: list[Request] = []
 
     def prepare() -> list[Request]:
-        prompts.extend(make(engine))
-        grammar = grammar_of(body)
+        prompts, grammar = make(asked.engine), grammar_of(body)
         for prompt in prompts:
-            requests.append(request_of(engine, body, prompt, logprobs=body.n_probs or None, grammar=grammar))
+            requests.append(request_of(asked.engine, body, prompt, logprobs=body.n_probs or None, grammar=grammar))
         return requests
 
-    running = await submitted(request, service, prepare)
-    answer = NativeAnswer(state, engine, body, running, model=model, n_indent=body.n_indent or 0)
-    answer.prompts, answer.requests = prompts, requests
-    return await answer.respond(request)
+    tickets = await asked.submit(request, prepare)
+    return await NativeAnswer(asked, tickets, requests).respond(request)
 
 
-class NativeAnswer(Answering):
+class NativeAnswer(Answer[NativeBody]):
     """Answers in llama-server's shape, one to a prompt; `stop` is true in the last event of each only."""
 
-    body: NativeBody
-    prompts: list[list[int]]
-    requests: list[Request]
+    def __init__(self, asked: Generating[NativeBody], tickets: TicketGroup, requests: Sequence[Request]) -> None:
+        super().__init__(asked, tickets, n_indent=asked.body.n_indent or 0)
+        self._requests = requests
 
     def advance(self, number: int, part: Part) -> list[bytes]:
         fields: dict[str, Any] = {
@@ -82,29 +72,29 @@ class NativeAnswer(Answering):
             "tokens": part.tokens,
             "stop": False,
             "tokens_predicted": len(self.choices[number].tokens),
-            "tokens_evaluated": len(self.prompts[number]),
+            "tokens_evaluated": len(self._requests[number].prompt),
         }
         if part.logprobs:
             fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, part.logprobs)
-        return [event(fields | part.told)]
+        return [event(fields | part.extension)]
 
     def complete(self, number: int) -> list[bytes]:
-        return [event(self._wanted(self._final(number) | {"content": "", "tokens": []}))]
+        return [event(self._selected(self._final(number) | {"content": "", "tokens": []}))]
 
     def end(self) -> list[bytes]:
         return []
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
-        results = [self._wanted(self._final(number)) for number in range(len(self.prompts))]
+        results = [self._selected(self._final(number)) for number in range(len(self.choices))]
         return results[0] if len(results) == 1 else results
 
-    def _wanted(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Only of the last event of a stream, as llama-server has it: those before are the text."""
+    def _selected(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The `response_fields` that the client chose. As in llama-server, they affect only the last event."""
         wanted = self.body.response_fields
         return fields if not wanted else dict(_selected(fields, wanted))
 
     def _final(self, number: int) -> dict[str, Any]:
-        result, choice, prompt = self.results[number], self.choices[number], self.prompts[number]
+        result, choice, request = self.results[number], self.choices[number], self._requests[number]
         fields = {
             "index": number,
             "content": choice.text,
@@ -113,9 +103,9 @@ class NativeAnswer(Answering):
             "stop": True,
             "model": self.model,
             "tokens_predicted": len(result.tokens),
-            "tokens_evaluated": len(prompt),
-            "generation_settings": self._generation_settings(self.requests[number]),
-            "prompt": self._prompt_text(prompt),
+            "tokens_evaluated": len(request.prompt),
+            "generation_settings": self._generation_settings(request),
+            "prompt": self._prompt_text(request.prompt),
             "has_new_line": "\n" in choice.text,
             "truncated": result.truncated,
             "stop_type": self._stop_type(number),
@@ -125,12 +115,12 @@ class NativeAnswer(Answering):
         }
         if choice.logprobs:
             fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, choice.logprobs)
-        if self.tells:
+        if self.sends_origins:
             fields["rest_local"] = {"draft": result.draft.to_dict()}
         return fields
 
-    def _prompt_text(self, prompt: list[int]) -> str:
-        """Empty where nobody reads it: it takes half a microsecond a token."""
+    def _prompt_text(self, prompt: Sequence[int]) -> str:
+        """Empty if the client did not select it: it costs half a microsecond a token."""
         wanted = self.body.response_fields
         if wanted and "prompt" not in wanted:
             return ""
@@ -143,7 +133,7 @@ class NativeAnswer(Answering):
         return "word" if result.stopping_word else "eos"
 
     def _generation_settings(self, request: Request) -> dict[str, Any]:
-        """What the answer was made with, whatever was sent: defaults filled in, samplers that are off at their off."""
+        """The settings in effect: defaults filled in, samplers that are off with their neutral value."""
         sampling = request.sampling
         effective: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLERS}
         limit = -1 if self.body.n_predict is None and self.body.max_tokens is None else request.max_tokens
@@ -164,7 +154,7 @@ class NativeAnswer(Answering):
 
 
 def _selected(fields: dict[str, Any], wanted: list[str]) -> list[tuple[str, Any]]:
-    """`timings/prompt_n` is a key of its own, with the value it leads to; what leads nowhere is left out."""
+    """Fields by path: `timings/prompt_n` becomes a key with the value at that path. Unknown paths are left out."""
     found: list[tuple[str, Any]] = []
     for name in wanted:
         value: Any = fields

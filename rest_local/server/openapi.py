@@ -1,4 +1,4 @@
-"""GET /openapi.json: the description of every route, made from the types that check the bodies, so it cannot drift."""
+"""GET /openapi.json: describes every route. It is made of the types that check the bodies, so it cannot differ."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
-from rest_local.server.running import json_response
 from rest_local.server.state import state_of
+from rest_local.server.streaming import json_response
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
@@ -35,8 +35,8 @@ _ERROR = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """A route as clients see it. `streams`: answers in events where the body asks for them."""
+class Operation:
+    """A method of a route. `streams`: answers with events if the body requests them."""
 
     method: str
     path: str
@@ -47,14 +47,14 @@ class Call:
 
 
 @cache
-def describe(calls: tuple[Call, ...], with_keys: bool) -> dict[str, Any]:
+def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 description."""
-    bodies = list(dict.fromkeys(call.body for call in calls if call.body is not None))
+    bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
     schemas = {**definitions.get("$defs", {}), "Error": _ERROR}
     paths: dict[str, dict[str, Any]] = {}
-    for call in calls:
-        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
     components: dict[str, Any] = {"schemas": schemas}
     described: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -68,17 +68,17 @@ def describe(calls: tuple[Call, ...], with_keys: bool) -> dict[str, Any]:
     return described
 
 
-def _operation(call: Call) -> dict[str, Any]:
+def _described(call: Operation) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
     content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
     if call.streams:
-        content["text/event-stream"] = {"schema": {}}  # readers take it for the text, or for each event
+        content["text/event-stream"] = {"schema": {}}  # some readers take it for the text, others for an event
     operation: dict[str, Any] = {
         "summary": call.summary,
         "responses": {
-            "200": {"description": "done", "content": content},
+            "200": {"description": "success", "content": content},
             "4XX": {"description": "refused", "content": error},
-            "5XX": {"description": "cannot be done here, or not now", "content": error},
+            "5XX": {"description": "not supported, or not possible now", "content": error},
         },
     }
     names = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
@@ -94,5 +94,5 @@ def _operation(call: Call) -> dict[str, Any]:
 
 async def openapi(request: HttpRequest) -> Response:
     """The description of this server."""
-    calls: tuple[Call, ...] = request.app.state.calls
-    return json_response(describe(calls, bool(state_of(request).settings.keys)))
+    operations: tuple[Operation, ...] = request.app.state.operations
+    return json_response(describe(operations, bool(state_of(request).settings.keys)))

@@ -1,7 +1,7 @@
-"""GET /: one static file, the chat and fill-in-the-middle page.
+"""GET /: the page for chat and fill-in-the-middle, one static file.
 
-It may load nothing, run nothing but the script and the style that it came with (the browser compares their hashes),
-turn no text into markup, and call nobody but this server; nobody may frame it. Knows nothing about models.
+Its security policy: it loads nothing, runs only its own script and style (the browser compares their hashes), turns no
+text into markup, calls only this server and cannot be framed. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def page(request: HttpRequest) -> Response:
 
 @cache
 def _html() -> bytes:
-    """With the line ends that a browser makes of all others before it computes hashes."""
+    """The page with line feeds, into which a browser converts all line ends before it computes hashes."""
     return files("rest_local.server").joinpath("page.html").read_bytes().replace(b"\r\n", b"\n")
 
 
@@ -55,6 +55,6 @@ def _policy(html: bytes) -> str:
 
 
 def _hashes(html: bytes, tag: bytes) -> str:
-    """Of every inline element of this kind, as the policy writes them."""
+    """Hashes of all inline elements with this tag, in the policy's notation."""
     texts = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in texts)

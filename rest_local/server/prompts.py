@@ -1,6 +1,7 @@
-"""From what a client sends to the tokens of the prompt: conversations, plain prompts, gaps to be filled.
+"""Makes the tokens of a prompt from what a client sends: a conversation, a plain prompt, or a gap to fill.
 
-Text of a gap's file is never parsed for special tokens; a plain prompt is, since clients build such prompts themselves.
+Special tokens are recognized in plain prompts, because clients build prompts with them. In the text around a gap they
+are not.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rest_local.chat.conversation import ChatTemplate
-from rest_local.chat.tools import format_of
+from rest_local.chat.tools import Tool, format_of
 from rest_local.decoding.chat import chat_template
 from rest_local.errors import OptionError, PromptTooLong
-from rest_local.server.bodies import MAX_PROMPTS, Message, Prompt, Tool
+from rest_local.server.bodies import MAX_PROMPTS, PromptField
 from rest_local.server.errors import ApiError
-from rest_local.server.requests import text_of
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -22,50 +22,50 @@ if TYPE_CHECKING:
 
 REPOSITORY = "project"
 PREFIX_SHARE = 0.75
-"""Of what is free, for the text before the gap where that behind it is long as well; llama-server's share."""
+"""Share of the free context for the text before the gap if the text after it is long too; llama-server's value."""
 
 
 def chat_text(
     engine: Engine,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The conversation in the model's own template. Raises ApiError, TemplateFailed; 501 where there is no template."""
-    for message in messages:
-        text_of(message.content)  # refuses parts that are not text
+    """The conversation in the model's own template.
+
+    Raises OptionError for an invalid message, TemplateFailed, ApiError 501 if the model has no template.
+    """
     template = template_of(engine)
     return template.render(
-        [message.model_dump(exclude_none=True) for message in messages],
-        tools=tools or None,
+        messages,
+        tools=tools,
         variables=variables,
         add_generation_prompt=add_generation_prompt,
         calls_as_text=format_of(template.source).write,
     )
 
 
-def offered(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
-    """Tools as templates take them."""
-    return [tool.model_dump(exclude_none=True) for tool in tools or ()]
-
-
 def template_of(engine: Engine) -> ChatTemplate:
-    """The model's own. Raises ApiError 501 where it has none."""
+    """The model's own template. Raises ApiError 501 if it has none."""
     if not engine.model.chat_template:
         raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
     return chat_template(engine.model)
 
 
 def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
-    """How a special token is written in a prompt; None where the vocabulary has none."""
+    """The text of a special token; None where the vocabulary has no such token."""
     return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
 
 
-def plain_prompts(engine: Engine, prompt: Prompt, most: int, longest: int | None = None) -> list[list[int]]:
-    """Token ids of each prompt: a text, several, a list of ids, several. `longest`: tokens of one text.
+def plain_prompts(engine: Engine, prompt: PromptField, most: int, longest: int | None = None) -> list[list[int]]:
+    """Token ids of each prompt: one text, several texts, one list of ids, or several lists.
 
-    Raises ApiError 400 for none and for more than `most`, OptionError for an unknown id, PromptTooLong."""
+    most      prompts at once
+    longest   tokens of one text
+
+    Raises ApiError 400 for no prompt and for more than `most`, OptionError for an unknown id, PromptTooLong.
+    """
     if isinstance(prompt, str):
         return [engine.tokenize(prompt, most=longest)]
     if prompt and isinstance(prompt[0], int):
@@ -80,10 +80,11 @@ def plain_prompts(engine: Engine, prompt: Prompt, most: int, longest: int | None
 def native_prompts(
     engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None = None
 ) -> list[list[int]]:
-    """llama-server's: one prompt as for `mixed_prompt`, or several: texts without ids among them, and lists.
+    """llama-server's prompts: one as for `mixed_prompt`, or several: a list of texts and lists, without ids.
 
-    `longest`: tokens of one text. Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id,
-    PromptTooLong."""
+    `longest`: tokens of one prompt. Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id,
+    PromptTooLong.
+    """
     several = not isinstance(prompt, str) and bool(prompt) and not any(isinstance(part, int) for part in prompt)
     if not several:
         return [mixed_prompt(engine, prompt, longest)]
@@ -95,8 +96,10 @@ def native_prompts(
 def mixed_prompt(
     engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None = None
 ) -> list[int]:
-    """llama-server's: a text, or texts and token ids in turn. Raises ApiError 400 for a list among them,
-    PromptTooLong for a text of more than `longest` tokens."""
+    """llama-server's prompt: a text, or texts mixed with token ids.
+
+    Raises ApiError 400 for a list inside, OptionError for an unknown id, PromptTooLong for more than `longest` tokens.
+    """
     if isinstance(prompt, str):
         return engine.tokenize(prompt, most=longest)
     tokens: list[int] = []
@@ -115,15 +118,15 @@ def mixed_prompt(
 
 
 def checked_ids(engine: Engine, ids: Any) -> list[int]:
-    """Ids that the model has. Raises OptionError: llama.cpp would end the process at others."""
+    """The ids, checked. Raises OptionError for an id that the model does not have: llama.cpp would end the process."""
     size = engine.model.vocabulary.size
     if any(not isinstance(token, int) or not 0 <= token < size for token in ids):
-        raise OptionError(f"the prompt holds token ids outside 0..{size - 1}")
+        raise OptionError(f"the prompt contains token ids outside 0..{size - 1}")
     return list(ids)
 
 
 def prompt_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
-    """What the tokens spell, special ones included."""
+    """The text of the tokens, special tokens included."""
     return b"".join(vocabulary.piece(token) for token in tokens).decode("utf-8", "replace")
 
 
@@ -135,23 +138,25 @@ def infill_tokens(
     prompt: str = "",
     answer: int = 0,
 ) -> list[int]:
-    """A gap in the form that the model was trained on, shortened to leave room for `answer` tokens.
+    """The prompt for a gap, in the form that the model was trained on, shortened to leave room for `answer` tokens.
 
-    `extra`: (file name, text) of other files, the most important last; `prompt`: how the gap's own text begins. What
-    is far from the gap goes first: extra files from the front, the prefix from its front, the suffix from its end.
-    Raises ApiError 501 where the model has no such tokens.
+    extra    (file name, text) of other files, the most important last
+    prompt   the beginning of the gap's own text
+
+    Text far from the gap is dropped first: the first extra files, the front of the prefix, the end of the suffix.
+    Raises ApiError 501 if the model has no fill-in-the-middle tokens.
     """
     vocabulary = engine.model.vocabulary
     markers = vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle
     if any(marker is None for marker in markers):
         raise ApiError(501, "the model has no fill-in-the-middle tokens", code="no_infill")
-    before, behind, middle = (int(marker) for marker in markers if marker is not None)
+    before, after, middle = (int(marker) for marker in markers if marker is not None)
     start = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
     begun = _ids(vocabulary, prompt)
     room = max(engine.n_ctx - 1 - min(answer, engine.n_ctx // 2) - len(start) - len(begun) - 3, 0)
     left, right = _shortened(_ids(vocabulary, prefix), _ids(vocabulary, suffix), room)
     around = _context(vocabulary, extra, room - len(left) - len(right))
-    return [*start, *around, before, *left, behind, *right, middle, *begun]
+    return [*start, *around, before, *left, after, *right, middle, *begun]
 
 
 def _shortened(left: list[int], right: list[int], room: int) -> tuple[list[int], list[int]]:
@@ -161,7 +166,7 @@ def _shortened(left: list[int], right: list[int], room: int) -> tuple[list[int],
 
 
 def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int) -> list[int]:
-    """Other files, as many of the last ones as fit: with the repository's markers where the model has them."""
+    """As many of the last files as fit, with markers of repository and file where the model has them."""
     parts = [_file(vocabulary, name, text) for name, text in extra]
     if not parts:
         return []

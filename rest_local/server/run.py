@@ -1,8 +1,10 @@
-"""A server's life: bind, load the model while /health says 503, answer, drain, close.
+"""Runs a server: bind, load the model while /health answers 503, serve, drain, close.
 
-SIGTERM and Ctrl-C stop listening and let running answers end, `drain_seconds` at most; SIGTERM again ends at once.
-While the model loads they end that before its next forward pass.
-SIGHUP opens the newest commits of the datastores. One process, one event loop; the engine has its own thread.
+- SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
+  process at once. While the model loads, they end that before its next forward pass.
+- SIGHUP opens the newest commits of the datastores.
+
+There is one process and one event loop. The engine has a thread of its own.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("rest_local.server")
 
 DRAIN_SECONDS = 30
-IDLE_SECONDS = 75  # of a kept connection; editors ask again within a minute
+IDLE_SECONDS = 75  # of a kept connection; editors send the next request within a minute
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
-BACKLOG = 128  # connections that wait to be accepted; asyncio tries as often at once where descriptors run out
-WORKERS_SECONDS = 10.0  # for threads that were told to stop; a chat template may take half of that
+BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this often when descriptors run out
+WORKERS_SECONDS = 10.0  # for worker threads to stop; a chat template may take half of that
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, with this program's signals. `interrupted`: Ctrl-C ended it."""
+    """uvicorn's server with other signal handlers. `interrupted`: Ctrl-C ended it."""
 
     def __init__(self, config: uvicorn.Config, on_hangup: Callable[[], None], on_stop: Callable[[], None]) -> None:
         super().__init__(config)
@@ -51,13 +53,13 @@ class HttpServer(uvicorn.Server):
         self._on_stop = on_stop
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Requests that are not decoding yet are refused; the others end, as uvicorn does it."""
+        """Refuse requests that are not decoding yet; uvicorn then waits for the others."""
         self._on_stop()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, does not raise the signal again afterwards: to end on SIGTERM is a success."""
+        """Unlike uvicorn's method, does not raise the signal again: to end on SIGTERM is a success."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -84,9 +86,11 @@ class HttpServer(uvicorn.Server):
 
 
 class Serving:
-    """One server and the engine it loads.
+    """One server and its engine.
 
-    `load`: called in a thread of its own; `queue`: requests that may wait; `start`: makes the service.
+    load    loads the engine; called in a thread of its own
+    queue   number of requests that may wait
+    start   makes the service of the engine and `queue`
     """
 
     def __init__(
@@ -123,27 +127,27 @@ class Serving:
         self.http = HttpServer(config, self._hang_up, self.state.workers.stop)
 
     def run(self, listening: socket.socket) -> None:
-        """Answers until it is told to stop. Raises what loading raised, KeyboardInterrupt for Ctrl-C."""
+        """Serve until stopped. Raises what `load` raises, and KeyboardInterrupt for Ctrl-C."""
         loader = threading.Thread(target=self._open, name="rest-local-load", daemon=True)
         loader.start()
         try:
             self.http.run(sockets=[listening])
         finally:
-            unwanted = self._error is None  # what loading ends with from here on is our doing
+            stopped = self._error is None  # an error of loading from here on is caused by the stop
             self._stop.set()
             loader.join()
             self._close()
         if self.http.interrupted:
             raise KeyboardInterrupt
-        if self._error is not None and not unwanted:
+        if self._error is not None and not stopped:
             raise self._error
 
     def stop(self) -> None:
-        """As SIGTERM does, from any thread."""
+        """Stop as SIGTERM does. Any thread."""
         self.http.should_exit = True
 
     def reload(self) -> None:
-        """Opens the newest commits of the datastores."""
+        """Open the newest commits of the datastores."""
         try:
             service, engine = self.state.service, self.state.engine
             if service is not None and engine is not None:
@@ -161,7 +165,7 @@ class Serving:
                 self.state.engine = self._load()
             self.state.service = self._start(self.state.engine, self._queue)
             log.info("model loaded", extra={"fields": {"event": "loaded", "model": self.state.model_id}})
-        except BaseException as error:  # goes to whoever called `run`
+        except BaseException as error:  # `run` raises it
             self._error = error
             self.http.should_exit = True
         self.loaded.set()
@@ -174,9 +178,9 @@ class Serving:
             log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
         if service is not None:
             service.close()
-        for beside in (self.state.embedder, self.state.scoring):
-            if beside is not None:
-                beside.close()
+        if self.state.embedder is not None:
+            self.state.embedder.close()
+        self.state.scoring.close()
         if engine is not None:
             engine.close()
 
@@ -189,22 +193,22 @@ def _start(engine: Engine, queue: int) -> Service:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A bound, listening socket. Raises RestLocalError: the port is taken, no such address."""
+    """A bound, listening socket. Raises RestLocalError if the port is taken or the address does not exist."""
     try:
         family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((settings.host, settings.port), family=family, backlog=128)
     except OSError as error:
         cause = error.strerror or str(error)
         raise RestLocalError(f"port {settings.port} on {settings.host}: {cause}; give another --port") from error
-    # asyncio sends without delay only on sockets that say they are TCP, and `create_server`'s leave that open: each
-    # event of a stream would wait up to 40 ms for the acknowledgement of the one before.
+    # asyncio disables Nagle's algorithm only on sockets created with IPPROTO_TCP, which `create_server` does not set:
+    # each event of a stream would wait up to 40 ms for the acknowledgement of the one before.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listening.detach())
     listening.set_inheritable(True)
     return listening
 
 
 def log_to_stderr() -> None:
-    """Requests and warnings as lines of JSON."""
+    """Log requests and warnings to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name, level in (("rest_local.server", logging.INFO), ("uvicorn.error", logging.WARNING)):

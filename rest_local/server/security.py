@@ -1,9 +1,12 @@
-"""Who may call, and what they may send: checked before anything of a body is read.
+"""Checks on every request before its body is read: origin, key, type and size.
 
-Two layers of plain ASGI. `Gate` looks at where a request comes from: its Host (a page that rebinds a DNS name to this
-machine gives that name), its Origin (a page of another site). `Guard` looks at the key, the kind of the body and its
-size. Between them answers the CORS middleware, where origins are allowed: a preflight carries no key.
-Forwarded headers mean nothing here.
+Two layers of plain ASGI middleware:
+
+- `Gate` checks where a request comes from: its Host (a page that rebinds a DNS name to this machine sends that name)
+  and its Origin (a page of another site).
+- `Guard` checks the key, and the type and size of the body.
+
+The CORS middleware is between them, because a preflight request has no key. Forwarded headers are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ OPEN = ("/health", "/v1/health")
 
 
 class Gate:
-    """Refuses hosts that are not on the list, and pages of other origins."""
+    """Refuses hosts that are not allowed, and pages of other origins."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -46,7 +49,7 @@ class Gate:
 
     def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
         name = host_name(host)
-        here = (scope.get("server") or ("", 0))[0]  # by address: no DNS name was asked, so none was rebound
+        here = (scope.get("server") or ("", 0))[0]  # an address, not a DNS name, so nothing was rebound
         if name not in self._hosts and name != here:
             return ApiError(403, "the Host header names another server; see --allow-host", code="host_not_allowed")
         if origin is None or origin.lower() in self._origins or _same_origin(origin, host):
@@ -55,7 +58,7 @@ class Gate:
 
 
 class Guard:
-    """Asks for the key on every route but /health, and bounds what is read."""
+    """Requires the key on every route except /health, and limits the body."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._keys, self._max_body = app, settings.keys, settings.max_body
@@ -75,20 +78,20 @@ class Guard:
         if self._keys and scope["path"] not in OPEN and not _opens(self._keys, given_keys(headers)):
             scheme = 'Basic realm="rest-local: the key is the password"' if scope["path"] == "/" else "Bearer"
             message = "give the server's API key as `Authorization: Bearer KEY`"
-            return _last_word(401, message, "invalid_api_key", {"www-authenticate": scheme})
+            return _closing_error(401, message, "invalid_api_key", {"www-authenticate": scheme})
         if headers.get("content-encoding", "identity").lower() != "identity":
-            return _last_word(415, "compressed bodies are not read", "unsupported_encoding")
+            return _closing_error(415, "compressed bodies are not supported", "unsupported_encoding")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                return _last_word(415, "send the body as application/json", "unsupported_media_type")
+                return _closing_error(415, "send the body as application/json", "unsupported_media_type")
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
             return self._too_large()
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """For bodies in chunks, whose length nobody says."""
+        """`receive` with the limit for bodies in chunks, whose length is not known in advance."""
         seen = 0
 
         async def bounded() -> Message:
@@ -102,11 +105,11 @@ class Guard:
         return bounded
 
     def _too_large(self) -> ApiError:
-        return _last_word(413, f"the body is larger than {self._max_body} bytes", "body_too_large")
+        return _closing_error(413, f"the body is larger than {self._max_body} bytes", "body_too_large")
 
 
-def _last_word(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
-    """The body was not read, so the connection cannot be used again."""
+def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
+    """An error that closes the connection: the body is not read, so no further request can follow it."""
     return ApiError(status, message, code=code, headers={"connection": "close", **(headers or {})})
 
 
@@ -119,25 +122,25 @@ def host_name(host: str) -> str:
 
 
 def _same_origin(origin: str, host: str) -> bool:
-    """A page that came from here. http or https: something in front of us may do TLS."""
+    """Whether a page came from this server. http or https, because a proxy in front of it may do TLS."""
     scheme, _, place = origin.lower().partition("://")
     return scheme in ("http", "https") and place == host.strip().lower()
 
 
 def given_keys(headers: Headers) -> list[bytes]:
-    """Where clients put a key: a bearer token, `x-api-key`, or the password that a browser asks for."""
+    """The keys in a request: a bearer token, `x-api-key`, `api-key`, or the password of a browser's login."""
     found = [headers[name].encode("latin-1") for name in ("x-api-key", "api-key") if name in headers]
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         found.append(value.strip().encode("latin-1"))
     elif scheme.lower() == "basic":
-        with contextlib.suppress(binascii.Error, ValueError):  # not base64: not a key either
+        with contextlib.suppress(binascii.Error, ValueError):  # not base64, so not a key
             found.append(base64.b64decode(value, validate=True).partition(b":")[2])
     return found
 
 
 def _opens(keys: Iterable[bytes], given: Iterable[bytes]) -> bool:
-    """Every comparison is made, each in constant time: how long it takes tells nothing about the keys."""
+    """Whether any given key is right. Makes every comparison in constant time, so that timing reveals nothing."""
     offered = list(given)
     matches = [hmac.compare_digest(key, one) for key in keys for one in offered]
     return any(matches)

@@ -1,4 +1,4 @@
-"""What a server was told to do, checked when it is made. Knows nothing about HTTP libraries or the engine."""
+"""The settings of a server, checked on construction. Knows nothing about HTTP libraries or the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rest_local.errors import OptionError
 
 DEFAULT_PORT = 8012  # what llama.vim and llama.vscode look for
 MAX_BODY = 8 << 20
-"""Bytes. A prompt of a million tokens is some 4 MB of text."""
+"""Bytes. A prompt of a million tokens is about 4 MB of text."""
 
 ANY_MODEL = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -18,19 +18,19 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 @dataclass(frozen=True)
 class Settings:
-    """One server.
+    """The settings of one server.
 
-    host, port        where it listens
-    aliases           names it answers to beside the model's own; `*` answers to any
-    keys              one of these opens every route but /health; none: no key is asked for
-    allowed_hosts     names beside the loopback's and the bound address that a Host header may give; one that is not
-                      this machine's own tells that others reach it, through a proxy or from a container
-    allowed_origins   web pages of other origins that may call, such as `http://localhost:3000`
-    metrics           whether there is a /metrics
-    max_body          bytes of a request's body
+    host, port        address to listen on
+    aliases           names of the model in addition to its own; `*` accepts any name
+    keys              API keys, one of which every route except /health requires; empty: no key is required
+    allowed_hosts     names that a Host header may contain in addition to the loopback names and the bound address; a
+                      name that is not this machine's own means that other machines reach it, for example by a proxy
+    allowed_origins   origins of other web pages that may call, such as `http://localhost:3000`
+    metrics           whether /metrics is available
+    max_body          limit of a request's body in bytes
     statistics        send draft statistics, and text as the steps give it, to other machines too
 
-    Raises OptionError: a server that other machines reach needs a key.
+    Raises OptionError for a wrong value, and for a server that other machines reach without a key.
     """
 
     host: str = "127.0.0.1"
@@ -45,34 +45,36 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.keys:
-            self._check_nobody_else()
+            self._check_local_only()
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise OptionError(f"origin {origin!r}: give a scheme and a host, for example http://localhost:3000")
         if any(not alias or len(alias) > 256 or not alias.isprintable() for alias in self.aliases):
             raise OptionError("alias: give a name of 1 to 256 printable characters")
 
-    def _check_nobody_else(self) -> None:
+    def _check_local_only(self) -> None:
         if not is_loopback(self.host):
             raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
         for name in self.allowed_hosts:
             if not is_loopback(name):
-                raise OptionError(f"allowed host {name}: others reach it by that name; give --api-key-file as well")
+                raise OptionError(f"allowed host {name}: other machines reach it by that name; give --api-key-file")
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it, as far as its settings tell."""
+        """Whether only this machine can reach the server, as far as its settings tell."""
         return all(map(is_loopback, (self.host, *self.allowed_hosts)))
 
     @property
     def shows_steps(self) -> bool:
-        """Whether what a step drafted and gave may be seen. The tokens of each step and the counts of accepted ones
-        tell a listener what the datastore holds (arXiv 2411.01076), so other machines see neither unless asked for."""
+        """Whether clients may see the tokens of each step and the counts of accepted draft tokens.
+
+        Both reveal what the datastore contains (arXiv 2411.01076), so other machines see neither by default.
+        """
         return self.is_local or self.statistics
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name is this machine's own only."""
+    """Whether an address or a name belongs to the loopback interface."""
     host = host.lower().rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):  # RFC 6761
         return True
@@ -83,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:
-    """The keys of a key file: one a line, `#` begins a comment line. Raises OptionError where there is none."""
+    """The keys of a key file: one per line, `#` begins a comment line. Raises OptionError if there is none."""
     lines = [line.strip() for line in data.splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith(b"#"))
     if not keys:

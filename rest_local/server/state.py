@@ -1,4 +1,4 @@
-"""What the routes share: the settings, and the engine's service once the model is loaded."""
+"""The state that all routes share: the settings, and the engine and its service once the model is loaded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from rest_local.server.errors import ApiError, loading
-from rest_local.server.scoring import Scoring
 from rest_local.server.settings import ANY_MODEL, Settings
-from rest_local.server.workers import Workers
+from rest_local.server.workers import Scoring, Workers
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -21,8 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """One server's. `name`: of the model, known before it is loaded. `engine` and `service` come when it is,
-    `embedder` with the first request for one; whoever loaded the engine closes these and `scoring`."""
+    """The state of one server.
+
+    name              of the model, known before it is loaded
+    engine, service   set when the model is loaded
+    embedder          made for the first request that needs it
+
+    `Serving` closes the engine, the service, the embedder and `scoring`.
+    """
 
     settings: Settings
     name: str
@@ -41,12 +46,12 @@ class State:
 
     @property
     def names(self) -> list[str]:
-        """Every name the model answers to, the one it is called by first."""
+        """All names of the model, `model_id` first."""
         aliases = [alias for alias in self.settings.aliases if alias != ANY_MODEL]
         return list(dict.fromkeys([self.model_id, *aliases, self.name]))
 
     def check_model(self, name: str | None) -> str:
-        """The name that an answer gives back. A name is looked up and nothing else. Raises ApiError 404."""
+        """The name for the answer. A name is only compared, never used as a path. Raises ApiError 404."""
         if not name:
             return self.model_id
         if name in self.names or ANY_MODEL in self.settings.aliases:
@@ -54,7 +59,7 @@ class State:
         raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
 
     def loaded(self) -> tuple[Service, Engine]:
-        """Raises ApiError 503 while the model loads."""
+        """The service and the engine. Raises ApiError 503 while the model loads."""
         if self.service is None or self.engine is None:
             raise loading()
         return self.service, self.engine

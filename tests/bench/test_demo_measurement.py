@@ -1,4 +1,4 @@
-"""The demo's measurement on scripted generations: what counts as identical, when it samples, what the headline is."""
+"""The demo's measurement on scripted generations: identical runs, sampling, and the speed-up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rest_local.bench import demo, prompts
+from rest_local.bench.demo import repeated_share
 from rest_local.bench.prompts import Prompt
-from rest_local.bench.repeats import repeated_share
 from rest_local.decoding.results import DraftStatistics
 from rest_local.errors import OptionError
 
@@ -18,7 +18,7 @@ PROMPT = Prompt("stored", "a title", "text")
 
 
 class ScriptedEngine:
-    """`answer(policy, sampling, call)` gives the tokens; speeds go by policy."""
+    """`answer(policy, sampling, call)` returns the tokens; the speed depends on the policy."""
 
     def __init__(self, answer: Any) -> None:
         self._answer, self.calls = answer, []
@@ -46,7 +46,7 @@ class Stream:
         return iter(["piece"])
 
 
-class Watcher:
+class Recorder:
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
@@ -77,7 +77,7 @@ def test_one_different_run_is_not_identical() -> None:
     assert not result.identical
 
 
-def test_where_greedy_loops_both_sides_sample_with_one_seed() -> None:
+def test_both_sides_sample_with_one_seed_if_greedy_decoding_loops() -> None:
     engine, result = measure(lambda _, sampling, __: [1] * 30 if sampling.is_greedy else list(range(30)))
     assert result.sampled
     assert {(s.seed, s.temperature) for _, s in engine.calls[1:]} == {(demo.SEED, demo.TEMPERATURE)}
@@ -85,10 +85,10 @@ def test_where_greedy_loops_both_sides_sample_with_one_seed() -> None:
     assert not result.loops
 
 
-def test_audience_sees_the_first_pair_only() -> None:
-    watcher = Watcher()
-    measure(lambda *_: list(range(30)), audience=watcher)
-    assert watcher.seen == [("stored", "exact", False), "plain", "drafted"]
+def test_only_the_first_pair_is_shown() -> None:
+    recorder = Recorder()
+    measure(lambda *_: list(range(30)), display=recorder)
+    assert recorder.seen == [("stored", "exact", False), "plain", "drafted"]
 
 
 def test_a_question_goes_through_the_chat_template_with_its_prediction() -> None:
@@ -98,7 +98,7 @@ def test_a_question_goes_through_the_chat_template_with_its_prediction() -> None
     assert set(engine.prompts) == {("<user>text", "old")}
 
 
-def test_the_line_of_json_holds_the_first_run_and_all_comparisons() -> None:
+def test_json_holds_the_first_run_and_all_comparisons() -> None:
     _, first = measure(lambda *_: list(range(30)))
     _, loops = measure(lambda *_: [1] * 30)
     line = demo.to_json([first, loops])
@@ -114,7 +114,7 @@ def test_repeated_share(tokens: list[int], share: float) -> None:
     assert repeated_share(tokens) == pytest.approx(share)
 
 
-def test_prompts_are_what_they_say() -> None:
+def test_prompts_come_from_their_modules() -> None:
     held_out = prompts.held_out_modules()
     assert "csv.py" in held_out
     assert "queue.py" not in held_out
@@ -130,7 +130,7 @@ def test_prompts_are_what_they_say() -> None:
     assert prompts.unseen_prompt(chat=True).chat
 
 
-def test_a_folder_of_code_gives_its_own_prompts(tmp_path: Path) -> None:
+def test_a_folder_of_code_provides_the_prompts(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("x = 1\n")
     (tmp_path / "right.py").write_text("def first_name(value):\n    return value\n\n" * 130)
     (tmp_path / ".hidden.py").write_text("def secret():\n    pass\n" * 250)

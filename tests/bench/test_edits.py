@@ -1,12 +1,12 @@
-"""Edits of a repository become recorded answers: old file in the prompt, what follows the change the answer."""
+"""Edits of a repository become recorded answers: the old file is in the prompt, the answer starts at the change."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.repository import Repository
 
 from rest_local.bench import edits
 from rest_local.bench.edits import load_edits
@@ -23,23 +23,6 @@ def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
         yield model.vocabulary
 
 
-class Repository:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.mkdir()
-        self.git("init", "--quiet")
-
-    def git(self, *arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(self.path), *identity, *arguments], check=True, capture_output=True)
-
-    def commit(self, message: str, files: dict[str, str | bytes]) -> None:
-        for name, content in files.items():
-            (self.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "-m", message)
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
@@ -49,7 +32,7 @@ def text(vocabulary: Vocabulary, tokens: list[int]) -> str:
     return b"".join(map(vocabulary.piece, tokens)).decode()
 
 
-def test_the_answer_is_what_follows_the_first_change(repository: Repository, vocabulary: Vocabulary) -> None:
+def test_the_answer_starts_at_the_first_change(repository: Repository, vocabulary: Vocabulary) -> None:
     new = OLD.replace("line 7 of", "line SEVEN of")
     repository.commit("first", {"a file.txt": OLD})
     repository.commit("Write the number\n\nin capitals", {"a file.txt": new})
@@ -80,7 +63,7 @@ def test_the_newest_edits_come_first_and_are_bounded(repository: Repository, voc
     assert len(load_edits(repository.path, vocabulary, 2)) == 2
 
 
-def test_what_is_no_edit_of_a_text_file_is_left_out(repository: Repository, vocabulary: Vocabulary) -> None:
+def test_only_edits_of_text_files_count(repository: Repository, vocabulary: Vocabulary) -> None:
     binary, long, short = OLD.encode() + b"\0", OLD * 200, "short"
     files: dict[str, str | bytes] = {"binary": binary, "latin": OLD.encode() + b"\xe9", "long": long, "short": short}
     repository.commit("first", {**files, "gone": OLD, "moved": OLD + "x" * 50})
@@ -90,12 +73,12 @@ def test_what_is_no_edit_of_a_text_file_is_left_out(repository: Repository, voca
     repository.commit("second", {**changed, "new": OLD})
     with pytest.raises(InputInvalid, match="no commit changes a text file"):
         load_edits(repository.path, vocabulary)
-    repository.commit("control \x1e \x1f :100644 100644 are no harm", {"new": OLD + "!" * 10})
+    repository.commit("control \x1e \x1f :100644 100644 do no harm", {"new": OLD + "!" * 10})
     (edit,) = load_edits(repository.path, vocabulary)
-    assert text(vocabulary, edit.prompt).startswith("control \x1e \x1f :100644 100644 are no harm\n")
+    assert text(vocabulary, edit.prompt).startswith("control \x1e \x1f :100644 100644 do no harm\n")
 
 
-def test_what_is_no_repository_is_one_line(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_a_missing_repository_is_one_line(tmp_path: Path, vocabulary: Vocabulary) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "file").write_text("")
     Repository(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""A datastore that always misleads costs next to nothing: every context it holds goes on with a wrong token."""
+"""A datastore in which every context continues with a wrong token costs at most 3%."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rest_local.retrieval.format import VocabularyId
 
 N_VOCAB = 900
 VOCABULARY = VocabularyId("ab" * 32, N_VOCAB, "test")
-WRONG = 16  # tokens behind each context
+WRONG = 16  # tokens after each context
 
 
 def wrong_continuations(recorded: list[Recorded], agreeing: int) -> Iterator[tuple[str, npt.NDArray[np.integer]]]:
-    """Behind every token of every answer `agreeing` times the same wrong text, so that a match looks certain."""
+    """After every token of every answer, `agreeing` copies of the same wrong text, so that a match looks certain."""
     for answer in recorded:
         text = [*answer.prompt[-1:], *answer.answer]
         for place, (token, right) in enumerate(pairwise(text)):
-            lie = [token, *((right + 1 + n) % N_VOCAB for n in range(WRONG))]
+            wrong = [token, *((right + 1 + n) % N_VOCAB for n in range(WRONG))]
             for copy in range(agreeing):
-                yield f"{answer.name}.{place}.{copy}", np.array(lie, np.int32)
+                yield f"{answer.name}.{place}.{copy}", np.array(wrong, np.int32)
 
 
 @pytest.mark.parametrize("curve", ["cpu-2-cores-0.5b-q4_0", "assumed-flat-to-8"])
 @pytest.mark.parametrize("agreeing", [1, 4])
 @pytest.mark.parametrize("length", [40, 200])
-def test_wrong_continuations_behind_every_match_cost_at_most_three_percent(
+def test_wrong_continuations_of_every_match_cost_at_most_three_percent(
     length: int, agreeing: int, curve: str, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(1)
@@ -52,6 +52,6 @@ def test_wrong_continuations_behind_every_match_cost_at_most_three_percent(
         )
         rows = Sources([store], N_VOCAB)
         rows.restart(recorded[0].answer[:5])
-        assert rows.rows()  # there is something to be misled by
+        assert rows.rows()  # there are rows to draft from
     assert tally.speedup >= 0.97
     assert tally.changed == 0

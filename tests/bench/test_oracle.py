@@ -1,4 +1,4 @@
-"""The oracle is the fastest way through an answer over right candidates: compared with trying every way."""
+"""The oracle is the fastest way through an answer, compared with a search of all ways."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def curve_of(ms: list[float]) -> CostCurve:
 
 
 def least(longest: list[int], ms: list[float]) -> float:
-    """Every sequence of right chains; a chain may be filled up to a size that costs less."""
+    """The least time over all sequences of right chains; a chain may be padded to a size that costs less."""
 
     @cache
     def from_(at: int) -> float:
@@ -48,7 +48,7 @@ def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
 
 @given(st.data())
 @settings(max_examples=100)
-def test_the_fair_bound_is_the_oracle_where_every_place_looks_different(data: st.DataObject) -> None:
+def test_the_fair_bound_is_the_oracle_if_every_place_looks_different(data: st.DataObject) -> None:
     length = data.draw(st.integers(2, 9))
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]
     curve = curve_of(data.draw(st.lists(st.floats(1, 50), min_size=length, max_size=length)))
@@ -58,7 +58,7 @@ def test_the_fair_bound_is_the_oracle_where_every_place_looks_different(data: st
 
 
 def test_the_fair_bound_cannot_know_where_a_copy_ends() -> None:
-    """Two places in three look alike: chains of 4 and of none. A draft there costs 2 of 3 steps or nothing."""
+    """Places with a right chain of 4 and without any look alike, so a draft of one size is wrong at half of them."""
     longest, seen = [0], [0]
     for number in range(60):
         n = 4 if number % 2 else 0
@@ -69,13 +69,13 @@ def test_the_fair_bound_cannot_know_where_a_copy_ends() -> None:
     assert 1.0 < fair(reach, curve)["speedup"] < oracle(reach, curve)["speedup"] - 0.2
 
 
-def test_what_the_oracle_may_draft_is_what_the_sources_hold() -> None:
+def test_the_oracle_drafts_only_what_the_sources_hold() -> None:
     history = GrowingText()
     history.extend([1, 2, 3, 4, 5, 9, -1])
     (reach,) = reaches([Recorded("a", [7], [1, 2, 3, 4, 5, 6])], lambda: Sources([], 100, history))
     assert reach.n_prompt == 1
     assert len(reach.seen) == 6
-    assert reach.longest == [0, 4, 3, 2, 1, 0]  # never the last token: that is the model's own
+    assert reach.longest == [0, 4, 3, 2, 1, 0]  # never the last token, which comes from the model
 
 
 def test_short_answers_do_not_count() -> None:

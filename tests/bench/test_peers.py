@@ -1,4 +1,4 @@
-"""The peers' rules on texts small enough to follow by hand, and their published figures on recorded answers."""
+"""The peers' rules match hand-computed cases and their published figures on recorded answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench import arctic
-from rest_local.bench.peers import NgramMod, NgramSimple, Peer, PromptLookup
+from rest_local.bench.peers import Arctic, NgramMod, NgramSimple, Peer, PromptLookup, why_no_arctic
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, replay
 from rest_local.llama.model import Model
@@ -21,7 +20,7 @@ def proposed(peer: Peer, tokens: Sequence[int], limit: int = 63) -> list[int]:
 
 
 def replayed(peer: Peer, recorded: Sequence[Recorded]) -> tuple[float, float]:
-    """MAT and nodes a step."""
+    """MAT and nodes per step."""
     result = replay(recorded, lambda: peer, peer, FREE).to_dict()
     assert result["tokens_changed"] == 0
     return result["mat"], result["nodes_per_step"]
@@ -54,21 +53,21 @@ def test_ngram_simple_takes_the_latest_match_of_twelve() -> None:
     assert proposed(NgramSimple(), text)[:15] == [*range(201, 215), 500]
     assert len(proposed(NgramSimple(), text)) == 48
     assert len(proposed(NgramSimple(), text, limit=20)) == 20
-    assert proposed(NgramSimple(), [*gram, *filler, *gram]) == []  # position 0 stands for no match
+    assert proposed(NgramSimple(), [*gram, *filler, *gram]) == []  # position 0 means no match
     assert proposed(NgramSimple(), [0, *gram, *filler, *gram[1:]]) == []  # only eleven
     assert proposed(NgramSimple(), [0, *gram, *gram[:11], *gram]) == []  # too short a text
 
 
-def test_ngram_mod_remembers_other_requests_and_forgets_after_five_failures() -> None:
+def test_ngram_mod_keeps_other_requests_and_is_cleared_after_five_failures() -> None:
     text = list(range(1000, 1200))
     peer = NgramMod()
     assert proposed(peer, text) == []
-    assert proposed(peer, [1, *text[:50]]) == text[50:113]  # from the request before
+    assert proposed(peer, [1, *text[:50]]) == text[50:113]  # from the previous request
     assert proposed(peer, [1, *text[:155]]) == []  # fewer than 48 of the next tokens are known
     peer = NgramMod([text])
     for failure in range(NgramMod.FAILURES):
         assert proposed(peer, text[60:120]) == text[120:183]
-        other = [text[50], *range(3000 + 200 * failure, 3200 + 200 * failure)]  # never what followed before
+        other = [text[50], *range(3000 + 200 * failure, 3200 + 200 * failure)]  # never the earlier continuation
         replayed(peer, [Recorded("wrong", text[:50], other)])  # one wrong draft; plain steps are no failures
     assert proposed(peer, text[60:120]) == []
 
@@ -80,17 +79,17 @@ def test_ngram_mod_drafts_from_earlier_answers() -> None:
     assert proposed(NgramMod(), [1, *text[:50]]) == []
 
 
-def test_arctic_is_its_own_package_or_says_why_not() -> None:
-    reason = arctic.available()
+def test_arctic_drafts_or_the_reason_is_given() -> None:
+    reason = why_no_arctic()
     if reason is not None:
         assert "arctic-inference" in reason
         pytest.skip(reason)
     text = list(range(50))
-    mat, _ = replayed(arctic.Arctic(tree=True), [Recorded("copy", text, text)] * 2)
+    mat, _ = replayed(Arctic(tree=True), [Recorded("copy", text, text)] * 2)
     assert mat > 3
     other = Recorded("other", [900], text)
-    assert replayed(arctic.Arctic(), [other] * 2)[0] == 1.0  # answers under test are no history
-    assert replayed(arctic.Arctic([text]), [other])[0] > 3
+    assert replayed(Arctic(), [other] * 2)[0] == 1.0  # answers under test are not history
+    assert replayed(Arctic([text]), [other])[0] > 3
 
 
 def test_published_figures_of_the_peers_are_met(shared_data: Callable[[str], Path]) -> None:

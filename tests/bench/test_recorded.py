@@ -1,4 +1,4 @@
-"""A file of recorded answers that is not what it should be is refused in one line that names file, line and cause."""
+"""A wrong file of recorded answers is refused in one line with file, line and cause."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_files_without_text_are_refused(tmp_path: Path, vocabulary: Vocabulary) 
             load(tmp_path / name, vocabulary)
 
 
-def test_a_file_beyond_the_bound_is_not_read_whole(
+def test_a_file_over_the_limit_is_refused(
     tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded, "MAX_TEXT", 1000)

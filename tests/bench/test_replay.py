@@ -1,4 +1,4 @@
-"""Replay counts what a decoder would have done; recorded files are told by their fields."""
+"""A replay counts the steps of a decoder, and the fields of a recorded file tell its format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flat() -> CostCurve:
 
 
 class Watched:
-    """A policy whose drafts are counted."""
+    """A policy that records the size of its drafts."""
 
     name = "watched"
     watches_entropy = False
@@ -99,7 +99,7 @@ def test_answers_of_two_tokens_are_left_out() -> None:
     assert replay([Recorded("short", [1], [2, 3])], sources, Off(), flat()).answers == 0
 
 
-def test_recorded_files_are_told_by_their_fields(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_fields_of_a_recorded_file_tell_its_format(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "mt_bench_questions.jsonl").write_text('{"question_id": 1, "turns": ["one?", "two?"]}\n')
     lines = {
         "mt.jsonl": {"question_id": 1, "choices": [{"turns": ["first", "second"]}]},

@@ -1,4 +1,4 @@
-"""The demo's datastore: built once, built again where it is not what it should be, and nobody else's touched."""
+"""The demo's datastore is built once and again if it is wrong; other datastores are not touched."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def vocabulary() -> VocabularyId:
         return VocabularyId(*model.vocabulary.identity)
 
 
-def test_what_it_holds_and_that_it_is_built_once(library: Path, vocabulary: VocabularyId) -> None:
-    said: list[str] = []
-    path = stdlib.ensure(demo_model(), said.append)
+def test_it_holds_the_library_and_is_built_once(library: Path, vocabulary: VocabularyId) -> None:
+    messages: list[str] = []
+    path = stdlib.ensure(demo_model(), messages.append)
     assert path.name == f"demo-stdlib-{vocabulary.hash[:12]}"
     with Datastore.open(path) as store:
         assert store.document_names() == [str(library / "queue.py")]
-    assert stdlib.ensure(demo_model(), said.append) == path
-    assert len(said) == 1
-    assert path.name in said[0]
+    assert stdlib.ensure(demo_model(), messages.append) == path
+    assert len(messages) == 1
+    assert path.name in messages[0]
 
 
-def test_a_datastore_called_stdlib_is_the_users_and_stays_as_it_is(library: Path, vocabulary: VocabularyId) -> None:
+def test_a_datastore_called_stdlib_is_the_users(library: Path, vocabulary: VocabularyId) -> None:
     build(datastore_path("stdlib"), [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary)
     before = (datastore_path("stdlib") / "manifest.json").read_bytes()
     path = stdlib.ensure(demo_model())
@@ -51,7 +51,7 @@ def test_a_datastore_called_stdlib_is_the_users_and_stays_as_it_is(library: Path
     assert list_datastores() == sorted([path.name, "stdlib"])
 
 
-def test_another_ones_datastore_of_its_name_is_refused_not_overwritten(library: Path, vocabulary: VocabularyId) -> None:
+def test_a_users_datastore_of_its_name_is_not_overwritten(library: Path, vocabulary: VocabularyId) -> None:
     path = datastore_path(stdlib.name_for(vocabulary.hash))
     build(path, [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary, recipe={"paths": ["src"]})
     before = (path / "manifest.json").read_bytes()
@@ -61,7 +61,7 @@ def test_another_ones_datastore_of_its_name_is_refused_not_overwritten(library: 
 
 
 @pytest.mark.parametrize("wrong", ["damaged", "of another interpreter"])
-def test_its_own_is_built_again_where_it_is_not_what_it_should_be(library: Path, wrong: str) -> None:
+def test_a_wrong_datastore_of_the_demo_is_built_again(library: Path, wrong: str) -> None:
     path = stdlib.ensure(demo_model())
     if wrong == "damaged":
         (path / "manifest.json").write_text("{}")
@@ -69,9 +69,9 @@ def test_its_own_is_built_again_where_it_is_not_what_it_should_be(library: Path,
         with Model.open(demo_model(), vocab_only=True) as model:
             recipe = {"kind": stdlib.KIND, "python": "2.7"}
             build_datastore(path, [library], vocabulary=model.vocabulary, recipe=recipe)
-    said: list[str] = []
-    stdlib.ensure(demo_model(), said.append)
-    assert len(said) == 1
+    messages: list[str] = []
+    stdlib.ensure(demo_model(), messages.append)
+    assert len(messages) == 1
     with Datastore.open(path) as store:
         assert store.check() > 0
         assert store.manifest.recipe["python"] != "2.7"

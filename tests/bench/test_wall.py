@@ -1,4 +1,4 @@
-"""Replay through a real context: recorded tokens come out, both sides are timed, and the curve can be kept."""
+"""A replay through a real context yields the recorded tokens, times both sides, and its curve can be stored."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def off(curve: CostCurve) -> Policy:
     return Off()
 
 
-class Believed(CostCurve):
-    """Learns nothing from what steps really take."""
+class FixedCurve(CostCurve):
+    """A curve that learns nothing from real steps."""
 
     def observe(self, n: int, n_ctx: int, ms: float) -> None:
         return
 
 
 def flat(curve: CostCurve) -> Policy:
-    """Plans as if verification cost nothing, so that it drafts on any machine, however busy."""
-    return make_policy("auto", Believed.from_points([0], [1, 64], [[50.0, 50.0]]))
+    """A policy that plans as if verification were free, so that it drafts on any machine."""
+    return make_policy("auto", FixedCurve.from_points([0], [1, 64], [[50.0, 50.0]]))
 
 
-def test_both_sides_give_the_recorded_tokens_in_times_that_make_the_speedup(tiny_model: Callable[..., Path]) -> None:
+def test_both_sides_yield_the_recorded_tokens_and_their_times_give_the_speedup(tiny_model: Callable[..., Path]) -> None:
     report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, flat, rounds=1).report
     assert report["tokens"] == sum(len(answer.answer) - 1 for answer in ANSWERS)
     assert report["mat"] > 1.2
@@ -60,7 +60,7 @@ def test_without_drafting_every_token_is_a_step(tiny_model: Callable[..., Path])
     assert len(report["rounds"]) == 2
 
 
-def test_answers_that_do_not_fit_are_left_out_and_said(tiny_model: Callable[..., Path]) -> None:
+def test_answers_that_do_not_fit_are_left_out_and_counted(tiny_model: Callable[..., Path]) -> None:
     model = str(tiny_model("llama"))
     long = Recorded("long", [7] * 20_000, TEXT)
     report = wall_clock(model, [*ANSWERS, long], sources, off, rounds=1, tokens=10).report
@@ -74,10 +74,10 @@ def test_ids_of_another_vocabulary_are_refused(tiny_model: Callable[..., Path]) 
         wall_clock(str(tiny_model("llama")), [Recorded("other", [1], [2, 3, 10**6])], sources, off)
 
 
-def test_a_measured_curve_can_be_kept_and_planned_by(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_measured_curve_can_be_stored_and_loaded(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     measured = wall_clock(str(tiny_model("llama")), ANSWERS, sources, partial(make_policy, "auto"), rounds=1).curve
     (tmp_path / "curve.json").write_text(curve_file(measured, "a test"))
-    kept = load_curve(str(tmp_path / "curve.json"))
+    stored = load_curve(str(tmp_path / "curve.json"))
     at = [size - 1 for size in SIZES]
-    assert kept.contexts == measured.contexts
-    assert kept.ms[:, at] == pytest.approx(np.round(measured.ms[:, at], 3))
+    assert stored.contexts == measured.contexts
+    assert stored.ms[:, at] == pytest.approx(np.round(measured.ms[:, at], 3))

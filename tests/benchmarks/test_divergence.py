@@ -1,4 +1,4 @@
-"""Steps to find the place again: changes are read from a diff, and counted from the recorded steps."""
+"""Changes come from a diff, and the steps to find the place from the recorded steps."""
 
 import pytest
 
@@ -16,7 +16,7 @@ OLD = list(range(100, 300))
         ([*OLD[:50], *OLD[60:]], "delete 8+", 50),
     ],
 )
-def test_a_change_is_told_by_kind_and_length(new: list[int], kind: str, begin: int) -> None:
+def test_changes_have_a_kind_and_a_length(new: list[int], kind: str, begin: int) -> None:
     assert list(changes(OLD, new)) == [(kind, begin, len(new))]
 
 
@@ -27,13 +27,13 @@ def test_a_short_copied_run_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("steps", "found"),
     [
-        ([(40, 20)], 0),  # one draft reached over the change and into the run
+        ([(40, 20)], 0),  # one draft extends over the change into the run
         ([(49, 0), (50, 0), (51, 8)], 1),
         ([(50, 1), (52, 1), (54, 2), (57, 10)], 3),
         ([(50, 0), (51, 0)], 2),  # never found
     ],
 )
-def test_steps_are_counted_from_the_beginning_of_the_run(steps: list[tuple[int, int]], found: int) -> None:
+def test_steps_count_from_the_beginning_of_the_run(steps: list[tuple[int, int]], found: int) -> None:
     assert steps_to_find(steps, 50, 100) == found
 
 

@@ -1,4 +1,4 @@
-"""The lookup benchmark ends in one line of JSON that says what it measured."""
+"""The lookup benchmark ends with one line of JSON that holds all figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_one_line_of_json_with_every_figure(capsys, monkeypatch):
         assert set(result[figure]) == {"p50", "p99"}
 
 
-def test_the_trie_that_is_timed_holds_every_beginning():
+def test_the_timed_trie_holds_every_beginning():
     tokens = np.array([[1, 2, 3], [4, 5, 6], [1, 2, 4], [1, 7, 3], [1, 2, 3]], np.int32)
     rows = Rows(tokens, np.ones(5, np.int32), np.arange(5))
     ordered, shared = lookup._trie(rows)

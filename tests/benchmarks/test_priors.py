@@ -1,4 +1,4 @@
-"""Fitted priors are rates: of the cell where it was seen, of its neighbours where it was not."""
+"""Fitted priors are the rates of a cell, or of its neighbours if it has no observations."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUM
 from rest_local.planning.acceptance import Acceptance, shipped_rates
 
 
-def test_a_cell_seen_often_has_its_own_rate_and_a_new_one_that_of_shorter_matches() -> None:
+def test_a_common_cell_has_its_own_rate_and_an_empty_one_that_of_shorter_matches() -> None:
     seen, hits = np.zeros(N_CELLS), np.zeros(N_CELLS)
     source = SOURCE_NUMBER["datastore"]
     known, longer = cell_of(source, 4, 1, 1), cell_of(source, 20, 1, 1)
@@ -20,7 +20,7 @@ def test_a_cell_seen_often_has_its_own_rate_and_a_new_one_that_of_shorter_matche
     assert table["prediction"] == table["context"]
 
 
-def test_shipped_priors_are_probabilities_of_this_layout_and_long_agreement_is_trusted() -> None:
+def test_shipped_priors_are_probabilities_and_high_for_long_matches() -> None:
     assert len(shipped_rates()) == N_CELLS
     assert all(0 < rate < 1 for rate in shipped_rates())
     acceptance = Acceptance()

@@ -1,4 +1,4 @@
-"""Synthetic models: blocks have the spread that was asked for, files load and compute finite logits."""
+"""Blocks of synthetic models have the requested spread; their files load and give finite logits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _Type = gguf.GGMLQuantizationType
 
 
 @pytest.mark.parametrize("kind", [_Type.Q8_0, _Type.Q4_0, _Type.Q5_0, _Type.Q4_K, _Type.Q6_K])
-def test_random_blocks_dequantize_to_the_spread_asked_for(kind: gguf.GGMLQuantizationType) -> None:
-    """Oracle: the gguf package's own dequantization."""
+def test_random_blocks_dequantize_to_the_requested_spread(kind: gguf.GGMLQuantizationType) -> None:
+    """The oracle is the dequantization of the gguf package."""
     weights = gguf.quants.dequantize(_Blocks(1).make(kind, (64, 1024), 0.05), kind)
     assert weights.shape == (64, 1024)
     assert abs(weights.std() - 0.05) < 0.001
@@ -43,7 +43,7 @@ def test_a_synthetic_model_loads_and_its_logits_are_finite(tmp_path: Path, quant
         assert model.n_vocab == shape.vocab
 
 
-def test_kinds_fall_back_where_rows_do_not_divide() -> None:
+def test_types_fall_back_if_rows_do_not_divide() -> None:
     assert kinds("Q4_K", SHAPES["7B"]) == {"matrix": _Type.Q4_K, "down": _Type.Q4_K, "output": _Type.Q6_K}
     assert kinds("Q4_K", SHAPES["0.5B"]) == {"matrix": _Type.Q5_0, "down": _Type.Q4_K, "output": _Type.Q8_0}
     assert kinds("Q8_0", SHAPES["1.5B"])["output"] == _Type.Q8_0

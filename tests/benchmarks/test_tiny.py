@@ -1,4 +1,4 @@
-"""The tiny fixtures load, compute finite logits that depend on the context, and do not loop on one token."""
+"""The tiny fixtures load, give finite logits that depend on the context, and do not repeat one token."""
 
 from __future__ import annotations
 

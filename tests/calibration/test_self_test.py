@@ -192,16 +192,16 @@ def test_drafting_starts_when_all_rows_are_compared(monkeypatch: pytest.MonkeyPa
     assert lane.capability.kind == "none"
     assert "of 384 rows" in lane.capability.reason
     assert not lane.warnings
-    job = sequence_of(exact.context, [1, 2, 3], 40)
-    lane.scheduler.submit(job)
+    sequence = sequence_of(exact.context, [1, 2, 3], 40)
+    lane.scheduler.submit(sequence)
     lane.scheduler.step()
-    assert job.is_admitted
+    assert sequence.is_admitted
     exact.idle(rows=300)
     assert (lane.capability.kind, lane.tuning.exact) == ("none", False)
     assert not any(Tuning.from_json(text).exact for text in exact.stored)
     exact.idle()
     assert (lane.capability.kind, lane.tuning.exact) == ("chain", True)
-    assert not job.done
+    assert not sequence.done
     assert lane.scheduler.forward.capability.kind == "chain", "in the next pass of this request, too"
     assert Tuning.from_json(exact.stored[-1]).exact
     assert not exact.opened

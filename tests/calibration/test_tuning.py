@@ -152,15 +152,20 @@ def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyMod
     assert json.loads(file.read_text())["final"] is False
 
 
-@pytest.mark.usefixtures("own_cache")
-def test_another_context_size_or_slot_count_needs_no_new_measurement(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tuned_model(own_cache: None, tiny_model: TinyModel) -> Path:
+    """A model whose tuning is the only one in the cache."""
     path = tiny_model("llama")
-    Engine.load(path, n_ctx=256).close()
+    Engine.load(path, n_ctx=128).close()
+    return path
+
+
+def test_another_context_size_or_slot_count_needs_no_new_measurement(
+    tuned_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tuning, "quick", lambda *_: pytest.fail("measured again"))
     for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
-        with Engine.load(path, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
+        with Engine.load(tuned_model, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
             assert engine.n_ctx == n_ctx
             assert len(engine._core.slots) == slots
             assert len(_generate(engine)) > 0
@@ -191,18 +196,13 @@ def test_a_damaged_or_foreign_file_is_refused(text: str) -> None:
         Tuning.from_json(text)
 
 
-@pytest.mark.usefixtures("own_cache")
-def test_a_damaged_file_is_measured_again_with_a_warning(
-    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tiny_model("llama")
-    Engine.load(path, n_ctx=128).close()
+def test_a_damaged_file_is_measured_again_with_a_warning(tuned_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     (file,) = stored()
     whole = json.loads(file.read_text())
     for text in ("", json.dumps(whole | {"curve": whole["curve"] | {"ms": [[-1.0] * 64] * 2}})):
         file.write_text(text)
         caplog.clear()
-        with Engine.load(path, n_ctx=128) as engine:
+        with Engine.load(tuned_model, n_ctx=128) as engine:
             assert (engine.cost_curve.at(100) > 0).all()
         assert "measuring again" in caplog.text
         assert Tuning.from_json(file.read_text()).curve

@@ -1,4 +1,4 @@
-"""Every conversation reaches every template whole: system prompts, tools, calls, results, parts, roles in any order."""
+"""Every template renders every conversation completely: system prompts, tools, calls, results, parts, any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.chat.conversation import ChatTemplate
+from rest_local.chat.conversation import ChatTemplate, content_text
+from rest_local.chat.tools import tools_of
 from rest_local.errors import OptionError, TemplateFailed
 
 CHATML = (
@@ -36,7 +37,7 @@ SHORT_IDS = CHATML.replace(
     "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% for c in m.tool_calls or [] %}"
     "{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}({{ c.id }})",
 )
-NOT_NONE = (  # as DeepSeek: an answer beside the calls, where the content is not none
+NOT_NONE = (  # like DeepSeek: an extra answer next to the calls, if the content is not none
     "{% for m in messages %}{% for c in m.tool_calls or [] %}"
     "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
     "{% if m.content is not none %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
@@ -100,7 +101,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
                            {"role": "user", "content": "Thanks!"}],
     "interrupted": [QUESTION, CALLS, *RESULTS, {"role": "user", "content": "Stop."}],
     "one result": [QUESTION, {**CALLS, "content": "", "tool_calls": CALLS["tool_calls"][:1]}, RESULTS[0]],
-    "content beside": [QUESTION, {**CALLS, "content": "Let me look."}, *RESULTS],
+    "content and calls": [QUESTION, {**CALLS, "content": "Let me look."}, *RESULTS],
     "results the other way": [QUESTION, CALLS, *RESULTS[::-1]],
     "reasoning": [QUESTION, {**CALLS, "reasoning_content": "Need data."}, *RESULTS],
     "legacy": [QUESTION, {"role": "assistant", "content": None,
@@ -112,7 +113,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def _words(messages: list[dict[str, Any]]) -> list[str]:
-    """What must be found in the prompt."""
+    """Texts that the prompt must contain."""
     words = []
     for message in messages:
         content = message.get("content") or ""
@@ -124,14 +125,14 @@ def _words(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without JSON's escapes: some templates quote results."""
+    """The text without JSON escapes, because some templates quote results."""
     return re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text)
 
 
 def _check(template: str, name: str, tools: list[dict[str, Any]] | None, strict: bool) -> None:
     messages = copy.deepcopy(CONVERSATIONS[name])
     chat = ChatTemplate(template, "<s>", "</s>")
-    prompt = chat.render(messages, tools=tools)
+    prompt = chat.render(messages, tools=tools_of(tools))
     assert messages == CONVERSATIONS[name]
     for word in _words(messages):
         assert word in _plain(prompt), word
@@ -141,7 +142,7 @@ def _check(template: str, name: str, tools: list[dict[str, Any]] | None, strict:
         assert "list_files" in prompt
         assert "Weather now" in prompt
     if strict:
-        without = chat.render(messages, tools=tools, add_generation_prompt=False)
+        without = chat.render(messages, tools=tools_of(tools), add_generation_prompt=False)
         assert prompt.startswith(without[: len(without) // 2])
         assert len(prompt) >= len(without)
 
@@ -163,8 +164,8 @@ def test_nothing_is_lost_in_the_templates_of_real_models(
     templates = sorted(shared_data("templates").glob("*.jinja"))
     assert len(templates) >= 17
     for path in templates:
-        if "istral" in path.name and name == "content beside":
-            continue  # their templates leave out what is said beside a call, and take no answer in front of it
+        if "istral" in path.name and name == "content and calls":
+            continue  # their templates drop text next to a call, and accept no message with it before
         try:
             _check(path.read_text("utf-8"), name, tools, strict=False)
         except (AssertionError, TemplateFailed) as error:
@@ -214,30 +215,30 @@ def test_capabilities_of_our_own_templates() -> None:
     assert set(ChatTemplate(CHATML).capabilities.to_dict()) >= {"supports_tools", "supports_system_role"}
 
 
-def test_arguments_are_objects_where_the_template_takes_them_and_text_where_not() -> None:
+def test_arguments_are_objects_where_the_template_supports_them() -> None:
     messages = CONVERSATIONS["one result"]
     assert '[get_weather {"city": "Köln"}]' in ChatTemplate(CHATML).render(messages)
     assert '[get_weather {"city": "Köln"}]' in ChatTemplate(TEXT_ARGUMENTS).render(messages)
 
 
-def test_an_empty_content_beside_a_call_is_none_where_that_says_less() -> None:
+def test_empty_content_next_to_a_call_is_none_where_the_template_prints_it() -> None:
     assert "<assistant>" not in ChatTemplate(NOT_NONE).render(CONVERSATIONS["one result"])
 
 
-def test_several_calls_become_one_after_another_each_with_its_result() -> None:
+def test_several_calls_become_one_message_each_with_its_result() -> None:
     prompt = ChatTemplate(SINGLE).render(CONVERSATIONS["results the other way"])
     places = [prompt.index(text) for text in ("[get_weather", "rain 11", "[list_files", "a.txt")]
     assert places == sorted(places)
 
 
-def test_long_ids_become_short_ones_the_same_for_call_and_result() -> None:
+def test_long_ids_are_shortened_alike_in_calls_and_results() -> None:
     ids = re.findall(r"\(([^)]*)\)", ChatTemplate(SHORT_IDS).render(CONVERSATIONS["results"]))
     assert len(ids) == 4
     assert ids[:2] == ids[2:]
     assert all(len(known) == 9 and known.isalnum() for known in ids)
 
 
-def test_the_system_message_joins_the_first_question() -> None:
+def test_the_system_message_joins_the_first_user_message() -> None:
     assert ChatTemplate(STRICT).render([SYSTEM, QUESTION]) == (
         "<user>You are terse.\n\nWeather in Köln & <Bonn>?<assistant>"
     )
@@ -248,6 +249,11 @@ def test_variables_reach_the_template() -> None:
     chat = ChatTemplate("{{ 'off' if enable_thinking is defined and not enable_thinking else 'on' }}")
     assert chat.render([QUESTION], variables={"enable_thinking": False}) == "off"
     assert chat.render([QUESTION]) == "on"
+
+
+def test_parts_of_a_content_are_joined_with_line_feeds() -> None:
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
+    assert content_text(parts, "content") == "a\nb\nc"
 
 
 @pytest.mark.parametrize(
@@ -265,21 +271,15 @@ def test_variables_reach_the_template() -> None:
         ([{"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}], r"tool_calls\[0\]"),
     ],
 )
-def test_messages_that_are_none_are_refused_by_their_place(messages: Any, place: str) -> None:
+def test_invalid_messages_are_refused_with_their_place(messages: Any, place: str) -> None:
     with pytest.raises(OptionError, match=place):
         ChatTemplate(CHATML).render(messages)
-
-
-@pytest.mark.parametrize("tools", [[3], [{}], [{"function": {"name": ""}}], [{"type": "function", "function": 3}]])
-def test_tools_that_are_none_are_refused(tools: Any) -> None:
-    with pytest.raises(OptionError, match=r"tools\[0\]"):
-        ChatTemplate(TOOLS_TOO).render([QUESTION], tools=tools)
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), st.text("ab", max_size=3)), max_size=9)
 )
-def test_any_order_of_roles_is_taken_by_the_strictest_template(said: list[tuple[str, str]]) -> None:
+def test_the_strictest_template_accepts_any_order_of_roles(said: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": f"{text}{i}."} for i, (role, text) in enumerate(said)]
     if messages:
         prompt = ChatTemplate(STRICT).render(messages)

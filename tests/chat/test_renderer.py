@@ -1,4 +1,4 @@
-"""Chat templates that loop, allocate or crash: they cost a child process, and the next conversation is rendered."""
+"""Chat templates that loop, allocate or crash end only a child process, and the next conversation is rendered."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_a_template_without_bound_is_an_error_and_the_next_is_rendered(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as limits:
-        limits.setattr(module, "SECONDS", 3.0)
+        limits.setattr(module, "SECONDS", 1.0)
         with pytest.raises(TemplateFailed):
             rendered(HOSTILE[name])
     assert rendered(PLAIN) == "user: Hi \N{SNOWMAN}\n"
 
 
 def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent's address space is what it was, give or take what threads and pipes need."""
+    """The parent's address space stays the same, except for what threads and pipes need."""
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("the system does not say how large a process is")
 
@@ -71,7 +71,7 @@ def test_the_child_has_a_limit_of_memory_and_writes_no_core() -> None:
 
 
 def test_a_template_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It allocates nothing, so only the clock ends it."""
+    """It allocates nothing, so only the time limit ends it."""
     monkeypatch.setattr(module, "SECONDS", 1.0)
     idle, causes, stop = ENDLESS.replace("{{ '' }}", ""), [], Stop()
 
@@ -109,7 +109,7 @@ def test_one_child_renders_everything() -> None:
 
 
 def test_a_costly_template_is_tried_once_for_its_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About twenty small conversations tell what a template can do."""
+    """Capabilities are measured with about twenty small conversations."""
     asked = 0
     ask = Renderer._ask
 
@@ -125,8 +125,8 @@ def test_a_costly_template_is_tried_once_for_its_capabilities(monkeypatch: pytes
     assert asked == 1
 
 
-def test_a_stopped_thread_waits_for_no_template() -> None:
-    """Neither the one that renders nor one that waits for its turn."""
+def test_a_stopped_thread_does_not_wait_for_a_template() -> None:
+    """Neither a thread that renders nor one that waits for its turn."""
     own, stops, ended = Renderer(), [Stop(), Stop()], []
 
     def work(stop: Stop) -> None:

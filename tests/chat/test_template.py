@@ -1,4 +1,4 @@
-"""Chat templates render as Hugging Face renders them, and cannot leave the sandbox."""
+"""Chat templates render as in transformers, and cannot leave the sandbox."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_variables_and_tools_reach_the_template() -> None:
         "{{ messages | tojson | nothing }}",
     ],
 )
-def test_what_the_sandbox_or_the_template_refuses_is_one_line(template: str) -> None:
+def test_errors_of_the_sandbox_and_the_template_are_one_line(template: str) -> None:
     with pytest.raises(TemplateFailed) as caught:
         _render(template)
     assert "\n" not in str(caught.value)

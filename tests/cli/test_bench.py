@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.repository import Repository
 
 from rest_local.calibration import curves
 from rest_local.calibration.curves import shipped
@@ -98,15 +99,10 @@ def test_a_missing_file_and_a_wrong_curve_are_one_line(
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    path = tmp_path / "repository"
-    path.mkdir()
-    git = ["git", "-C", str(path), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
+    made = Repository(tmp_path / "repository")
     for version in ("one", "two", "three"):
-        (path / "file.txt").write_text("".join(f"{version} line {n} of the file\n" for n in range(20)))
-        subprocess.run([*git, "add", "file.txt"], check=True)
-        subprocess.run([*git, "commit", "--quiet", "-m", version], check=True)
-    return path
+        made.commit(version, {"file.txt": "".join(f"{version} line {n} of the file\n" for n in range(20))})
+    return made.path
 
 
 def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

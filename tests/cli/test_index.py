@@ -157,7 +157,11 @@ def test_a_text_of_which_nothing_is_found(corpus, text, tokens):
 def test_a_search_in_damaged_files_is_a_clear_error(corpus):
     path = Path(answer("build", corpus, "-o", "mine")["path"])
     packed = b"".join(bytes([0, byte]) for byte in reversed(b"def beta"))
-    for kind, word in (("order", "outside its text"), ("documents", "document"), ("tokens", "ids of no vocabulary")):
+    for kind, word in (
+        ("order", "outside its text"),
+        ("documents", "document"),
+        ("tokens", "ids outside the vocabulary"),
+    ):
         (file,) = path.glob(f"*.{kind}.bin")
         data = file.read_bytes()
         if kind == "tokens":  # some before the match, which have to be decoded to tell its line

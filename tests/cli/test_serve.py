@@ -160,7 +160,11 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
         (("--port", "99999"), 2, "99999"),
         (("--slots", "33", "-m", "nothing.gguf"), 2, "--slots"),
         (("--cells", "500", "--ctx", "1000"), 2, "500 cells hold no context of 1000 tokens"),
-        (("--allow-host", "llm.example.org"), 2, "llm.example.org: others reach it by that name; give --api-key-file"),
+        (
+            ("--allow-host", "llm.example.org"),
+            2,
+            "llm.example.org: other machines reach it by that name; give --api-key-file",
+        ),
         (("--host", "no.such.host.invalid", "--api-key-file", "KEYS"), 1, "no.such.host.invalid"),
     ],
 )

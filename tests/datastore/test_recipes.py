@@ -1,4 +1,4 @@
-"""The recipes of `datastore/`, in small: run as a user runs them, and opened."""
+"""The recipes of `datastore/` run as a user runs them, on small data, and their datastores open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from support.repository import Repository
 
 from rest_local import Datastore, Engine
 from rest_local.paths import demo_model
@@ -18,7 +19,7 @@ RECIPES = Path(__file__).parents[2] / "datastore"
 
 
 def recipe(name: str, *arguments: str | Path, expected: int = 0) -> str:
-    """What a recipe prints. `expected`: exit code."""
+    """The output of a recipe. `expected`: its exit code."""
     command = [sys.executable, str(RECIPES / name), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(RECIPES.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -28,20 +29,12 @@ def recipe(name: str, *arguments: str | Path, expected: int = 0) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Three commits: a line written, changed, and a file with a key beside it."""
-    path = tmp_path / "repository"
-    path.mkdir()
-    git = ["git", "-C", str(path), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
+    """A repository of three commits, which add a line, change it, and add a key and another file."""
+    made = Repository(tmp_path / "repository")
     for text in ("first = 1\n", "second = 2\n"):
-        (path / "naïve name.py").write_text(f"import os\n{text}print(os)\n")
-        subprocess.run([*git, "add", "."], check=True)
-        subprocess.run([*git, "commit", "--quiet", "-m", "+++ b/no file"], check=True)
-    (path / "id_rsa").write_text("x\n")
-    (path / "b.py").write_text("++ b/strange\n-- a/strange\ncommit me\n")
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "third"], check=True)
-    return path
+        made.commit("+++ b/no file", {"naïve name.py": f"import os\n{text}print(os)\n"})
+    made.commit("third", {"id_rsa": "x\n", "b.py": "++ b/strange\n-- a/strange\ncommit me\n"})
+    return made.path
 
 
 def texts(path: Path) -> dict[str, str]:
@@ -59,8 +52,8 @@ def texts(path: Path) -> dict[str, str]:
 
 
 def test_the_history_of_a_checkout(repository: Path, tmp_path: Path) -> None:
-    said = recipe("git_history.py", repository, "-m", demo_model(), "-o", tmp_path / "store")
-    assert "3 changes; skipped: 1 secret" in said
+    output = recipe("git_history.py", repository, "-m", demo_model(), "-o", tmp_path / "store")
+    assert "3 changes; skipped: 1 secret" in output
     assert texts(tmp_path / "store") == {
         "b.py": "++ b/strange\n-- a/strange\ncommit me\n",
         "naïve name.py": "import os\nsecond = 2\nprint(os)\n",
@@ -69,16 +62,16 @@ def test_the_history_of_a_checkout(repository: Path, tmp_path: Path) -> None:
     assert "1 changes" in recipe("git_history.py", repository, "-o", tmp_path / "store", "--commits", "1")
 
 
-def test_what_is_no_repository_is_named(tmp_path: Path) -> None:
-    said = recipe("git_history.py", tmp_path, "-o", tmp_path / "store", expected=1)
-    assert said.startswith(f"error: repository {tmp_path}: ")
-    assert (said.count("\n"), "not a git repository" in said) == (1, True)
+def test_a_folder_without_repository_is_named(tmp_path: Path) -> None:
+    output = recipe("git_history.py", tmp_path, "-o", tmp_path / "store", expected=1)
+    assert output.startswith(f"error: repository {tmp_path}: ")
+    assert (output.count("\n"), "not a git repository" in output) == (1, True)
     assert not (tmp_path / "store" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("given", [[], ["--site-packages"]])
 def test_installed_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
-    """A small library in place of the interpreter's, by the way that the interpreter itself knows it."""
+    """A small library stands in for the interpreter's, through `sysconfig.get_paths`."""
     for folder in ("stdlib/test", "stdlib/site-packages", "packages/tests"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "left_out.py").write_text("import os\n")

@@ -64,6 +64,10 @@ FACTOR = 4
 """What the self-test reports is the largest of some hundred rows: others may go further, none of these tests' twice as
 far. And two logits that change by as much each, towards each other, meet from twice as far away."""
 
+LEAST_CHANGE = 1e-4
+"""Of a row's norm. Where the rows of the self-test show no difference (one row in a hundred does with gemma3, so it
+depends on the text), differences are rarer than that, not smaller: 8e-4 was seen in 3 of 256 rows of another text."""
+
 
 @pytest.fixture
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,7 +94,8 @@ def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Resu
         gap = abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]]))
         engine.compare()
         found = engine.self_test
-        assert gap <= FACTOR * max(found["largest_gap"], found["largest_change"] * float(np.linalg.norm(row)))
+        change = max(found["largest_change"], LEAST_CHANGE)
+        assert gap <= FACTOR * max(found["largest_gap"], change * float(np.linalg.norm(row)))
 
 
 def test_every_tiny_architecture_is_tried() -> None:
@@ -142,7 +147,7 @@ def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model:
         prompt = engine.tokenize(TEXT * 5)
         plain = finish(engine, prompt, 160, policy="off")
         drafted = finish(engine, prompt, 160, policy=half_right(engine, prompt, plain.tokens))
-        # drafts follow the plain answer: behind a place where the two part, which a router does soon, none is accepted
+        # drafts follow the plain answer: after the first difference, which a router brings soon, none is accepted
         assert (drafted.draft.drafted > 20) == (arch != "mamba")
         assert arch in ("mamba", "gpt-oss") or drafted.draft.accepted > 20
         leaves_at_a_near_tie_only(engine, prompt, plain, drafted)

@@ -132,7 +132,7 @@ class Guessing:
 class Silent:
     """Sources that say nothing: the policy above makes its own drafts."""
 
-    follower = None
+    draft_sequence = None
 
     def restart(self, tokens: Sequence[int]) -> None:
         return

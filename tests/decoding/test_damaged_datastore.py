@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, FakeBackend, Greedy, plain
-from support.fake_sequences import Alone
+from support.fake_sequences import FLAT, TREE, Alone
 from support.fake_sources import Keen
+from support.files import overwrite
 
-from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
-from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore, read_manifest
@@ -21,7 +20,6 @@ from rest_local.retrieval.format import VocabularyId
 
 PROMPT = [3, 1, 4]
 ANSWER = plain(PROMPT, Greedy(), 8)
-FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 
 @pytest.fixture
@@ -38,9 +36,7 @@ def generate(store: Datastore) -> tuple[list[int], int]:
     backend = FakeBackend(n_ctx=64)
     sources = Sources([store], N_VOCAB)
     sources.restart(PROMPT)
-    task = Alone(
-        backend, Slot(backend), Keen(FLAT), sources, Greedy(), Capability("tree", "fake"), lambda token: token == END
-    )
+    task = Alone(backend, Slot(backend), Keen(FLAT), sources, Greedy(), TREE, lambda token: token == END)
     task.evaluate(PROMPT)
     out: list[int] = []
     while len(out) < len(ANSWER):
@@ -61,7 +57,7 @@ def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest
         for bit in range(8 * len(data)):
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
-            file.write_bytes(flipped)
+            overwrite(file, flipped)
             try:
                 store = Datastore.open(path)
             except DatastoreCorrupt:
@@ -70,7 +66,7 @@ def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest
                 tokens, accepted = generate(store)
             assert tokens == ANSWER, (file.name, bit)
             opened, drafted, undrafted = opened + 1, drafted + (accepted > 0), undrafted + (accepted == 0)
-        file.write_bytes(data)
+        overwrite(file, data)
     assert opened > 1000
     assert drafted
     assert undrafted
@@ -81,7 +77,7 @@ def test_every_entry_of_the_order_set_to_an_extreme(path: Path, value: int) -> N
     (order,) = path.glob("*.order.bin")
     data = order.read_bytes()
     for at in range(0, len(data), 4):
-        order.write_bytes(data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
+        overwrite(order, data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
         with Datastore.open(path) as store:
             assert generate(store)[0] == ANSWER
 

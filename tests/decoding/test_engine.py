@@ -11,20 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
-from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreNotFound, ModelError, OptionError, PromptTooLong
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Rope
 from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import Plan
-from rest_local.planning.policy import StepCost
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
@@ -37,18 +35,8 @@ ARCHITECTURES = {"llama": "tree", "qwen2": "tree", "gemma3": "tree", "mamba": "n
 @pytest.fixture
 def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft at every step and as much as there is: most accepted and most rejected tokens."""
-
-    def plan(self: Auto, n_ctx: int, limit: int) -> Plan:
-        plan = Plan([1.0] * (min(limit, 16) + 1), [0.0] * 64)
-        plan.best_rate = 0.0
-        return plan
-
-    def learn(self: Auto, drafted: Draft, tokens: list[int], done: StepCost) -> None:
-        return
-
-    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    monkeypatch.setattr(Auto, "plan", plan)
-    monkeypatch.setattr(Auto, "learn", learn)
+    always_draft(monkeypatch)
+    monkeypatch.setattr(Auto, "learn", lambda self, drafted, tokens, done: None)
 
 
 def finish(engine: Engine, prompt: str | list[int], n: int = 120, **options: object) -> Result:
@@ -507,4 +495,4 @@ def test_no_mmap_reaches_datastores_and_history(
         for file in path.glob("*.bin"):
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
-        assert len(engine._core._aside) == int(mmap)
+        assert len(engine._core._failed_stores) == int(mmap)

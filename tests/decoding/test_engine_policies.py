@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.auto import Auto
-from rest_local.planning.plan import Plan
 from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]
@@ -42,15 +41,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     name: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
-
-    def keen(self: Auto, n_ctx: int, limit: int) -> Plan:
-        plan = Plan([1.0] * (min(limit, 6) + 1), [0.0] * 64)
-        plan.best_rate = 0.0
-        return plan
-
-    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    monkeypatch.setattr(Auto, "plan", keen)
-    monkeypatch.setattr(Auto, "account", lambda self, done: None)
+    always_draft(monkeypatch, most=6)
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
-from support.fake_sequences import Alone
+from support.fake_sequences import FLAT, TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 
-from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.clock import PassClock
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
@@ -24,9 +23,7 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policy import StepContext, StepCost
 
-TREE = Capability("tree", "fake")
 PROMPTS = 100
-FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 
 def generation(

@@ -43,13 +43,13 @@ from rest_local.planning.policy import Off, Stateless, StepContext
 
 
 class Reader:
-    """What the owner of a job reads, and whether a pass was under way whenever it was woken."""
+    """What the owner of a sequence reads, and whether a pass was under way whenever it was woken."""
 
-    def __init__(self, job: Sequence, device: FakeDevice) -> None:
+    def __init__(self, sequence: Sequence, device: FakeDevice) -> None:
         self.pieces: list[Piece] = []
         self.woken: list[bool] = []
-        self._job, self._device = job, device
-        job.wake = self._wake
+        self._job, self._device = sequence, device
+        sequence.wake = self._wake
 
     def _wake(self) -> None:
         self.woken.append(self._device.under_way)
@@ -74,26 +74,26 @@ def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts
     """With log-probabilities, whose rows the next pass overwrites."""
     device = FakeDevice(n_ctx=1024, n_slots=n_slots)
     asked = prompts_of(8)
-    jobs = [
+    sequences = [
         sequence_of(
             device, prompt, 40, Draws(seed, 0.7) if seed % 2 else None, fortune(shape),
             Keen(FLAT) if drafts else Off(), logprobs=2 if seed % 3 else None,
         )
         for seed, prompt in enumerate(asked)
     ]  # fmt: skip
-    readers = [Reader(job, device) for job in jobs]
-    run(ahead(device), jobs)
-    for seed, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
+    readers = [Reader(sequence, device) for sequence in sequences]
+    run(ahead(device), sequences)
+    for seed, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
         tokens = said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
-        assert job.error is None
-        assert job.result.tokens == tokens
-        assert job.result.text == "".join(chr(97 + token) for token in tokens)
+        assert sequence.error is None
+        assert sequence.result.tokens == tokens
+        assert sequence.result.text == "".join(chr(97 + token) for token in tokens)
         if seed % 3:
             rows = [logits_of([*prompt, *tokens[:n]]) for n in range(len(tokens))]
-            assert job.result.logprobs == [logprobs_of(r, t, 2) for r, t in zip(rows, tokens, strict=True)]
-        assert job.statistics.generated >= len(tokens)
+            assert sequence.result.logprobs == [logprobs_of(r, t, 2) for r, t in zip(rows, tokens, strict=True)]
+        assert sequence.statistics.generated >= len(tokens)
         reader.check()
-    statistics = [job.statistics for job in jobs]
+    statistics = [sequence.statistics for sequence in sequences]
     assert sum(each.accepted for each in statistics) > 5 or not drafts or shape == "wrong"
 
 
@@ -101,9 +101,9 @@ def test_answers_are_those_of_a_backend_that_computes_at_once(shape: str, drafts
 def test_text_is_delivered_while_the_next_pass_is_computed(overlaps: bool, stop: tuple[str, ...]) -> None:
     """All but the last step, whose end is known from its tokens; at once where a decode returns with all computed."""
     device = FakeDevice(n_slots=2)
-    jobs = [sequence_of(device, [n], 20, Draws(n), stop=stop) for n in (3, 5)]
-    readers = [Reader(job, device) for job in jobs]
-    run(scheduler_of(device, overlaps=overlaps), jobs)
+    sequences = [sequence_of(device, [n], 20, Draws(n), stop=stop) for n in (3, 5)]
+    readers = [Reader(sequence, device) for sequence in sequences]
+    run(scheduler_of(device, overlaps=overlaps), sequences)
     for reader in readers:
         steps = len(reader.woken) - 2
         assert steps > 3
@@ -125,12 +125,12 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
             continue
         stop = whole[12:15]
 
-        def job(backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop) -> Sequence:
+        def sequence(backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop) -> Sequence:
             policy = Keen(FLAT) if drafts else Off()
             return sequence_of(backend, prompt, 40, Draws(seed), fortune("chain"), policy, stop=(stop,))
 
         device, plain = FakeDevice(), FakeBackend()
-        late, once = job(device), job(plain)
+        late, once = sequence(device), sequence(plain)
         reader = Reader(late, device)
         run(ahead(device), [late])
         run(scheduler_of(plain, overlaps=False), [once])
@@ -148,30 +148,34 @@ def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
     ended: list[Any] = []
-    jobs = [
+    sequences = [
         sequence_of(device, [n], 40, Draws(n), fortune("tree"), Keen(FLAT), finished=ended.append, ignore_end=True)
         for n in (3, 5)
     ]
-    target = jobs[0] if whom == "itself" else jobs[1]
+    target = sequences[0] if whom == "itself" else sequences[1]
 
     def cancel() -> None:
-        if device.under_way and len(jobs[0].result.tokens) > 6 and not target.done:
+        if device.under_way and len(sequences[0].result.tokens) > 6 and not target.done:
             scheduler.cancel(target)
 
-    jobs[0].wake = cancel
-    run(scheduler, jobs)
-    other = jobs[1] if target is jobs[0] else jobs[0]
+    sequences[0].wake = cancel
+    run(scheduler, sequences)
+    other = sequences[1] if target is sequences[0] else sequences[0]
     assert target.result.finish_reason == "cancelled"
     assert 0 < len(target.result.tokens) < 40
     assert (
         target.result.tokens
-        == said([3 if target is jobs[0] else 5], 40, Draws(3 if target is jobs[0] else 5))[: len(target.result.tokens)]
+        == said([3 if target is sequences[0] else 5], 40, Draws(3 if target is sequences[0] else 5))[
+            : len(target.result.tokens)
+        ]
     )
-    assert other.result.tokens == said([5 if target is jobs[0] else 3], 40, Draws(5 if target is jobs[0] else 3))
+    assert other.result.tokens == said(
+        [5 if target is sequences[0] else 3], 40, Draws(5 if target is sequences[0] else 3)
+    )
     assert len(ended) == 2, "each is counted once"
     assert isinstance(target.chooser, Owned)
     assert target.chooser.late == 0
-    assert all(job.error is None for job in jobs)
+    assert all(sequence.error is None for sequence in sequences)
     run(scheduler, [again := sequence_of(device, [3], 10)])
     assert again.result.tokens == said([3], 10)
 
@@ -180,18 +184,18 @@ def test_a_request_cancelled_by_its_last_text_ends_once() -> None:
     device = FakeDevice()
     scheduler = ahead(device)
     ended: list[Any] = []
-    job = sequence_of(device, [3], 10, Draws(3), finished=ended.append, ignore_end=True)
+    sequence = sequence_of(device, [3], 10, Draws(3), finished=ended.append, ignore_end=True)
 
     def cancel() -> None:
-        if len(job.result.tokens) == 10 and not job.done:
-            scheduler.cancel(job)
+        if len(sequence.result.tokens) == 10 and not sequence.done:
+            scheduler.cancel(sequence)
 
-    job.wake = cancel
-    run(scheduler, [job])
+    sequence.wake = cancel
+    run(scheduler, [sequence])
     assert len(ended) == 1
-    assert job.result.tokens == said([3], 10, Draws(3))
-    assert isinstance(job.chooser, Owned)
-    assert job.chooser.closed == 1
+    assert sequence.result.tokens == said([3], 10, Draws(3))
+    assert isinstance(sequence.chooser, Owned)
+    assert sequence.chooser.closed == 1
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
@@ -199,13 +203,15 @@ def test_a_request_cancelled_by_its_last_text_ends_once() -> None:
 def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) -> None:
     device = FakeDevice(n_slots=3)
     asked = [[1, 2, 3], [4] * 12, [5, 6]]
-    jobs = [sequence_of(device, prompt, 12, Draws(n), fortune("tree"), Keen(FLAT)) for n, prompt in enumerate(asked)]
-    readers = [Reader(job, device) for job in jobs]
+    sequences = [
+        sequence_of(device, prompt, 12, Draws(n), fortune("tree"), Keen(FLAT)) for n, prompt in enumerate(asked)
+    ]
+    readers = [Reader(sequence, device) for sequence in sequences]
     device.failures = {call: code}
-    run(ahead(device), jobs)
-    for n, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
-        assert job.error is None
-        assert job.result.tokens == said(prompt, 12, Draws(n))
+    run(ahead(device), sequences)
+    for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
+        assert sequence.error is None
+        assert sequence.result.tokens == said(prompt, 12, Draws(n))
         reader.check()
 
 
@@ -214,15 +220,15 @@ def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> N
     """Nobody expects it, so it ends the step; the pass before was delivered, the cells are what is committed."""
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
-    jobs = [sequence_of(device, [n], 12, Draws(n)) for n in (3, 5)]
-    readers = [Reader(job, device) for job in jobs]
+    sequences = [sequence_of(device, [n], 12, Draws(n)) for n in (3, 5)]
+    readers = [Reader(sequence, device) for sequence in sequences]
     device.faults = {call: RuntimeError("lost")}
     with pytest.raises(RuntimeError, match="lost"):
-        run(scheduler, jobs)
+        run(scheduler, sequences)
     check_cells(scheduler)
     run(scheduler, [])
-    for n, job, reader in zip((3, 5), jobs, readers, strict=True):
-        assert job.result.tokens == said([n], 12, Draws(n))
+    for n, sequence, reader in zip((3, 5), sequences, readers, strict=True):
+        assert sequence.result.tokens == said([n], 12, Draws(n))
         reader.check()
 
 
@@ -230,30 +236,30 @@ def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None
     device = FakeDevice(n_ctx=64, n_slots=2)
     scheduler = ahead(device)
     asked = [[1] * 20, [2] * 20]
-    jobs = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
-    readers = [Reader(job, device) for job in jobs]
-    for job in jobs:
-        scheduler.submit(job)
-    while jobs[1] not in scheduler.waiting or not jobs[1].has_begun:
+    sequences = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
+    readers = [Reader(sequence, device) for sequence in sequences]
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    while sequences[1] not in scheduler.waiting or not sequences[1].has_begun:
         scheduler.step()
-    assert len(jobs[1].tokens) - len(asked[1]) == len(jobs[1].result.tokens) > 0
+    assert len(sequences[1].tokens) - len(asked[1]) == len(sequences[1].result.tokens) > 0
     run(scheduler, [])
-    for n, (prompt, job, reader) in enumerate(zip(asked, jobs, readers, strict=True)):
-        assert job.result.tokens == said(prompt, 40, Draws(n + 3))
+    for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
+        assert sequence.result.tokens == said(prompt, 40, Draws(n + 3))
         reader.check()
 
 
 @pytest.mark.parametrize("shift", [True, False])
 def test_a_full_context_is_the_same(shift: bool) -> None:
-    jobs = []
+    sequences = []
     for backend, overlaps in ((FakeDevice(n_ctx=48), True), (FakeBackend(n_ctx=48), False)):
-        job = sequence_of(backend, [1, 2, 3] * 5, 120, Draws(11), fortune("deep"), Keen(FLAT), context_shift=shift)
-        run(scheduler_of(backend, overlaps=overlaps), [job])
-        jobs.append(job)
-    assert jobs[0].result.tokens == jobs[1].result.tokens
-    assert jobs[0].result.text == jobs[1].result.text
-    assert jobs[0].result.finish_reason == jobs[1].result.finish_reason
-    assert jobs[0].result.truncated == shift
+        sequence = sequence_of(backend, [1, 2, 3] * 5, 120, Draws(11), fortune("deep"), Keen(FLAT), context_shift=shift)
+        run(scheduler_of(backend, overlaps=overlaps), [sequence])
+        sequences.append(sequence)
+    assert sequences[0].result.tokens == sequences[1].result.tokens
+    assert sequences[0].result.text == sequences[1].result.text
+    assert sequences[0].result.finish_reason == sequences[1].result.finish_reason
+    assert sequences[0].result.truncated == shift
 
 
 @settings(max_examples=80, deadline=None)
@@ -273,21 +279,21 @@ def test_every_step_is_delivered_once_whatever_happens(
     scheduler = scheduler_of(device, overlaps=overlaps)
     device.failures = dict(failures)
     ended: list[Any] = []
-    jobs, asked = [], []
+    sequences, asked = [], []
     for seed in seeds:
         prompt = np.random.default_rng(seed).integers(0, N_VOCAB - 1, 1 + seed % 20).tolist()
         stop = ("a", "bcd", "e") if seed % 3 == 0 else ()
         policy = Keen(FLAT) if drafts else Off()
         shape = [*SHAPES][seed % len(SHAPES)]
-        job = sequence_of(
+        sequence = sequence_of(
             device, prompt, 5 + seed % 30, Draws(seed), fortune(shape), policy, finished=ended.append, stop=stop
         )
-        jobs.append(job)
+        sequences.append(sequence)
         asked.append(prompt)
-    readers = [Reader(job, device) for job in jobs]
-    cancelled = next((job for job, seed in zip(jobs, seeds, strict=True) if seed % 5 == 0), None)
-    for job in jobs:
-        scheduler.submit(job)
+    readers = [Reader(sequence, device) for sequence in sequences]
+    cancelled = next((sequence for sequence, seed in zip(sequences, seeds, strict=True) if seed % 5 == 0), None)
+    for sequence in sequences:
+        scheduler.submit(sequence)
     for step in range(1000):
         if not scheduler.busy:
             break
@@ -295,14 +301,14 @@ def test_every_step_is_delivered_once_whatever_happens(
         check_cells(scheduler)
         if step == 6 and cancelled is not None:
             scheduler.cancel(cancelled)
-    assert len(ended) == len(jobs)
-    for seed, prompt, job, reader in zip(seeds, asked, jobs, readers, strict=True):
+    assert len(ended) == len(sequences)
+    for seed, prompt, sequence, reader in zip(seeds, asked, sequences, readers, strict=True):
         expected = said(prompt, 5 + seed % 30, Draws(seed))
         reader.check()
-        assert job.result.tokens == expected[: len(job.result.tokens)]
-        assert job.statistics.generated >= len(job.result.tokens)
-        if job is not cancelled and seed % 3 and not failures and n_ctx == 512:
-            assert job.result.tokens == expected
+        assert sequence.result.tokens == expected[: len(sequence.result.tokens)]
+        assert sequence.statistics.generated >= len(sequence.result.tokens)
+        if sequence is not cancelled and seed % 3 and not failures and n_ctx == 512:
+            assert sequence.result.tokens == expected
 
 
 class Forgetful(Off):
@@ -322,18 +328,18 @@ def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
     device = FakeDevice(n_slots=3)
     ended: list[Any] = []
     policies = [Off(), Forgetful(step), Keen(FLAT)]
-    jobs = [
+    sequences = [
         sequence_of(device, [n], 20, Draws(n), fortune("tree"), policy, finished=ended.append, ignore_end=True)
         for n, policy in enumerate(policies)
     ]
     scheduler = ahead(device)
-    run(scheduler, jobs)
+    run(scheduler, sequences)
     for n in (0, 2):
-        assert jobs[n].error is None
-        assert jobs[n].result.tokens == said([n], 20, Draws(n))
-    assert isinstance(jobs[1].error, GenerationError)
-    assert "cannot learn" in str(jobs[1].error)
-    assert jobs[1].result.tokens == said([1], 20, Draws(1))[: step - 1]
+        assert sequences[n].error is None
+        assert sequences[n].result.tokens == said([n], 20, Draws(n))
+    assert isinstance(sequences[1].error, GenerationError)
+    assert "cannot learn" in str(sequences[1].error)
+    assert sequences[1].result.tokens == said([1], 20, Draws(1))[: step - 1]
     assert len(ended) == 3
     run(scheduler, [again := sequence_of(device, [1], 10)])
     assert again.result.tokens == said([1], 10)
@@ -342,17 +348,17 @@ def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
 def test_ending_all_flushes_what_was_left() -> None:
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
-    jobs = [sequence_of(device, [n], 100, Draws(n), ignore_end=True) for n in (3, 5)]
-    readers = [Reader(job, device) for job in jobs]
-    for job in jobs:
-        scheduler.submit(job)
+    sequences = [sequence_of(device, [n], 100, Draws(n), ignore_end=True) for n in (3, 5)]
+    readers = [Reader(sequence, device) for sequence in sequences]
+    for sequence in sequences:
+        scheduler.submit(sequence)
     for _ in range(4):
         scheduler.step()
-    assert [len(job.result.tokens) for job in jobs] == [3, 3], "the newest step is still to be delivered"
+    assert [len(sequence.result.tokens) for sequence in sequences] == [3, 3], "the newest step is still to be delivered"
     scheduler.cancel_all()
-    for n, job, reader in zip((3, 5), jobs, readers, strict=True):
-        assert job.result.tokens == said([n], 4, Draws(n))
-        assert job.statistics.steps == 4
+    for n, sequence, reader in zip((3, 5), sequences, readers, strict=True):
+        assert sequence.result.tokens == said([n], 4, Draws(n))
+        assert sequence.statistics.steps == 4
         reader.check()
 
 
@@ -373,9 +379,9 @@ class Watcher(Stateless):
 def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
     """From a copy of the newest row: the next pass has overwritten it by then."""
     device, policy = FakeDevice(), Watcher()
-    job = sequence_of(device, [1, 2], 8, policy=policy)
-    run(ahead(device), [job])
-    tokens = job.result.tokens
+    sequence = sequence_of(device, [1, 2], 8, policy=policy)
+    run(ahead(device), [sequence])
+    tokens = sequence.result.tokens
     every = [entropy_of(logits_of([1, 2, *tokens[:n]])) for n in range(len(tokens))]
     assert len(policy.seen) > 5
     for step, seen in enumerate(policy.seen):
@@ -403,16 +409,16 @@ def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.Monk
     monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: now))
     backend = Slow()
     scheduler = scheduler_of(backend)
-    job = sequence_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
-    scheduler.submit(job)
+    sequence = sequence_of(backend, [1, 2], 10, Draws(5), ignore_end=True)
+    scheduler.submit(sequence)
     missing = []
-    while not job.done:
+    while not sequence.done:
         scheduler.step()
-        if not job.done:
-            assert job.has_begun
-            missing.append(len(job.tokens) - len(job.request.prompt) - len(job.result.tokens))
+        if not sequence.done:
+            assert sequence.has_begun
+            missing.append(len(sequence.tokens) - len(sequence.request.prompt) - len(sequence.result.tokens))
     assert set(missing[1:]) == {1 if wait > 1.0 else 0}
-    assert job.result.tokens == said([1, 2], 10, Draws(5))
+    assert sequence.result.tokens == said([1, 2], 10, Draws(5))
 
 
 def test_a_prompt_is_waited_for_by_its_own_pass() -> None:
@@ -446,15 +452,17 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     lanes._exact = exact  # type: ignore[assignment]
     core = object.__new__(EngineCore)
     core.lanes = lanes
-    jobs = [sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)]
-    for scheduler, job in zip(schedulers, jobs, strict=True):
-        scheduler.submit(job)
+    sequences = [
+        sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)
+    ]
+    for scheduler, sequence in zip(schedulers, sequences, strict=True):
+        scheduler.submit(sequence)
     for step in range(1, 10):
         core.step(step)
-        assert [len(job.result.tokens) for job in jobs] == [step, step]
-    core.cancel(jobs[1])
+        assert [len(sequence.result.tokens) for sequence in sequences] == [step, step]
+    core.cancel(sequences[1])
     for step in range(10, 15):
         core.step(step)
-        assert len(jobs[0].result.tokens) == step - 1, "alone again, with the next pass"
+        assert len(sequences[0].result.tokens) == step - 1, "alone again, with the next pass"
     schedulers[0].deliver()
-    assert len(jobs[0].result.tokens) == 14, "before stores that were drafted from are closed, say"
+    assert len(sequences[0].result.tokens) == 14, "before stores that were drafted from are closed, say"

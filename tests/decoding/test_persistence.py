@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.persistence import acceptance_path, key_of
@@ -39,15 +40,7 @@ def model(tiny_model: TinyModel) -> Iterator[Path]:
 @pytest.fixture
 def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft whatever there is, however little it promises."""
-    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    plan = Auto.plan
-
-    def generous(self: Auto, n_ctx: int, limit: int) -> object:
-        made = plan(self, n_ctx, limit)
-        made.cost, made.slope, made.best_rate = [1.0] * (min(limit, 16) + 1), [0.0] * 64, 0.0
-        return made
-
-    monkeypatch.setattr(Auto, "plan", generous)
+    always_draft(monkeypatch)
 
 
 def load(model: Path, **options: object) -> Engine:

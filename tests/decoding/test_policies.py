@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
-from support.fake_sequences import Alone
+from support.fake_sequences import TREE, Alone, FixedCurve
 
-from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.sequence import TARGET
 from rest_local.decoding.verify import Relaxed
@@ -18,14 +17,12 @@ from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import OptionError
-from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
 
-FLAT = CostCurve.from_points([0], [1, 64], [[10.0, 10.0]])
-TREE = Capability("tree", "fake")
+FLAT = FixedCurve.from_points([0], [1, 64], [[10.0, 10.0]])
 CONTEXT, MODEL = SOURCE_NUMBER["context"], SOURCE_NUMBER["model"]
 SEQUENTIAL = Draws | Greedy
 

@@ -13,8 +13,7 @@ import pytest
 from rest_local import Engine
 from rest_local.decoding.predicted import LEAST_LIMIT, Predictions
 from rest_local.llama.model import Model
-from rest_local.llama.splitting import PART
-from rest_local.llama.tokenizer import Tokenizer
+from rest_local.llama.tokenizer import PART_CHARACTERS, Tokenizer
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
 
@@ -55,7 +54,7 @@ def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
                 drafted = engine.generate(LINE, max_tokens=8, prediction=text)
                 list(drafted)
                 assert drafted.result.tokens == plain.result.tokens
-    assert max(read) <= PART
+    assert max(read) <= PART_CHARACTERS
     assert sum(read) < len(text) / 4
     assert [record.getMessage() for record in caplog.records if record.name == "rest_local.decoding"] == [
         f"a prediction is longer than {LEAST_LIMIT} tokens; only its beginning is drafted from"

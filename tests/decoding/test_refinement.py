@@ -10,11 +10,10 @@ import pytest
 from support.fake_backend import FakeBackend
 from support.fake_sequences import said, scheduler_of, sequence_of
 
-from rest_local.calibration import timing
+from rest_local.calibration import measuring
 from rest_local.calibration.corrections import ESTIMATED
 from rest_local.calibration.cost import SIZES, CostCurve
-from rest_local.calibration.measuring import Timing
-from rest_local.calibration.timing import LoadMeter, probe_slot
+from rest_local.calibration.measuring import LoadMeter, Timing, probe_slot
 from rest_local.decoding import refinement as calibration
 from rest_local.decoding.refinement import MOST_BUSY, MOST_IDLE, SHARE, Calibration
 from rest_local.decoding.scheduler import Scheduler
@@ -127,22 +126,22 @@ def test_a_batch_in_a_slot_leaves_its_cells_and_answers_as_they_were(n_slots: in
     """The fake backend asserts that every token sees exactly its own text."""
     backend = FakeBackend(n_ctx=256, n_slots=n_slots)
     scheduler = scheduler_of(backend)
-    job = sequence_of(backend, PROMPT, N)
-    scheduler.submit(job)
+    sequence = sequence_of(backend, PROMPT, N)
+    scheduler.submit(sequence)
     while scheduler.busy:
         scheduler.step()
         for slot in scheduler.slots.slots:
             before = [(cell.pos, cell.token, set(cell.ids)) for cell in backend.cells]
             assert probe_slot(slot, [1, 2, 3, 4] * 4) is not None
             assert [(cell.pos, cell.token, set(cell.ids)) for cell in backend.cells] == before
-    assert job.result.tokens == said(PROMPT, N)
+    assert sequence.result.tokens == said(PROMPT, N)
 
 
 def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None:
     backend = FakeBackend(n_ctx=32)
     scheduler = scheduler_of(backend)
-    job = sequence_of(backend, PROMPT, N)
-    scheduler.submit(job)
+    sequence = sequence_of(backend, PROMPT, N)
+    scheduler.submit(sequence)
     scheduler.step()
     slot = scheduler.slots.slots[0]
     assert probe_slot(slot, [1] * 32) is None
@@ -153,7 +152,7 @@ def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None
         assert len(backend.cells) == held
     while scheduler.busy:
         scheduler.step()
-    assert job.result.tokens == said(PROMPT, N)
+    assert sequence.result.tokens == said(PROMPT, N)
 
 
 class Usage:
@@ -161,7 +160,7 @@ class Usage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = (0.0, 0.0, 0.0)
-        monkeypatch.setattr(timing, "_usage", lambda: self.now)
+        monkeypatch.setattr(measuring, "_usage", lambda: self.now)
 
     def step(self, ms: float, share: float, preempted: int, pause_ms: float = 0.0) -> float:
         clock, cpu, count = self.now

@@ -31,24 +31,24 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     scheduler = scheduler_of(backend)
     system = list(range(20))
     asked = [[*system, *prompt] for prompt in prompts_of(10)]
-    jobs = [
+    sequences = [
         sequence_of(
             backend, prompt, 40, Draws(seed, 0.7) if seed % 2 else None, fortune(shape),
             Keen(FLAT) if drafts else Off(), keep_prefix=keep,
         )
         for seed, prompt in enumerate(asked)
     ]  # fmt: skip
-    run(scheduler, jobs)
-    for seed, (prompt, job) in enumerate(zip(asked, jobs, strict=True)):
-        assert job.result.tokens == said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
-        assert job.error is None
-        assert isinstance(job.chooser, Owned)
-        assert job.chooser.closed == 1
+    run(scheduler, sequences)
+    for seed, (prompt, sequence) in enumerate(zip(asked, sequences, strict=True)):
+        assert sequence.result.tokens == said(prompt, 40, Draws(seed, 0.7) if seed % 2 else None)
+        assert sequence.error is None
+        assert isinstance(sequence.chooser, Owned)
+        assert sequence.chooser.closed == 1
     if keep:
-        assert sum(job.statistics.cached_tokens for job in jobs) >= 20
+        assert sum(sequence.statistics.cached_tokens for sequence in sequences) >= 20
     else:
-        assert all(job.statistics.cached_tokens == 0 for job in jobs)
-    drafted = sum(job.statistics.drafted for job in jobs)
+        assert all(sequence.statistics.cached_tokens == 0 for sequence in sequences)
+    drafted = sum(sequence.statistics.drafted for sequence in sequences)
     assert (drafted > 0) == drafts
 
 
@@ -62,12 +62,14 @@ def test_a_hundred_prompts_say_the_same_with_drafts(shape: str, temperature: flo
     def chooser(seed: int) -> Draws | None:
         return None if temperature is None else Draws(seed, temperature)
 
-    jobs = [
+    sequences = [
         sequence_of(backend, prompt, 16, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)
     ]
-    run(scheduler_of(backend), jobs)
-    assert [job.result.tokens for job in jobs] == [said(p, 16, chooser(seed)) for seed, p in enumerate(asked)]
-    statistics = [job.statistics for job in jobs]
+    run(scheduler_of(backend), sequences)
+    assert [sequence.result.tokens for sequence in sequences] == [
+        said(p, 16, chooser(seed)) for seed, p in enumerate(asked)
+    ]
+    statistics = [sequence.statistics for sequence in sequences]
     assert sum(each.drafted for each in statistics) > 1000
     assert (sum(each.accepted for each in statistics) > 100) == (shape != "wrong")
 
@@ -77,18 +79,18 @@ def test_the_budget_is_shared_by_all() -> None:
     go to the likeliest candidates, not to the first sequence."""
     backend = FakeBackend(n_ctx=2048, n_slots=8)
     scheduler = scheduler_of(backend)
-    jobs = [
+    sequences = [
         sequence_of(backend, prompt, 400, Draws(n), fortune("deep"), Keen(FLAT))
         for n, prompt in enumerate(prompts_of(8, 5))
     ]
-    for job in jobs:
-        scheduler.submit(job)
+    for sequence in sequences:
+        scheduler.submit(sequence)
     drafted: list[int] = []
-    while not any(job.done for job in jobs):
-        drafted = [job.statistics.drafted for job in jobs]
+    while not any(sequence.done for sequence in sequences):
+        drafted = [sequence.statistics.drafted for sequence in sequences]
         scheduler.step()
     assert min(drafted) > 5
-    assert all(job.statistics.accepted for job in jobs)
+    assert all(sequence.statistics.accepted for sequence in sequences)
 
 
 def test_the_least_recently_used_idle_slot_goes_first() -> None:
@@ -109,24 +111,24 @@ def test_log_probabilities_are_those_of_each_tokens_own_row(drafts: bool) -> Non
     """Whether it was drafted or not: the row after the text before it."""
     backend = FakeBackend(n_ctx=512, n_slots=2)
     prompts = prompts_of(2, 9)
-    jobs = [
+    sequences = [
         sequence_of(backend, prompt, 60, sources=fortune("tree"), policy=Keen(FLAT) if drafts else Off(), logprobs=3)
         for prompt in prompts
     ]
-    run(scheduler_of(backend), jobs)
-    for prompt, job in zip(prompts, jobs, strict=True):
-        assert (job.statistics.accepted > 5) == drafts
+    run(scheduler_of(backend), sequences)
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert (sequence.statistics.accepted > 5) == drafts
         history, expected = list(prompt), []
-        for token in job.result.tokens:
+        for token in sequence.result.tokens:
             expected.append(logprobs_of(logits_of(history), token, 3))
             history.append(token)
-        assert job.result.logprobs == expected
+        assert sequence.result.logprobs == expected
 
 
 def test_eight_share_their_forward_passes() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=8)
-    jobs = [sequence_of(backend, prompt, 30) for prompt in prompts_of(8, 5)]
-    run(scheduler_of(backend), jobs)
+    sequences = [sequence_of(backend, prompt, 30) for prompt in prompts_of(8, 5)]
+    run(scheduler_of(backend), sequences)
     assert backend.calls <= 30 + 2
 
 
@@ -155,12 +157,12 @@ def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
 def test_requests_that_come_together_evaluate_their_common_beginning_once() -> None:
     backend = FakeBackend(n_ctx=4096, n_slots=8)
     system = np.random.default_rng(1).integers(0, END, 300).tolist()
-    jobs = [sequence_of(backend, [*system, n, n], 5) for n in range(8)]
-    run(scheduler_of(backend), jobs)
-    assert sum(job.statistics.cached_tokens for job in jobs) == 7 * len(system)
+    sequences = [sequence_of(backend, [*system, n, n], 5) for n in range(8)]
+    run(scheduler_of(backend), sequences)
+    assert sum(sequence.statistics.cached_tokens for sequence in sequences) == 7 * len(system)
     assert backend.evaluated < len(system) + 8 * (2 + 5)
-    for n, job in enumerate(jobs):
-        assert job.result.tokens == said([*system, n, n], 5)
+    for n, sequence in enumerate(sequences):
+        assert sequence.result.tokens == said([*system, n, n], 5)
 
 
 def test_a_second_turn_evaluates_what_is_new() -> None:
@@ -263,20 +265,20 @@ def test_a_long_prompt_is_evaluated_in_parts_while_others_generate() -> None:
     backend = FakeBackend(n_ctx=2048, n_batch=512, n_slots=4)
     scheduler = scheduler_of(backend, slow)
     running = [sequence_of(backend, prompt, 400) for prompt in prompts_of(2, 5)]
-    for job in running:
-        scheduler.submit(job)
+    for sequence in running:
+        scheduler.submit(sequence)
     for _ in range(3):
         scheduler.step()
     late = sequence_of(backend, [5] * 600, 5)
     scheduler.submit(late)
     sizes = []
     while not late.done:
-        counts = [len(job.result.tokens) for job in running]
+        counts = [len(sequence.result.tokens) for sequence in running]
         evaluated = backend.evaluated
         scheduler.step()
         sizes.append(backend.evaluated - evaluated)
-        for job, count in zip(running, counts, strict=True):
-            assert job.done or len(job.result.tokens) > count
+        for sequence, count in zip(running, counts, strict=True):
+            assert sequence.done or len(sequence.result.tokens) > count
     assert LEAST_PART < max(sizes) <= 33 + 2
     assert late.result.tokens == said([5] * 600, 5)
 
@@ -303,12 +305,12 @@ def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
 def test_two_long_prompts_take_turns() -> None:
     backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend)
-    jobs = [sequence_of(backend, [n] * 500, 1) for n in (1, 2)]
-    for job in jobs:
-        scheduler.submit(job)
+    sequences = [sequence_of(backend, [n] * 500, 1) for n in (1, 2)]
+    for sequence in sequences:
+        scheduler.submit(sequence)
     for _ in range(8):
         scheduler.step()
-    left = [job.n_pending for job in jobs if job.is_admitted]
+    left = [sequence.n_pending for sequence in sequences if sequence.is_admitted]
     assert max(left) - min(left) <= 64
 
 
@@ -317,20 +319,20 @@ def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int)
     backend = FakeBackend(n_ctx=96, n_slots=n_slots)
     scheduler = scheduler_of(backend)
     asked = [[n % END] * (20 + 5 * n) for n in range(8)]
-    jobs = [sequence_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
-    run(scheduler, jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.error is None
-        assert job.result.tokens == said(prompt, 35)
-        assert job.result.finish_reason in ("length", "stop")
+    sequences = [sequence_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, sequences)
+    for prompt, sequence in zip(asked, sequences, strict=True):
+        assert sequence.error is None
+        assert sequence.result.tokens == said(prompt, 35)
+        assert sequence.result.finish_reason in ("length", "stop")
 
 
 def test_a_context_that_is_full_ends_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
-    job = sequence_of(backend, [1] * 40, 1000, Draws(3))
-    run(scheduler_of(backend), [job])
-    assert job.result.finish_reason in ("length", "stop")
-    assert len(job.result.tokens) <= 64 - 39
+    sequence = sequence_of(backend, [1] * 40, 1000, Draws(3))
+    run(scheduler_of(backend), [sequence])
+    assert sequence.result.finish_reason in ("length", "stop")
+    assert len(sequence.result.tokens) <= 64 - 39
     refused = sequence_of(backend, [1] * 64, 5)
     run(scheduler_of(backend), [refused])
     assert isinstance(refused.error, PromptTooLong)
@@ -340,20 +342,20 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
     """What is said after a shift is what plain decoding says to the shortened text."""
     backend = FakeBackend(n_ctx=64)
     prompt = [7, 8, 9, *([1, 2] * 10)]
-    job = sequence_of(backend, prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
-    run(scheduler_of(backend), [job])
-    if len(job.result.tokens) < 150:
-        assert job.result.finish_reason == "stop"
-    assert len(job.result.tokens) > 64
-    assert job.result.truncated
+    sequence = sequence_of(backend, prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
+    run(scheduler_of(backend), [sequence])
+    if len(sequence.result.tokens) < 150:
+        assert sequence.result.finish_reason == "stop"
+    assert len(sequence.result.tokens) > 64
+    assert sequence.result.truncated
     text, chooser, tokens = list(prompt), Draws(5), []
-    while len(tokens) < len(job.result.tokens):
+    while len(tokens) < len(sequence.result.tokens):
         if len(text) - 1 >= 64:
             text = [*text[:3], *text[len(text) - int(0.5 * (64 - 3)) :]]
         (token,) = plain(text, chooser, 1)
         text.append(token)
         tokens.append(token)
-    assert tokens == job.result.tokens
+    assert tokens == sequence.result.tokens
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2])
@@ -364,11 +366,11 @@ def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
     scheduler = scheduler_of(backend)
     asked = prompts_of(5, 80)
     backend.failures = {at: code}
-    jobs = [sequence_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
-    run(scheduler, jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.error is None
-        assert job.result.tokens == said(prompt, 12)
+    sequences = [sequence_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, sequences)
+    for prompt, sequence in zip(asked, sequences, strict=True):
+        assert sequence.error is None
+        assert sequence.result.tokens == said(prompt, 12)
 
 
 @pytest.mark.parametrize("code", [2, -1, -2])
@@ -378,12 +380,12 @@ def test_decodes_that_keep_failing_end_requests_and_the_next_works(code: int, at
     scheduler = scheduler_of(backend)
     backend.failures = dict.fromkeys(range(at, at + 60), code)
     asked = prompts_of(4, 80)
-    jobs = [sequence_of(backend, prompt, 12) for prompt in asked]
-    run(scheduler, jobs)
-    assert any(isinstance(job.error, DecodeFailed) for job in jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.error is not None or job.result.tokens == said(prompt, 12)
-        assert job.error is None or job.result.finish_reason == "error"
+    sequences = [sequence_of(backend, prompt, 12) for prompt in asked]
+    run(scheduler, sequences)
+    assert any(isinstance(sequence.error, DecodeFailed) for sequence in sequences)
+    for prompt, sequence in zip(asked, sequences, strict=True):
+        assert sequence.error is not None or sequence.result.tokens == said(prompt, 12)
+        assert sequence.error is None or sequence.result.finish_reason == "error"
     backend.failures = {}
     after = sequence_of(backend, asked[0], 12)
     run(scheduler, [after])
@@ -395,11 +397,11 @@ def test_cells_return_to_the_baseline_after_requests_that_accept_nothing() -> No
     scheduler = scheduler_of(backend)
     prompt = [1, 2, 3]
     for _ in range(1000):
-        job = sequence_of(backend, prompt, 3, sources=fortune("wrong"), policy=Keen(FLAT))
-        scheduler.submit(job)
-        while not job.done:
+        sequence = sequence_of(backend, prompt, 3, sources=fortune("wrong"), policy=Keen(FLAT))
+        scheduler.submit(sequence)
+        while not sequence.done:
             scheduler.step()
-        assert job.statistics.accepted == 0
+        assert sequence.statistics.accepted == 0
     check_cells(scheduler)
     assert len(backend.cells) <= 2 * (len(prompt) + 3)
     scheduler.slots.forget()
@@ -411,20 +413,20 @@ def test_cancelling_at_any_step_frees_the_slot_and_leaves_the_others(at: int) ->
     backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=2)
     scheduler = scheduler_of(backend)
     asked = [[3] * 50, [4] * 30, [5] * 3]
-    jobs = [sequence_of(backend, prompt, 8) for prompt in asked]
-    for job in jobs:
-        scheduler.submit(job)
+    sequences = [sequence_of(backend, prompt, 8) for prompt in asked]
+    for sequence in sequences:
+        scheduler.submit(sequence)
     for _ in range(at):
         scheduler.step()
-    was_done = jobs[0].done
-    scheduler.cancel(jobs[0])
+    was_done = sequences[0].done
+    scheduler.cancel(sequences[0])
     check_cells(scheduler)
-    assert jobs[0].done
-    assert was_done or jobs[0].result.finish_reason == "cancelled"
+    assert sequences[0].done
+    assert was_done or sequences[0].result.finish_reason == "cancelled"
     run(scheduler, [])
-    for prompt, job in list(zip(asked, jobs, strict=True))[1:]:
-        assert job.result.tokens == said(prompt, 8)
-    assert said(asked[0], 8)[: len(jobs[0].result.tokens)] == jobs[0].result.tokens
+    for prompt, sequence in list(zip(asked, sequences, strict=True))[1:]:
+        assert sequence.result.tokens == said(prompt, 8)
+    assert said(asked[0], 8)[: len(sequences[0].result.tokens)] == sequences[0].result.tokens
 
 
 class Life(RuleBasedStateMachine):
@@ -434,7 +436,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.backend = FakeBackend(n_ctx=80, n_batch=16, n_slots=3)
         self.scheduler: Scheduler = scheduler_of(self.backend)
-        self.jobs: list[tuple[list[int], int, Sequence]] = []
+        self.sequences: list[tuple[list[int], int, Sequence]] = []
 
     @rule(
         common=st.integers(0, 40),
@@ -447,19 +449,19 @@ class Life(RuleBasedStateMachine):
         prompt = [*range(20), *range(20)][:common] + prompt  # so that cells are shared
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
-        job = sequence_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
-        self.jobs.append((prompt, n, job))
-        self.scheduler.submit(job)
+        sequence = sequence_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
+        self.sequences.append((prompt, n, sequence))
+        self.scheduler.submit(sequence)
 
     @rule(times=st.integers(1, 8))
     def step(self, times: int) -> None:
         for _ in range(times):
             self.scheduler.step()
 
-    @precondition(lambda self: self.jobs)
+    @precondition(lambda self: self.sequences)
     @rule(which=st.integers(0, 1000))
     def cancel(self, which: int) -> None:
-        self.scheduler.cancel(self.jobs[which % len(self.jobs)][2])
+        self.scheduler.cancel(self.sequences[which % len(self.sequences)][2])
 
     @rule()
     def evict(self) -> None:
@@ -476,26 +478,26 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def cells_at_work_are_counted(self) -> None:
         """Each counts once, shared or not; and those to come."""
-        at_work = [job for job in self.scheduler.admitted if job.is_admitted]
-        ids = {job.slot.first_id + n for job in at_work for n in range(job.slot.n_branches)}
+        at_work = [sequence for sequence in self.scheduler.admitted if sequence.is_admitted]
+        ids = {sequence.slot.first_id + n for sequence in at_work for n in range(sequence.slot.n_branches)}
         held = sum(not ids.isdisjoint(cell.ids) for cell in self.backend.cells)
-        to_come = sum(job.n_pending + 1 for job in at_work)
+        to_come = sum(sequence.n_pending + 1 for sequence in at_work)
         assert self.scheduler._in_use() == held + to_come
 
     @invariant()
     def answers_are_right(self) -> None:
-        for prompt, n, job in self.jobs:
+        for prompt, n, sequence in self.sequences:
             truth = said(prompt, n)
-            assert truth[: len(job.result.tokens)] == job.result.tokens
-            complete = job.done and job.result.finish_reason in ("stop", "length")
-            assert not complete or job.result.tokens == truth or len(prompt) + len(job.result.tokens) > 80
+            assert truth[: len(sequence.result.tokens)] == sequence.result.tokens
+            complete = sequence.done and sequence.result.finish_reason in ("stop", "length")
+            assert not complete or sequence.result.tokens == truth or len(prompt) + len(sequence.result.tokens) > 80
 
     def teardown(self) -> None:
         self.backend.failures = {}
         while self.scheduler.busy:
             self.scheduler.step()
         self.answers_are_right()
-        assert all(job.done for _, _, job in self.jobs)
+        assert all(sequence.done for _, _, sequence in self.sequences)
         assert self.scheduler.slots.idle_cells == sum(slot.n_past for slot in self.scheduler.slots.slots)
 
 

@@ -30,13 +30,13 @@ def test_what_all_requests_are_charged_is_the_time_that_passed(monkeypatch: pyte
     monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
     scheduler = scheduler_of(backend)
     asked = prompts_of(12, 150)
-    jobs = [sequence_of(backend, prompt, 30, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
-    run(scheduler, jobs)
+    sequences = [sequence_of(backend, prompt, 30, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, sequences)
     totals = Totals()
-    for job in jobs:
-        totals.add(job.statistics, len(job.result.tokens))
+    for sequence in sequences:
+        totals.add(sequence.statistics, len(sequence.result.tokens))
     evaluated = sum(len(prompt) - 1 for prompt in asked)
-    stated = sum(job.statistics.prompt_tokens for job in jobs)
+    stated = sum(sequence.statistics.prompt_tokens for sequence in sequences)
     assert totals.prompt_tokens + totals.cached_tokens == evaluated + len(asked) == stated
     assert totals.prompt_seconds > 3600 * evaluated / 32
     assert totals.predicted_seconds > 3600
@@ -52,8 +52,8 @@ def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None
     scheduler.submit(owner)
     while owner.is_prefilling or not owner.is_admitted:
         scheduler.step()
-    for job in sharers:
-        scheduler.submit(job)
+    for sequence in sharers:
+        scheduler.submit(sequence)
     scheduler.step()
     together = scheduler._in_use()
     assert len(system) + 3 <= together < len(system) + 20  # what is shared once, not once for each
@@ -93,8 +93,8 @@ def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkey
 
     monkeypatch.setattr(scheduler.slots, "match", counted)
     first, second = sequence_of(backend, [1] * 60, 60, Draws(1)), sequence_of(backend, [2] * 110, 5)
-    for job in (first, second):
-        scheduler.submit(job)
+    for sequence in (first, second):
+        scheduler.submit(sequence)
     while not first.done:
         scheduler.step()
         assert not second.is_admitted or first.done
@@ -109,13 +109,13 @@ def test_a_context_shift_goes_on_following_the_prediction() -> None:
     told = []
     for expected in ([], None):
         backend = FakeBackend(n_ctx=64)
-        job = sequence_of(
+        sequence = sequence_of(
             backend, prompt, 200, Draws(2), Sources([], N_VOCAB), Keen(FLAT),
             context_shift=True, keep_tokens=3, prediction=told[0].result.tokens if expected is None else expected,
         )  # fmt: skip
-        run(scheduler_of(backend), [job])
-        assert job.result.truncated
-        told.append(job)
+        run(scheduler_of(backend), [sequence])
+        assert sequence.result.truncated
+        told.append(sequence)
     without, with_it = told
     assert with_it.result.tokens == without.result.tokens
     n_said = len(with_it.result.tokens)

@@ -31,22 +31,22 @@ def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> 
         backend = FakeBackend(n_ctx=256, n_slots=2)
         scheduler = scheduler_of(backend)
         asked = [[3] * 20, [4] * 30]
-        jobs = [sequence_of(backend, prompt, 8) for prompt in asked]
+        sequences = [sequence_of(backend, prompt, 8) for prompt in asked]
         backend.failures = {1: -2, 2: -2, refused: 1}
-        run(scheduler, jobs)
-        for prompt, job in zip(asked, jobs, strict=True):
-            assert job.error is None
-            assert job.result.tokens == said(prompt, 8)
+        run(scheduler, sequences)
+        for prompt, sequence in zip(asked, sequences, strict=True):
+            assert sequence.error is None
+            assert sequence.result.tokens == said(prompt, 8)
 
 
 @pytest.mark.parametrize("n_batch", [1, 2, 3])
 def test_more_slots_than_a_batch_has_places_wait_for_each_other(n_batch: int) -> None:
     backend = FakeBackend(n_ctx=256, n_batch=n_batch, n_slots=6)
     asked = [[n] for n in range(6)]  # nothing to evaluate before they generate
-    jobs = [sequence_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
-    run(scheduler_of(backend), jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.result.tokens == said(prompt, 10)
+    sequences = [sequence_of(backend, prompt, 10, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler_of(backend), sequences)
+    for prompt, sequence in zip(asked, sequences, strict=True):
+        assert sequence.result.tokens == said(prompt, 10)
 
 
 class Clock:
@@ -87,16 +87,16 @@ def test_the_time_for_a_prompt_is_over_with_the_first_token(clock: Clock) -> Non
     """A context shift evaluates text anew: that is part of the answer."""
     backend = FakeBackend(n_ctx=64)
     scheduler = scheduler_of(backend)
-    job = sequence_of(
+    sequence = sequence_of(
         backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True, keep_tokens=3, prompt_seconds=5.0
     )
-    scheduler.submit(job)
-    while not job.result.tokens:
+    scheduler.submit(sequence)
+    while not sequence.result.tokens:
         scheduler.step()
     clock.now += 10.0
     run(scheduler, [])
-    assert job.result.truncated
-    assert len(job.result.tokens) > 64
+    assert sequence.result.truncated
+    assert len(sequence.result.tokens) > 64
 
 
 def test_the_time_for_an_answer_runs_while_it_waits_for_cells(clock: Clock) -> None:
@@ -121,13 +121,13 @@ def test_idle_slots_go_before_drafts_do() -> None:
     backend = FakeBackend(n_ctx=64, n_slots=2)
     scheduler = scheduler_of(backend)
     run(scheduler, [sequence_of(backend, [1] * 40, 2)])
-    job = sequence_of(backend, [2] * 15, 12, sources=fortune("deep"), policy=Keen(FLAT))
+    sequence = sequence_of(backend, [2] * 15, 12, sources=fortune("deep"), policy=Keen(FLAT))
     calls = backend.calls
-    run(scheduler, [job])
+    run(scheduler, [sequence])
     assert sum(slot.n_past for slot in scheduler.slots.slots) < 40
-    statistics = job.statistics
+    statistics = sequence.statistics
     assert backend.calls - calls <= 1 + statistics.steps + 1  # one was refused, and done again as it was
-    assert job.result.tokens == said([2] * 15, 12)
+    assert sequence.result.tokens == said([2] * 15, 12)
 
 
 class Broken(Greedy):
@@ -157,14 +157,14 @@ def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
 
 
 BREAKS: dict[str, Callable[[Sequence], tuple[object, str]]] = {
-    "admit": lambda job: (job.sources, "restart"),
-    "draft": lambda job: (job.policy, "draft"),
-    "prune": lambda job: (job, "prune"),
-    "choose": lambda job: (job.chooser, "sample"),
-    "learn": lambda job: (job.policy, "learn"),
-    "checkpoint": lambda job: (job.slot, "checkpoint"),
-    "tell": lambda job: (job.answer, "take"),
-    "end": lambda job: (job.chooser, "close"),
+    "admit": lambda sequence: (sequence.sources, "restart"),
+    "draft": lambda sequence: (sequence.policy, "draft"),
+    "prune": lambda sequence: (sequence, "prune"),
+    "choose": lambda sequence: (sequence.chooser, "sample"),
+    "learn": lambda sequence: (sequence.policy, "learn"),
+    "checkpoint": lambda sequence: (sequence.slot, "checkpoint"),
+    "tell": lambda sequence: (sequence.answer, "take"),
+    "end": lambda sequence: (sequence.chooser, "close"),
 }
 
 
@@ -177,12 +177,12 @@ def test_an_unexpected_fault_ends_only_its_own_request(
     backend = FakeBackend(n_ctx=512, n_batch=16, n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[n] * 40 for n in range(6)]
-    jobs = [sequence_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
-    calls, connect = [], jobs[1]._connect
+    sequences = [sequence_of(backend, prompt, 12, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    calls, connect = [], sequences[1]._connect
 
     def breaking(slot: Slot) -> Lookup:
-        jobs[1]._sources = connect(slot)
-        where, name = BREAKS[place](jobs[1])
+        sequences[1]._sources = connect(slot)
+        where, name = BREAKS[place](sequences[1])
         whole = getattr(where, name)
 
         def breaks(*arguments: Any) -> Any:
@@ -192,14 +192,14 @@ def test_an_unexpected_fault_ends_only_its_own_request(
             return whole(*arguments)
 
         monkeypatch.setattr(where, name, breaks)
-        return jobs[1].sources
+        return sequences[1].sources
 
-    monkeypatch.setattr(jobs[1], "_connect", breaking)
-    run(scheduler, jobs)
-    for n, (prompt, job) in enumerate(zip(asked, jobs, strict=True)):
+    monkeypatch.setattr(sequences[1], "_connect", breaking)
+    run(scheduler, sequences)
+    for n, (prompt, sequence) in enumerate(zip(asked, sequences, strict=True)):
         if n != 1:
-            assert (job.error, job.result.tokens) == (None, said(prompt, 12))
-    broken = jobs[1]
+            assert (sequence.error, sequence.result.tokens) == (None, said(prompt, 12))
+    broken = sequences[1]
     assert said(asked[1], 12)[: len(broken.result.tokens)] == broken.result.tokens
     if len(calls) < call:  # what is done once for each request
         assert place in ("admit", "end")
@@ -211,7 +211,7 @@ def test_an_unexpected_fault_ends_only_its_own_request(
     monkeypatch.undo()
     again = [sequence_of(backend, prompt, 12) for prompt in asked]
     run(scheduler, again)
-    assert [job.result.tokens for job in again] == [said(prompt, 12) for prompt in asked]
+    assert [sequence.result.tokens for sequence in again] == [said(prompt, 12) for prompt in asked]
 
 
 class Interrupted(Greedy):
@@ -232,15 +232,15 @@ def test_an_interrupt_between_two_sequences_makes_no_answer_wrong() -> None:
     backend = FakeBackend(n_slots=3)
     scheduler = scheduler_of(backend)
     asked = [[1, 2], [3, 4], [5, 6]]
-    jobs = [sequence_of(backend, p, 20, Interrupted(4) if p == [3, 4] else None) for p in asked]
+    sequences = [sequence_of(backend, p, 20, Interrupted(4) if p == [3, 4] else None) for p in asked]
     with pytest.raises(KeyboardInterrupt):
-        run(scheduler, jobs)
+        run(scheduler, sequences)
     check_cells(scheduler)
     run(scheduler, [])
-    for prompt, job in zip(asked, jobs, strict=True):
+    for prompt, sequence in zip(asked, sequences, strict=True):
         truth = said(prompt, 20)
-        assert job.result.tokens == truth[: len(job.result.tokens)]
-        assert job.result.finish_reason == "cancelled" or job.result.tokens == truth
+        assert sequence.result.tokens == truth[: len(sequence.result.tokens)]
+        assert sequence.result.finish_reason == "cancelled" or sequence.result.tokens == truth
 
 
 class Stubborn(FakeBackend):
@@ -269,11 +269,11 @@ def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
     backend = FakeBackend(n_ctx=1024, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend)
     asked = [[1] * 300, [2] * 300]
-    jobs = [sequence_of(backend, prompt, 20) for prompt in asked]
+    sequences = [sequence_of(backend, prompt, 20) for prompt in asked]
     backend.failures = dict.fromkeys((3, 8, 20, 24), 2)
-    run(scheduler, jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.result.tokens == said(prompt, 20)
+    run(scheduler, sequences)
+    for prompt, sequence in zip(asked, sequences, strict=True):
+        assert sequence.result.tokens == said(prompt, 20)
     assert not backend.failures
     assert backend.evaluated <= 2 * (299 + 20)
 
@@ -281,33 +281,33 @@ def test_a_pass_that_was_broken_off_costs_that_pass_only() -> None:
 def test_cells_that_cannot_be_cut_back_do_not_change_other_answers() -> None:
     backend = Stubborn(n_ctx=1024, n_slots=3)
     asked = [[1, 2], [3, 4], [5, 6]]
-    jobs = [sequence_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
-    run(scheduler_of(backend), jobs)
-    for prompt, job in zip(asked, jobs, strict=True):
-        assert job.result.tokens == said(prompt, 60)
+    sequences = [sequence_of(backend, prompt, 60, None, fortune("bush"), Keen(FLAT)) for prompt in asked]
+    run(scheduler_of(backend), sequences)
+    for prompt, sequence in zip(asked, sequences, strict=True):
+        assert sequence.result.tokens == said(prompt, 60)
     assert backend.removals > 100
 
 
 def test_evaluating_anew_counts_as_time_of_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
     scheduler = scheduler_of(backend)
-    job = sequence_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
-    scheduler.submit(job)
-    while not job.result.tokens:
+    sequence = sequence_of(backend, [7, 8, 9, *([1, 2] * 10)], 150, Draws(5), context_shift=True)
+    scheduler.submit(sequence)
+    while not sequence.result.tokens:
         scheduler.step()
-    statistics = job.statistics
+    statistics = sequence.statistics
     prompt_ms = statistics.prompt_ms
     run(scheduler, [])
-    assert job.result.truncated
+    assert sequence.result.truncated
     assert statistics.prompt_ms == prompt_ms
-    assert 0 < statistics.again_ms < job.result.timings.predicted_ms
+    assert 0 < statistics.again_ms < sequence.result.timings.predicted_ms
 
 
 def test_a_prediction_may_be_an_array() -> None:
     backend = FakeBackend()
-    job = sequence_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
-    run(scheduler_of(backend), [job])
-    assert job.result.tokens == said([1, 2], 5)
+    sequence = sequence_of(backend, [1, 2], 5, prediction=np.array([3, 4, 5]))
+    run(scheduler_of(backend), [sequence])
+    assert sequence.result.tokens == said([1, 2], 5)
 
 
 def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,44 +316,44 @@ def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pyt
     monkeypatch.setattr(TokenCalibrator, "calibrate", lambda self, behind, candidates: [])
     backend = FakeBackend(n_ctx=512, n_slots=3)
     asked = [[n] * 40 for n in range(3)]
-    jobs = [sequence_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]
+    sequences = [sequence_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]
     grow, grown = Growth.grow, []
 
     def breaks(self: Growth) -> None:
         grown.append(self)
-        if self is jobs[1].growth:
+        if self is sequences[1].drafted.growth:
             raise IndexError("no such row")
         grow(self)
 
     monkeypatch.setattr(Growth, "grow", breaks)
-    run(scheduler_of(backend), jobs)
+    run(scheduler_of(backend), sequences)
     assert len(grown) > 5
-    assert isinstance(jobs[1].error, GenerationError)
+    assert isinstance(sequences[1].error, GenerationError)
     for n in (0, 2):
-        assert (jobs[n].error, jobs[n].result.tokens) == (None, said(asked[n], 12))
+        assert (sequences[n].error, sequences[n].result.tokens) == (None, said(asked[n], 12))
 
 
 class Silenced:
-    """A follower that may not be asked; what it took is that of a pass that broke off."""
+    """A draft sequence that must not be queried. Its times are those of an aborted pass."""
 
-    step_ms = asked_ms = 1000.0
+    step_ms = query_ms = 1000.0
     can_ask = False
 
     def begin_step(self) -> None:
-        self.step_ms = self.asked_ms = 0.0
+        self.step_ms = self.query_ms = 0.0
 
 
 def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative milliseconds made every price worse from step to step, for as long as the engine lived."""
     backend = FakeBackend(n_ctx=512)
     sources, policy = fortune("deep"), Auto(FLAT)
-    monkeypatch.setattr(sources, "follower", Silenced(), raising=False)
-    job = sequence_of(backend, [3] * 40, 30, None, sources, policy)
-    run(scheduler_of(backend), [job])
-    assert job.result.tokens == said([3] * 40, 30)
+    monkeypatch.setattr(sources, "draft_sequence", Silenced(), raising=False)
+    sequence = sequence_of(backend, [3] * 40, 30, None, sources, policy)
+    run(scheduler_of(backend), [sequence])
+    assert sequence.result.tokens == said([3] * 40, 30)
     assert 0.0 < policy.driver.lookup < 10.0
     assert 0.0 < policy.driver.step < 10.0
-    assert job.statistics.model_ms == 0.0
+    assert sequence.statistics.model_ms == 0.0
 
 
 def test_no_clock_makes_a_price_negative() -> None:

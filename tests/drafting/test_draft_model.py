@@ -128,7 +128,7 @@ def test_a_long_prompt_waits_until_evaluating_it_would_have_paid(drafter: DraftM
         chunks += 1
     assert 3 <= chunks <= 4  # of 100 ms, so of 100 tokens
     assert sequence.step_ms > 0
-    assert sequence.asked_ms == 0
+    assert sequence.query_ms == 0
     check(drafter, sequence, text, [1])
     text += text_of(6, 40)  # the tokens since the last query wait again
     assert not sequence.caught_up(10.0)
@@ -184,9 +184,12 @@ def test_a_text_longer_than_the_context_gets_no_predictions(tiny_model: TinyMode
         assert not sequence.can_ask
 
 
-@pytest.mark.parametrize(("arch", "said"), [("mamba", "cannot take back"), ("lfm2", "cannot take back")])
-def test_a_model_that_cannot_remove_tokens_is_refused(arch: str, said: str, tiny_model: TinyModel) -> None:
-    with Model.open(tiny_model("llama"), vocab_only=True) as target, pytest.raises(OptionError, match=said):
+@pytest.mark.parametrize("arch", ["mamba", "lfm2"])
+def test_a_model_that_cannot_remove_tokens_is_refused(arch: str, tiny_model: TinyModel) -> None:
+    with (
+        Model.open(tiny_model("llama"), vocab_only=True) as target,
+        pytest.raises(OptionError, match="cannot roll back"),
+    ):
         DraftModel.open(tiny_model(arch), target.vocabulary, 64, 1)
 
 

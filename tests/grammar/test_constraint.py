@@ -1,4 +1,4 @@
-"""Ends held back, tokens banned, grammars followed on clones: what may not be said next."""
+"""Constraints: forbidden end tokens, banned tokens, grammars, clones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _one(vocabulary: Vocabulary, text: str) -> int:
 
 
 def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
-    """Every end is likelier than all else, then the given tokens."""
+    """Logits with end tokens first, then the given tokens."""
     row = np.full(vocabulary.size, -20.0, np.float32)
     row[vocabulary.ends] = 30.0
     row[list(then)] = 10.0 - np.arange(len(then))
@@ -56,7 +56,9 @@ def test_ends_are_those_that_end(vocabulary: Vocabulary) -> None:
         {"grammar": WORDS, "temperature": 0.8, "seed": 1},
     ],
 )
-def test_no_end_before_the_least_length_and_one_right_after(vocabulary: Vocabulary, options: dict[str, object]) -> None:
+def test_no_end_token_before_the_minimum_length_and_one_right_after(
+    vocabulary: Vocabulary, options: dict[str, object]
+) -> None:
     row = _end_first(vocabulary, _one(vocabulary, "7"), _one(vocabulary, "8"))
     with Sampler(vocabulary, Sampling(**options), min_tokens=5) as sampler:  # type: ignore[arg-type]
         for _ in range(5):
@@ -72,7 +74,7 @@ def test_no_end_before_the_least_length_and_one_right_after(vocabulary: Vocabula
             sampler.accept(token)
 
 
-def test_the_best_token_that_is_no_end_is_chosen_and_the_row_only_read(vocabulary: Vocabulary) -> None:
+def test_the_best_token_except_ends_is_chosen_and_the_row_is_unchanged(vocabulary: Vocabulary) -> None:
     row = _end_first(vocabulary, 9, 8)
     before = row.copy()
     row.flags.writeable = False
@@ -82,7 +84,7 @@ def test_the_best_token_that_is_no_end_is_chosen_and_the_row_only_read(vocabular
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_a_grammar_is_complete_the_end_is_not_held_back(vocabulary: Vocabulary, temperature: float) -> None:
+def test_the_end_is_allowed_where_a_grammar_is_complete(vocabulary: Vocabulary, temperature: float) -> None:
     seven = _one(vocabulary, "7")
     row = _end_first(vocabulary, seven)
     with Sampler(vocabulary, Sampling(temperature=temperature, grammar=SHORT), min_tokens=9) as sampler:
@@ -93,8 +95,8 @@ def test_where_a_grammar_is_complete_the_end_is_not_held_back(vocabulary: Vocabu
         sampler.accept(end)
 
 
-def test_the_draws_are_not_shifted_by_held_ends(vocabulary: Vocabulary) -> None:
-    """Every position takes one number, whether an end had to be forbidden or not."""
+def test_forbidden_ends_do_not_shift_the_draws(vocabulary: Vocabulary) -> None:
+    """Every position draws one random number, whether an end token is forbidden or not."""
     rows = (np.random.default_rng(1).standard_normal((30, vocabulary.size))).astype(np.float32)
     rows[:, vocabulary.ends] = -np.inf
     with Sampler(vocabulary, Sampling(temperature=1.0, seed=5)) as free:
@@ -138,7 +140,7 @@ def test_following_a_clone_leaves_the_original(vocabulary: Vocabulary) -> None:
     assert not constraint.allows(stop)
 
 
-def test_the_longest_part_of_a_draft_is_what_following_a_clone_takes(vocabulary: Vocabulary) -> None:
+def test_the_longest_allowed_prefix_is_that_of_token_by_token_checks(vocabulary: Vocabulary) -> None:
     """Naive oracle: token by token, ends, banned and foreign ids included."""
     seven, stop, end = _one(vocabulary, "7"), _one(vocabulary, "."), int(vocabulary.ends[0])
     banned = _one(vocabulary, "8")
@@ -170,7 +172,7 @@ def test_a_refused_token_and_a_reset_leave_the_minimum_length(vocabulary: Vocabu
 
 
 def test_a_grammar_that_asks_for_too_much_work_ends_the_answer(vocabulary: Vocabulary) -> None:
-    """2 000 ways at once, which begin only after the first character."""
+    """2 000 alternatives at once, which begin only after the first character."""
     ways = " | ".join(f'"x{number}" r' for number in range(2000))
     grammar = lark(f'start: "<" r\nr: {ways} | "."')
     constraint = Constraint(vocabulary, grammar)
@@ -180,7 +182,7 @@ def test_a_grammar_that_asks_for_too_much_work_ends_the_answer(vocabulary: Vocab
 
 
 def test_the_work_for_one_mask_is_bounded() -> None:
-    """600 rules at once over every word of the vocabulary: llguidance's own limit would allow it."""
+    """600 rules at once for every word of the vocabulary, which llguidance's default limits allow."""
     rules = "\n".join(f'a{i}: LETTER a{i} | LETTER "{i}"' for i in range(600))
     grammar = lark(f'start: "<" word\nword: {" | ".join(f"a{i}" for i in range(600))}\n{rules}\nLETTER: /[a-z]/')
     with Model.open(demo_model(), vocab_only=True) as model:

@@ -1,4 +1,4 @@
-"""What a grammar allows is what its notation says; what cannot be kept is refused with the cause."""
+"""Grammars allow exactly their language; what cannot be kept is refused with the cause."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def accepts(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
 
 
 def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int) -> str:
-    """Random text in the language; quotes and brackets become likelier over fifty tokens, ends always, so it ends."""
+    """Random text of the language. Quotes and brackets become likelier over fifty tokens, ends with every token."""
     rng = np.random.default_rng(seed)
     pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
     halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
@@ -157,7 +157,7 @@ def test_keywords_are_kept(vocabulary: Vocabulary, schema: Any, valid: list[Any]
 def test_numbers_without_limits_come_to_an_end(
     vocabulary: Vocabulary, schema: Any, valid: list[str], invalid: list[str]
 ) -> None:
-    """A small model would write digits up to the token limit; what the schema itself says goes first."""
+    """Otherwise a small model writes digits up to the token limit. Limits of the schema take precedence."""
     grammar = json_schema(schema)
     assert [accepts(vocabulary, grammar, text) for text in valid] == [True] * len(valid)
     assert [accepts(vocabulary, grammar, text) for text in invalid] == [False] * len(invalid)
@@ -187,7 +187,7 @@ def test_keywords_that_are_not_kept_are_refused_by_name(more: dict[str, Any]) ->
         max_leaves=8,
     )
 )
-def test_every_object_is_an_object(vocabulary: Vocabulary, value: Any) -> None:
+def test_any_object_accepts_every_object(vocabulary: Vocabulary, value: Any) -> None:
     text = json.dumps({"value": value}, ensure_ascii=False).replace("\x7f", "\\u007f")
     assert accepts(vocabulary, any_object(), text)
     assert not accepts(vocabulary, any_object(), f"[{text}]")
@@ -205,8 +205,8 @@ def test_an_object_that_names_its_properties_has_no_others_unless_the_schema_say
     assert json_schema(named).source == json.dumps(named)
 
 
-def test_white_space_ends(vocabulary: Vocabulary) -> None:
-    """A model that says one space after the other would do so until its limit."""
+def test_white_space_is_limited(vocabulary: Vocabulary) -> None:
+    """Otherwise a model can write spaces up to the token limit."""
     assert accepts(vocabulary, any_object(), '{ "a" : 1 }')
     assert not accepts(vocabulary, any_object(), '{  "a": 1}')
     assert not accepts(vocabulary, any_object(), '{\n\n"a": 1}')
@@ -244,7 +244,7 @@ def _deep(levels: int) -> dict[str, Any]:
     ],
     ids=lambda schema: str(schema)[:40],
 )
-def test_schemas_that_allow_nothing_or_are_none_are_refused_with_the_cause(schema: Any) -> None:
+def test_invalid_and_empty_schemas_are_refused_with_the_cause(schema: Any) -> None:
     with pytest.raises(OptionError, match=r"^JSON schema: .") as caught:
         json_schema(schema)
     assert len(str(caught.value)) < 500
@@ -320,7 +320,7 @@ def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newes
     assert len(vocabulary.grammar_tokens()._compiled) == tokens._KEPT
 
 
-def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
+def test_lark_is_used_unchanged(vocabulary: Vocabulary) -> None:
     grammar = lark('start: word ("," word)*\nword: /[a-z]{2}/ | %json {"type": "integer"}')
     assert accepts(vocabulary, grammar, "ab,12")
     assert not accepts(vocabulary, grammar, "ab,")
@@ -328,8 +328,8 @@ def test_lark_is_taken_as_it_is(vocabulary: Vocabulary) -> None:
         lark("start: word\nword: missing")
 
 
-def test_special_tokens_are_said_by_name_only(vocabulary: Vocabulary) -> None:
-    """No text holds one; an unknown name is refused where the vocabulary is known."""
+def test_special_tokens_match_only_their_names(vocabulary: Vocabulary) -> None:
+    """Text never matches them. An unknown name is refused once the vocabulary is known."""
     control = next(i for i in range(vocabulary.size) if vocabulary.is_control(i) and not vocabulary.is_end(i))
     name = vocabulary.piece(control).decode()
     assert vocabulary.special_token(name) == control
@@ -377,7 +377,7 @@ def test_a_literal_is_its_text(vocabulary: Vocabulary, text: str) -> None:
     ],
     ids=lambda schema: str(schema)[:40],
 )
-def test_what_is_large_is_kept_or_refused_and_the_next_works(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+def test_a_large_schema_is_kept_or_refused_and_the_next_works(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
     with suppress(OptionError):
         Constraint(vocabulary, json_schema(schema))
     assert accepts(vocabulary, any_object(), "{}")

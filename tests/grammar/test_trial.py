@@ -1,4 +1,4 @@
-"""A grammar that would end or hold up this process ends a child: it is refused, and the next one works."""
+"""A grammar that would crash or block this process ends only a child: it is refused, and the next one works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rest_local.grammar.trial import _Child
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Child]:
-    """A child of this test's own, and no answers of earlier tests."""
+    """A new child for this test, and an empty cache."""
     own = _Child()
     monkeypatch.setattr(trial, "_child", own)
     trial.compile_apart.cache_clear()
@@ -87,7 +87,7 @@ def test_many_threads_share_the_child(child: _Child) -> None:
     assert answers == {number: number % 2 == 1 for number in range(16)}
 
 
-def test_a_grammar_does_not_wait_for_others_without_end(child: _Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_other_grammars_is_limited(child: _Child, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "WAIT_SECONDS", 0.01)
     with child._lock, pytest.raises(GrammarsBusy, match="try again"):
         lark('start: "a"')
@@ -103,8 +103,8 @@ def test_where_no_child_can_be_started_a_grammar_is_an_error(child: _Child, monk
         lark('start: "a"')
 
 
-def test_nothing_is_opened_that_stays_open(child: _Child) -> None:
-    """The descriptors of this process after a hundred refusals, and none of them is of another file than before."""
+def test_refused_grammars_leave_no_descriptor_open(child: _Child) -> None:
+    """After a hundred refusals, this process has as many open descriptors as before."""
 
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
@@ -118,7 +118,7 @@ def test_nothing_is_opened_that_stays_open(child: _Child) -> None:
 
 
 def test_standard_error_is_never_redirected(child: _Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is of the whole process: other requests write their log lines there."""
+    """Standard error belongs to the whole process: other requests log to it."""
 
     def refused(*arguments: object) -> None:
         raise AssertionError("descriptor redirected")

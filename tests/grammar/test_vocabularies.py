@@ -1,4 +1,4 @@
-"""The same grammar over real vocabularies: BPE, SentencePiece with single bytes, the demo model's."""
+"""One grammar with several real vocabularies: BPE, SentencePiece with byte tokens, the demo model's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def vocabulary(request: pytest.FixtureRequest, shared_data: Callable[[str], Path
 
 
 def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Tokens whose pieces are this text; SentencePiece would put a space in front."""
+    """Tokens whose pieces are exactly this text; SentencePiece would add a space in front."""
     tokens = vocabulary.tokenize("\n" + text).tolist()
     while b"".join(map(vocabulary.piece, tokens)) != text.encode():
         first = vocabulary.piece(tokens.pop(0))
@@ -63,7 +63,7 @@ def test_a_value_is_followed_to_its_end_and_every_mask_holds_the_next_token(voca
     assert sorted(allowed.tolist()) == sorted(vocabulary.ends.tolist())
 
 
-def test_the_mask_is_what_each_token_alone_is_told(vocabulary: Vocabulary) -> None:
+def test_the_mask_agrees_with_a_check_of_each_token(vocabulary: Vocabulary) -> None:
     """Naive oracle: every token of the vocabulary by itself, at the beginning and inside a text."""
     constraint = Constraint(vocabulary, json_schema(SCHEMA))
     for part in ("", '{"name": "a'):
@@ -75,7 +75,7 @@ def test_the_mask_is_what_each_token_alone_is_told(vocabulary: Vocabulary) -> No
         assert allowed.tolist() == [token for token in range(vocabulary.size) if twin.allows(token)]
 
 
-def test_a_text_holds_no_special_token_and_no_byte_that_is_no_text(vocabulary: Vocabulary) -> None:
+def test_a_string_allows_no_special_token_and_no_line_feed(vocabulary: Vocabulary) -> None:
     constraint = Constraint(vocabulary, json_schema({"type": "string"}))
     (quote,) = tokens_of(vocabulary, '"')
     constraint.advance(quote)

@@ -1,4 +1,4 @@
-"""LoRA adapters: applied by their scale, freed with the model, and hostile files are one line."""
+"""LoRA adapters are applied with their scale and freed with the model. A hostile file gives an error of one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_adapter_changes_logits_by_its_scale(tiny_model: TinyModel, tmp_path:
         assert np.array_equal(_row(model), plain)
 
 
-def test_what_tells_adapters_apart_is_their_content_and_scale(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_adapters_are_identified_by_content_and_scale(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model("llama")
     one = tiny_adapter("llama", tmp_path / "one.gguf")
     other = tiny_adapter("llama", tmp_path / "other.gguf", seed=2)
@@ -66,7 +66,7 @@ def test_what_tells_adapters_apart_is_their_content_and_scale(tiny_model: TinyMo
     assert identities[0] != identities[2] != identities[3] != identities[0]
 
 
-def test_closing_frees_and_vocabulary_only_needs_none(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_close_frees_adapters_and_vocab_only_loads_none(tiny_model: TinyModel, tmp_path: Path) -> None:
     adapter = Adapter(tiny_adapter("llama", tmp_path / "a.gguf"))
     model = _open(tiny_model("llama"), adapter)
     model.close()
@@ -75,14 +75,14 @@ def test_closing_frees_and_vocabulary_only_needs_none(tiny_model: TinyModel, tmp
         assert model.adapters.identity == []
 
 
-def _refused(model: Path, adapter: Path, said: str) -> None:
-    with pytest.raises(AdapterInvalid, match=said) as caught:
+def _refused(model: Path, adapter: Path, cause: str) -> None:
+    with pytest.raises(AdapterInvalid, match=cause) as caught:
         _open(model, Adapter(adapter))
     assert str(adapter) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_adapter_that_does_not_fit_is_one_line(tiny_model: TinyModel, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_fit_gives_one_line(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model("llama")
     _refused(path, tmp_path / "none.gguf", "no such file")
     _refused(path, tmp_path, "is a directory")
@@ -90,7 +90,7 @@ def test_an_adapter_that_does_not_fit_is_one_line(tiny_model: TinyModel, tmp_pat
     _refused(path, tiny_adapter("lfm2", tmp_path / "arch.gguf"), "arch mismatch")
     _refused(path, tiny_adapter("llama", tmp_path / "wide.gguf", width=128), "incorrect shape")
     _refused(path, tiny_adapter("llama", tmp_path / "deep.gguf", n_layers=5), "does not exist in base model")
-    Model.open(path).close()  # next works
+    Model.open(path).close()  # the next load works
 
 
 def test_a_truncated_or_hostile_adapter_is_one_line(tiny_model: TinyModel, tmp_path: Path) -> None:

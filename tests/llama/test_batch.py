@@ -1,4 +1,4 @@
-"""Case 23 of the reliability rules: a batch above the capacity cannot be built, and what is built is what is read."""
+"""Reliability case 23: a batch above the capacity cannot be built, and llama.cpp reads exactly the given content."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_llama_cpp_sees_what_was_filled_in_or_it_is_refused(
     before: tuple[int, int, list[tuple[int, int, int, int, int]]],
     now: tuple[int, int, list[tuple[int, int, int, int, int]]],
 ) -> None:
-    """Read back through the structure's own pointers, after another content that must leave no trace."""
+    """Reads the content through the pointers of the structure. Earlier content must not remain."""
     capacity, max_ids, rows = now
     batch = Batch(capacity, max_ids)
     earlier = [(token, pos, first, min(count, max_ids), output) for token, pos, first, count, output in before[2]]
     filled(batch, earlier[:capacity])
     if len(rows) > capacity:
-        with pytest.raises(ValueError, match=f"{len(rows)} tokens does not fit one of {capacity}"):
+        with pytest.raises(ValueError, match=f"{len(rows)} tokens do not fit a batch of {capacity}"):
             filled(batch, rows)
         assert batch.struct.n_tokens == min(len(earlier), capacity)
         return
@@ -49,7 +49,7 @@ def test_llama_cpp_sees_what_was_filled_in_or_it_is_refused(
         assert [struct.seq_id[i][k] for k in range(count)] == list(range(first, first + count))
 
 
-def test_one_value_stands_for_all() -> None:
+def test_one_value_is_used_for_all_tokens() -> None:
     batch = Batch(4, 2)
     batch.fill(np.array([5, 6, 7]), np.arange(3), 0, 2, 1)
     assert [batch.struct.n_seq_id[i] for i in range(3)] == [2, 2, 2]
@@ -58,12 +58,12 @@ def test_one_value_stands_for_all() -> None:
 
 
 @pytest.mark.parametrize("n_ids", [0, -1, 3, [1, 3]])
-def test_a_token_carries_one_to_max_ids(n_ids: int | list[int]) -> None:
+def test_a_token_has_one_to_max_ids(n_ids: int | list[int]) -> None:
     batch = Batch(4, 2)
     with pytest.raises(ValueError, match="1 to 2 sequence ids"):
         batch.fill([1, 2], [0, 1], 0, n_ids, 1)
 
 
-def test_nothing_is_no_batch() -> None:
+def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="0 tokens"):
         Batch(4, 2).fill([], [], 0, 1, 1)

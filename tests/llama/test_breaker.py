@@ -1,4 +1,4 @@
-"""A decode that is running is broken off from another thread; one that is not running is left alone."""
+"""Another thread can abort a running decode. An abort without a running decode has no effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW = Shape(layers=8, width=512, heads=8, kv_heads=8, feed=2048, vocab=512, tie
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """A batch of N tokens is some 10^11 operations: seconds, where an abort is milliseconds."""
+    """A model for which a batch of N tokens takes some 10^11 operations: seconds, while an abort takes milliseconds."""
     path = synthetic(SLOW, "Q8_0", tmp_path_factory.mktemp("slow") / "slow.gguf")
     with Model.open(path) as model:
         yield model
@@ -39,7 +39,7 @@ def _fill(context: Context, begin: int, count: int) -> None:
 
 
 def _decode_aborted_by(context: Context, abort: Callable[[], bool]) -> int:
-    """The code of a decode during which another thread aborts, as soon as one is running."""
+    """The code of a decode that another thread aborts as soon as it runs."""
     code = []
 
     def decode() -> None:
@@ -66,8 +66,8 @@ def test_a_running_decode_returns_2_and_the_next_one_works(slow: Model) -> None:
         assert context.end(0) == 32
 
 
-def test_a_named_abort_breaks_off_the_decodes_of_its_number_only(slow: Model) -> None:
-    """Those that begin behind it as well: it may come between two decodes of what it is meant for."""
+def test_an_abort_with_a_number_aborts_only_decodes_of_that_number(slow: Model) -> None:
+    """Also those that begin after it, because it may come between two decodes of one purpose."""
     with _context(slow) as context:
         context.number_decodes(7)
         assert not context.abort(7)
@@ -86,7 +86,7 @@ def test_a_named_abort_breaks_off_the_decodes_of_its_number_only(slow: Model) ->
         assert context.decode() == 0
 
 
-def test_all_contexts_of_the_process_are_broken_off_at_once(slow: Model) -> None:
+def test_abort_all_aborts_all_contexts_of_the_process(slow: Model) -> None:
     with _context(slow) as idle, _context(slow) as context:
         _fill(context, 0, N)
         assert _decode_aborted_by(context, breaker.abort_all) == 2
@@ -95,7 +95,7 @@ def test_all_contexts_of_the_process_are_broken_off_at_once(slow: Model) -> None
     assert not breaker.abort_all()
 
 
-def test_without_a_running_decode_nothing_happens(slow: Model) -> None:
+def test_without_a_running_decode_an_abort_has_no_effect(slow: Model) -> None:
     context = _context(slow)
     assert not context.abort()
     _fill(context, 0, 16)
@@ -105,10 +105,8 @@ def test_without_a_running_decode_nothing_happens(slow: Model) -> None:
     assert not context.abort()
 
 
-def test_what_is_broken_off_is_not_logged_and_what_comes_after_is(
-    slow: Model, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A Python log callback would swallow the Ctrl-C that this is for."""
+def test_an_abort_is_not_logged_and_later_messages_are(slow: Model, caplog: pytest.LogCaptureFixture) -> None:
+    """A Python log callback would lose the Ctrl-C that caused the abort."""
     with _context(slow) as context, caplog.at_level(logging.DEBUG, library.logger.name):
         _fill(context, 0, N)
         assert _decode_aborted_by(context, context.abort) == 2
@@ -118,8 +116,8 @@ def test_what_is_broken_off_is_not_logged_and_what_comes_after_is(
         assert caplog.records
 
 
-def test_a_thread_that_is_stopped_decodes_no_more(slow: Model) -> None:
-    """Its decode is broken off, the next refused; another thread's go on, and so does this one behind the block."""
+def test_a_stopped_thread_cannot_decode(slow: Model) -> None:
+    """Its decode is aborted and its next one refused. Other threads continue, and so does this one after the block."""
     stop, codes = Stop(), []
     with _context(slow) as context:
 

@@ -23,7 +23,7 @@ STATEFUL = ("lfm2", "mamba")
 
 
 class Sequence:
-    """One sequence, evaluated by position."""
+    """A sequence that is evaluated by position."""
 
     def __init__(self, context: Context, seq: int = 0) -> None:
         self.context, self.seq = context, seq
@@ -60,12 +60,12 @@ def opened(path: Path, **settings: Any) -> Iterator[Context]:
         {"cache_type_v": "f8"},
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         ContextSettings(**settings)
 
 
-def test_settings_survive_being_written_down() -> None:
+def test_settings_survive_serialization() -> None:
     settings = ContextSettings(n_ctx=99, n_slots=3, cache_type_v="q8_0", rope=Rope("yarn", 1e6, yarn_orig_ctx=2048))
     assert ContextSettings.from_dict(settings.to_dict()) == settings
     with pytest.raises(TypeError):
@@ -73,7 +73,7 @@ def test_settings_survive_being_written_down() -> None:
 
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
-def test_every_cache_type_computes_alone_and_with_another(tiny_model: TinyModel, cache_type: str) -> None:
+def test_every_cache_type_works_alone_and_with_another(tiny_model: TinyModel, cache_type: str) -> None:
     path = tiny_model("llama")
     with opened(path) as context:
         plain = Sequence(context).evaluate(0, 20)
@@ -93,11 +93,11 @@ def test_rope_of_the_user_replaces_that_of_the_model(tiny_model: TinyModel) -> N
         with opened(path, rope=rope) as context:
             rows.append(Sequence(context).evaluate(0, 40)[-1])
     assert len({row.tobytes() for row in rows}) == len(rows)
-    with opened(path, rope=Rope(freq_base=10000.0)) as context:  # what the file says
+    with opened(path, rope=Rope(freq_base=10000.0)) as context:  # the value in the file
         assert np.array_equal(Sequence(context).evaluate(0, 40)[-1], rows[0])
 
 
-def test_a_step_larger_than_what_is_computed_at_once_has_all_its_rows(tiny_model: TinyModel) -> None:
+def test_a_step_larger_than_n_ubatch_has_all_its_rows(tiny_model: TinyModel) -> None:
     path = tiny_model("llama")
     with opened(path) as context:
         whole = Sequence(context).evaluate(0, 64)
@@ -108,7 +108,7 @@ def test_a_step_larger_than_what_is_computed_at_once_has_all_its_rows(tiny_model
 
 
 def test_slots_have_ids_of_their_own_in_shared_cells(tiny_model: TinyModel) -> None:
-    """Three sequences of two branches each; removing one leaves the others."""
+    """Three slots of two branches each. The removal of one does not change the others."""
     with opened(tiny_model("llama"), n_slots=3, n_branches=2) as context:
         assert (context.n_slots, context.n_branches, context.batch.max_ids) == (3, 2, 2)
         for slot in range(3):
@@ -125,8 +125,8 @@ def _settings(arch: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_whole_checkpoint_brings_a_sequence_back_to_the_bit(tiny_model: TinyModel, arch: str) -> None:
-    """Over what came after it, into cleared cells, and into another context."""
+def test_a_whole_checkpoint_restores_a_sequence_to_the_bit(tiny_model: TinyModel, arch: str) -> None:
+    """Over later tokens, into cleared cells, and into another context."""
     path = tiny_model(arch, quant="Q8_0")
     with opened(path, **_settings(arch)) as context:
         sequence = Sequence(context)
@@ -146,8 +146,8 @@ def test_a_whole_checkpoint_brings_a_sequence_back_to_the_bit(tiny_model: TinyMo
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_partial_checkpoint_goes_back_where_a_tail_cannot_be_removed(tiny_model: TinyModel, arch: str) -> None:
-    """Further back than the snapshots of recurrent state reach; then a draft is evaluated and rolled back."""
+def test_a_partial_checkpoint_restores_what_cannot_be_rolled_back(tiny_model: TinyModel, arch: str) -> None:
+    """Further back than the snapshots of recurrent state reach. Then a draft is evaluated and rolled back."""
     with opened(tiny_model(arch, quant="Q8_0"), **_settings(arch)) as context:
         sequence = Sequence(context)
         sequence.evaluate(0, 50)
@@ -194,8 +194,8 @@ def test_another_sequence_is_untouched_by_a_restore(tiny_model: TinyModel) -> No
         assert (context.end(0), context.end(1)) == (30, 40)
 
 
-def test_cells_are_all_used_by_settings_of_any_number_of_slots(tiny_model: TinyModel) -> None:
-    """Unified: one sequence may fill what all share."""
+def test_any_number_of_slots_can_use_all_cells(tiny_model: TinyModel) -> None:
+    """The KV cache is unified: one sequence may fill all cells."""
     base = ContextSettings(n_ctx=256, threads=1, n_branches=8)
     with Model.open(tiny_model("llama")) as model, Context(model, replace(base, n_slots=8)) as context:
         assert context.n_ctx == 256
@@ -208,7 +208,7 @@ def test_cells_are_all_used_by_settings_of_any_number_of_slots(tiny_model: TinyM
     [{"n_slots": 32, "n_branches": 8}, {"n_slots": 256}, {"n_batch": 1, "n_branches": 8}, {"n_batch": 3, "n_slots": 9}],
 )
 def test_more_sequences_than_rows_do_not_end_the_process(tiny_model: TinyModel, settings: dict[str, Any]) -> None:
-    """llama.cpp reserves a row of logits for every id, and aborts where they were not asked for."""
+    """llama.cpp reserves a row of logits for every id, and aborts if the context has fewer outputs."""
     with opened(tiny_model("llama"), **settings) as context:
         assert context.max_outputs == min(64, context.n_batch)
         n = context.max_outputs
@@ -217,7 +217,7 @@ def test_more_sequences_than_rows_do_not_end_the_process(tiny_model: TinyModel, 
         assert np.isfinite(context.logits(n)).all()
 
 
-def test_a_context_that_does_not_fit_names_its_size_and_the_way_out(
+def test_a_context_that_does_not_fit_names_its_size_and_the_remedy(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llama_cpp.llama_init_from_model", lambda *arguments: None)
@@ -231,13 +231,11 @@ def test_a_context_that_does_not_fit_names_its_size_and_the_way_out(
 
 @pytest.mark.parametrize("cells", [{"n_ctx": 99_999_999}, {"n_ctx": 4096, "n_cells": 2**27}])
 def test_a_context_beyond_any_model_never_reaches_llama_cpp(cells: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match=r"at most 67108864 are taken; give a smaller `n_ctx`"):
+    with pytest.raises(OptionError, match=r"at most 67108864 are possible; give a smaller `n_ctx`"):
         ContextSettings(**cells)
 
 
 @pytest.mark.parametrize(("n_batch", "n_ubatch", "found"), [(64, 0, 64), (64, 16, 16), (32, 64, 32)])
-def test_the_size_of_what_is_computed_at_once_is_known(
-    tiny_model: Callable[..., Path], n_batch: int, n_ubatch: int, found: int
-) -> None:
+def test_the_context_reports_n_ubatch(tiny_model: Callable[..., Path], n_batch: int, n_ubatch: int, found: int) -> None:
     with opened(tiny_model("llama"), n_ctx=64, n_batch=n_batch, n_ubatch=n_ubatch) as context:
         assert context.n_ubatch == found

@@ -1,14 +1,17 @@
-"""Which processors count as a thread's worth, from what the system tells: scripted trees of /sys and /proc."""
+"""The number of threads for scripted trees of /sys and /proc, and the variables that decide how threads wait."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rest_local.llama import cores as module
-from rest_local.llama.cores import cores, default_threads
+from rest_local.llama.cores import SPIN, cores, default_threads, set_spin_defaults, spin_settings
 
 
 def machine(
@@ -18,7 +21,7 @@ def machine(
     frequency: list[int] | None = None,
     old: bool = False,
 ) -> Path:
-    """`siblings`: by processor, the hardware threads of its core."""
+    """`siblings`: for each processor the hardware threads of its core."""
     for cpu, text in enumerate(siblings):
         place = root / f"sys/devices/system/cpu/cpu{cpu}"
         (place / "topology").mkdir(parents=True)
@@ -64,7 +67,7 @@ def test_efficiency_cores_do_not_count(tmp_path: Path) -> None:
     (root / "sys/devices/cpu_atom").mkdir(parents=True)
     (root / "sys/devices/cpu_atom/cpus").write_text("4-7\n")
     assert cores(set(range(8)), root) == 2
-    assert cores({4, 5, 6}, root) == 3  # where nothing else may be used, they do
+    assert cores({4, 5, 6}, root) == 3  # they count if no other core may be used
 
 
 def test_slow_cores_by_capacity_or_clock_do_not_count(tmp_path: Path) -> None:
@@ -98,12 +101,12 @@ def test_the_quota_of_the_control_group_is_a_limit(
     assert cores(set(range(8)), root) == expected
 
 
-def test_where_nothing_is_told_every_processor_counts(tmp_path: Path) -> None:
+def test_without_information_every_processor_counts(tmp_path: Path) -> None:
     assert cores(set(range(6)), tmp_path) == 6
     assert cores(set(), tmp_path) == 1
 
 
-def test_a_mac_says_how_many_performance_cores_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_macos_sysctl_gives_the_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"hw.perflevel0.physicalcpu": "6\n", "hw.physicalcpu": "10\n"}
 
     def sysctl(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -117,5 +120,40 @@ def test_a_mac_says_how_many_performance_cores_it_has(monkeypatch: pytest.Monkey
     assert default_threads() == 10
 
 
-def test_this_machine_has_one_at_least() -> None:
+def test_this_machine_has_at_least_one() -> None:
     assert 1 <= default_threads() <= len(module.usable_cpus())
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"GOMP_SPINCOUNT": "0"}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"KMP_BLOCKTIME": "5"}, {"OMP_WAIT_POLICY": ""}],
+)
+def test_variables_of_the_user_stay(variables: dict[str, str]) -> None:
+    environment = dict(variables)
+    set_spin_defaults(environment)
+    assert environment == variables
+
+
+def test_by_default_threads_spin_for_a_moment() -> None:
+    environment: dict[str, str] = {}
+    assert spin_settings(environment) == "the runtime's own"
+    set_spin_defaults(environment)
+    assert environment == {"GOMP_SPINCOUNT": str(SPIN)}
+    assert spin_settings(environment) == f"GOMP_SPINCOUNT={SPIN}"
+
+
+def test_the_variable_is_set_before_the_library_is_loaded() -> None:
+    """Whichever module is imported first."""
+    program = """
+import importlib.abc, json, os, sys
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "llama_cpp":
+            print(json.dumps(os.environ.get("GOMP_SPINCOUNT")))
+            sys.meta_path.remove(self)
+sys.meta_path.insert(0, Watch())
+import rest_local.llama.batch
+"""
+    clean = {name: text for name, text in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean, check=True)
+    assert json.loads(done.stdout) == str(SPIN)

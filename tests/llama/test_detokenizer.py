@@ -29,7 +29,7 @@ def test_stream_concatenates_to_the_whole_text(pieces: list[bytes]) -> None:
 
 @given(text=st.text(max_size=30))
 def test_valid_text_fed_byte_by_byte_has_no_replacement_and_nothing_late(text: str) -> None:
-    """Each character comes with its last byte, never later."""
+    """Each character is returned with its last byte, not later."""
     data = text.encode()
     stream = _streamed([data[i : i + 1] for i in range(len(data))])
     assert "".join(stream) == text

@@ -1,4 +1,4 @@
-"""Vectors: the same text gives the same one, of length 1, whatever was embedded before."""
+"""Embeddings: a text always gives the same vector of length 1, whatever was embedded before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_vectors_are_of_length_one_and_repeatable(model: Model) -> None:
         assert first.shape == (model.n_embd,)
         assert abs(float(np.linalg.norm(first)) - 1) < 1e-5
         assert np.array_equal(first, again)
-        if pooling(model) != "cls":  # of a causal model the first token's vector knows nothing of the rest
+        if pooling(model) != "cls":  # in a causal model the first token's vector does not depend on the rest
             assert not np.allclose(first, other)
     finally:
         embedder.close()
@@ -48,7 +48,7 @@ def test_empty_and_long_texts_are_refused_and_the_next_works(model: Model) -> No
         embedder.close()
 
 
-def test_a_model_without_pooling_makes_none(tiny_model: Callable[..., Path]) -> None:
+def test_a_model_without_pooling_has_no_embeddings(tiny_model: Callable[..., Path]) -> None:
     with Model.open(tiny_model("llama")) as model:
         assert pooling(model) is None
         with pytest.raises(ModelError, match="no embeddings"):

@@ -1,6 +1,6 @@
-"""A child process that computes with a model dies, hangs or finds no memory at each stage; this process does not.
+"""A child process that computes with a model crashes, hangs or runs out of memory at each stage; this process survives.
 
-The child is started by `child.command`, which these tests replace by one that breaks in settings of their choice.
+`child.command` starts the child. These tests replace it by a command that fails in chosen settings.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rest_local.drafting.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import child, ladder, trial
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.ladder import Chosen, Rung
+from rest_local.llama.ladder import LoadChoice, Rung
 from rest_local.llama.library import Device
 from rest_local.llama.model import Model
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
 
 TinyModel = Callable[..., Path]
-Told = dict[str, Any]
-Breaks = Callable[[Told], str]
+Task = dict[str, Any]
+Breaks = Callable[[Task], str]
 SEGV, ABORT, OOM = "kill -SEGV $$", "kill -ABRT $$", "echo 'CUDA error: out of memory' >&2; kill -ABRT $$"
 NO_MEMORY = """echo '{"refused": "unable to allocate CUDA0 buffer"}'"""
 
 
 @pytest.fixture
 def model(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that no other test has tried, and a cache of its own."""
+    """A model file that no other test has tried, with a cache of its own."""
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model("llama").read_bytes())
@@ -44,19 +44,19 @@ def model(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Told]]:
-    """`break_when(rule)`: a child whose trial makes `rule` return shell commands runs those; returns the trials."""
+def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Task]]:
+    """`break_when(rule)`: a child runs shell commands that `rule` returns for its task, if any. Returns the tasks."""
 
-    def put(rule: Breaks) -> list[Told]:
-        tried: list[Told] = []
+    def put(rule: Breaks) -> list[Task]:
+        tried: list[Task] = []
         whole = child.command
 
-        def command(module: str, told: str) -> list[str]:
+        def command(module: str, task: str) -> list[str]:
             if module != trial.__name__:
-                return whole(module, told)
-            tried.append(json.loads(told))
+                return whole(module, task)
+            tried.append(json.loads(task))
             broken = rule(tried[-1])
-            return ["/bin/sh", "-c", broken] if broken else whole(module, told)
+            return ["/bin/sh", "-c", broken] if broken else whole(module, task)
 
         monkeypatch.setattr(child, "command", command)
         return tried
@@ -64,16 +64,16 @@ def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Told]
     return put
 
 
-def uses_flash(told: Told) -> bool:
-    return any(each["flash_attention"] for each in told["settings"])
+def uses_flash(task: Task) -> bool:
+    return any(each["flash_attention"] for each in task["settings"])
 
 
-def said(n_layer: int = 0, **seen: object) -> str:
-    """A shell command that prints a line as the child does."""
+def prints(n_layer: int = 0, **seen: object) -> str:
+    """A shell command that prints a line like the child."""
     return f"echo {shlex.quote(json.dumps({'n_layer': n_layer, **seen}))}; "
 
 
-def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: Any) -> Chosen:
+def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: Any) -> LoadChoice:
     options = ModelOptions(**fixed)
 
     def wanted(tried: ModelOptions) -> Sequence[ContextSettings]:
@@ -82,19 +82,19 @@ def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: A
     return ladder.choose(path, n_gpu_layers, options, wanted)
 
 
-def test_what_works_is_left_as_it_is_and_tried_once(model: Path, break_when: Callable[[Breaks], list[Told]]) -> None:
-    tried = break_when(lambda told: "")
+def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    tried = break_when(lambda task: "")
     for _ in range(2):
-        assert choose(model) == Chosen(ModelOptions(), 0)
+        assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert len(tried) == 1
 
 
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
-    told = {
+    task = {
         "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": ladder.asdict(ModelOptions()),
         "settings": [each.to_dict() for each in contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=True)],
     }  # fmt: skip
-    ended = child.run(trial.__name__, json.dumps(told), 60)
+    ended = child.run(trial.__name__, json.dumps(task), 60)
     stages = [line["at"] for line in ended.lines if "at" in line]
     for flash, cache in (("off", "f16"), ("on", "f16"), ("on", "bf16"), ("on", "q8_0")):
         for n in ("1 token", "2 tokens", "8 tokens", "32 tokens"):
@@ -107,59 +107,59 @@ def test_other_architectures_pass(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    assert choose(tiny_model(arch)) == Chosen(ModelOptions(), 0)
+    assert choose(tiny_model(arch)) == LoadChoice(ModelOptions(), 0)
 
 
 @pytest.mark.parametrize("how", [SEGV, ABORT])
 @pytest.mark.parametrize("stage", ["loading it", "decoding 1 token", "decoding 8 tokens"])
 def test_a_crash_with_repacked_weights_turns_repacking_off(
-    model: Path, break_when: Callable[[Breaks], list[Told]], how: str, stage: str
+    model: Path, break_when: Callable[[Breaks], list[Task]], how: str, stage: str
 ) -> None:
-    tried = break_when(lambda told: said(at=stage) + how if told["options"]["repack"] else "")
+    tried = break_when(lambda task: prints(at=stage) + how if task["options"]["repack"] else "")
     for _ in range(2):
         chosen = choose(model)
         assert chosen.options == ModelOptions(repack=False)
         for words in (str(model), "SIG", stage, "weights not repacked", "another compiler"):
             assert words in chosen.warning
     assert "\n" not in chosen.warning
-    assert len(tried) == 2  # the second time it is known
+    assert len(tried) == 2  # the second call uses the remembered choice
 
 
-def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: Callable[[Breaks], list[Told]]) -> None:
-    tried = break_when(lambda told: SEGV if uses_flash(told) else "")
+def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    tried = break_when(lambda task: SEGV if uses_flash(task) else "")
     chosen = choose(model, exact=True)
     assert chosen.options == ModelOptions(flash_attention="off")
-    assert [(told["options"]["repack"], uses_flash(told)) for told in tried] == [
+    assert [(task["options"]["repack"], uses_flash(task)) for task in tried] == [
         (True, True), (False, True), (True, False)
     ]  # fmt: skip
 
 
-def test_flash_attention_is_off_at_once_where_all_else_passed(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+def test_flash_attention_is_turned_off_at_once_if_all_else_passed(
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
-    tried = break_when(lambda told: said(without_flash=True, at="decoding 2 tokens (flash attention on)") + SEGV)
+    tried = break_when(lambda task: prints(without_flash=True, at="decoding 2 tokens (flash attention on)") + SEGV)
     assert choose(model).options == ModelOptions(flash_attention="off")
     assert len(tried) == 1
 
 
-def test_both_are_given_up_together(model: Path, break_when: Callable[[Breaks], list[Told]]) -> None:
-    break_when(lambda told: SEGV if told["options"]["repack"] or uses_flash(told) else "")
+def test_both_are_given_up_together(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    break_when(lambda task: SEGV if task["options"]["repack"] or uses_flash(task) else "")
     assert choose(model, exact=True).options == ModelOptions(repack=False, flash_attention="off")
 
 
 def test_a_choice_of_the_user_that_crashes_is_overridden_with_the_warning(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
-    break_when(lambda told: SEGV if uses_flash(told) else "")
+    break_when(lambda task: SEGV if uses_flash(task) else "")
     chosen = choose(model, flash_attention="on", cache_type_k="q8_0", cache_type_v="q8_0")
     assert chosen.options == ModelOptions(flash_attention="off", cache_type_k="q8_0")
     assert "flash attention off" in chosen.warning
 
 
 def test_a_model_that_crashes_in_all_settings_is_refused(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
-    tried = break_when(lambda told: said(at="decoding 2 tokens") + SEGV)
+    tried = break_when(lambda task: prints(at="decoding 2 tokens") + SEGV)
     with pytest.raises(ModelInvalid, match=r"SIGSEGV.* while decoding 2 tokens, and in all safer settings") as caught:
         choose(model)
     assert "\n" not in str(caught.value)
@@ -168,13 +168,13 @@ def test_a_model_that_crashes_in_all_settings_is_refused(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as the parent knows."""
+    """A GPU, as far as the parent knows."""
     monkeypatch.setattr(ladder.library, "supports_gpu", lambda: True)
 
 
 @pytest.fixture
 def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Free bytes of the one GPU, to be changed."""
+    """The free bytes of the only GPU, which a test can change."""
     free = [100]
     monkeypatch.setattr(ladder.library, "devices", lambda: [Device("GPU0", "a GPU", 1000, free[0])])
     monkeypatch.setattr(ladder.library, "gpus", lambda: {"GPU0": 1})
@@ -184,22 +184,22 @@ def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("how", [OOM, NO_MEMORY])
 def test_a_gpu_without_memory_gets_fewer_layers(
-    model: Path, break_when: Callable[[Breaks], list[Told]], how: str
+    model: Path, break_when: Callable[[Breaks], list[Task]], how: str
 ) -> None:
-    tried = break_when(lambda told: said(32, at="loading it") + how if told["n_gpu_layers"] not in range(9) else "")
+    tried = break_when(lambda task: prints(32, at="loading it") + how if task["n_gpu_layers"] not in range(9) else "")
     chosen = choose(model, -1)
     assert (chosen.options, chosen.n_gpu_layers) == (ModelOptions(), 8)
     assert "8 layers on the GPU" in chosen.warning
     assert "`n_gpu_layers`" in chosen.warning
-    assert [told["n_gpu_layers"] for told in tried] == [-1, 16, 8]
+    assert [task["n_gpu_layers"] for task in tried] == [-1, 16, 8]
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("free", "trials"), [(100, 0), (95, 0), (80, 1), (120, 0)])
-def test_what_fitted_is_tried_again_when_a_gpu_has_less_memory(
-    model: Path, break_when: Callable[[Breaks], list[Told]], gpu_memory: list[int], free: int, trials: int
+def test_a_choice_that_fitted_is_tried_again_when_a_gpu_has_less_memory(
+    model: Path, break_when: Callable[[Breaks], list[Task]], gpu_memory: list[int], free: int, trials: int
 ) -> None:
-    tried = break_when(lambda told: said(done=True) + "exit 0")
+    tried = break_when(lambda task: prints(done=True) + "exit 0")
     choose(model, -1)
     gpu_memory[0] = free
     choose(model, -1)
@@ -208,11 +208,11 @@ def test_what_fitted_is_tried_again_when_a_gpu_has_less_memory(
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("free", "again"), [(105, False), (80, True), (120, True)])
-def test_what_did_not_fit_is_tried_again_when_a_gpu_has_other_memory(
-    model: Path, break_when: Callable[[Breaks], list[Told]], gpu_memory: list[int], free: int, again: bool
+def test_a_choice_that_did_not_fit_is_tried_again_when_memory_changes(
+    model: Path, break_when: Callable[[Breaks], list[Task]], gpu_memory: list[int], free: int, again: bool
 ) -> None:
     tried = break_when(
-        lambda told: said(32) + NO_MEMORY if told["n_gpu_layers"] not in range(17) else said(done=True) + "exit 0"
+        lambda task: prints(32) + NO_MEMORY if task["n_gpu_layers"] not in range(17) else prints(done=True) + "exit 0"
     )
     assert choose(model, -1).n_gpu_layers == 16
     assert len(tried) == 2
@@ -222,8 +222,8 @@ def test_what_did_not_fit_is_tried_again_when_a_gpu_has_other_memory(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_fails_is_left_out(model: Path, break_when: Callable[[Breaks], list[Told]]) -> None:
-    break_when(lambda told: said(4, at="loading it") + ABORT if told["options"]["devices"] != ["none"] else "")
+def test_a_gpu_that_fails_is_not_used(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    break_when(lambda task: prints(4, at="loading it") + ABORT if task["options"]["devices"] != ["none"] else "")
     chosen = choose(model, 3, tensor_split=(1.0,), override_tensor=(Placement("x", "CPU"),))
     assert chosen.n_gpu_layers == 0
     assert chosen.options == ModelOptions(devices=("none",), kv_offload=False)
@@ -231,9 +231,9 @@ def test_a_gpu_that_fails_is_left_out(model: Path, break_when: Callable[[Breaks]
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_and_then_the_cpu_can_fail_in_turn(model: Path, break_when: Callable[[Breaks], list[Told]]) -> None:
-    def rule(told: Told) -> str:
-        return OOM if told["options"]["devices"] != ["none"] else SEGV if told["options"]["repack"] else ""
+def test_a_gpu_and_then_the_cpu_can_fail_in_turn(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    def rule(task: Task) -> str:
+        return OOM if task["options"]["devices"] != ["none"] else SEGV if task["options"]["repack"] else ""
 
     break_when(rule)
     chosen = choose(model, -1)
@@ -242,10 +242,10 @@ def test_a_gpu_and_then_the_cpu_can_fail_in_turn(model: Path, break_when: Callab
 
 @pytest.mark.usefixtures("gpu")
 def test_a_child_that_hangs_is_killed_and_reported(
-    model: Path, break_when: Callable[[Breaks], list[Told]], monkeypatch: pytest.MonkeyPatch
+    model: Path, break_when: Callable[[Breaks], list[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = model.with_name("pids")
-    tried = break_when(lambda told: said(at="decoding 8 tokens") + f"echo $$ >> {pids}; exec sleep 600")
+    tried = break_when(lambda task: prints(at="decoding 8 tokens") + f"echo $$ >> {pids}; exec sleep 600")
     monkeypatch.setattr(ladder, "TIMEOUT_SECONDS", 0.5)
     with pytest.raises(ModelInvalid, match="did not finish in 1 s while decoding 8 tokens"):
         choose(model, -1)
@@ -256,42 +256,40 @@ def test_a_child_that_hangs_is_killed_and_reported(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_hangs_is_left_out(
-    model: Path, break_when: Callable[[Breaks], list[Told]], monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_that_hangs_is_not_used(
+    model: Path, break_when: Callable[[Breaks], list[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = iter((0.5, 60.0))
-    break_when(lambda told: "exec sleep 600" if told["n_gpu_layers"] else "")
+    break_when(lambda task: "exec sleep 600" if task["n_gpu_layers"] else "")
     monkeypatch.setattr(ladder, "timeout_seconds", lambda files: next(limits))
     chosen = choose(model, -1)
     assert chosen.n_gpu_layers == 0
     assert "did not finish" in chosen.warning
 
 
-def test_what_llama_cpp_refuses_is_left_to_the_parent_and_not_remembered(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
-    tried = break_when(lambda told: """echo '{"refused": "no such device"}'""")
+    tried = break_when(lambda task: """echo '{"refused": "no such device"}'""")
     for _ in range(2):
-        assert choose(model) == Chosen(ModelOptions(), 0)
+        assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert len(tried) == 2
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_device_that_is_not_there_is_refused_before_anything_is_tried(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
-) -> None:
-    tried = break_when(lambda told: "")
+def test_a_missing_device_is_refused_before_any_trial(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    tried = break_when(lambda task: "")
     with pytest.raises(OptionError, match="CUDA7"):
         choose(model, -1, devices=("CUDA7",))
     assert tried == []
 
 
 def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
-    def rule(told: Told) -> str:
+    def rule(task: Task) -> str:
         return (
-            SEGV if any(each["flash_attention"] and each["cache_type_k"] == "bf16" for each in told["settings"]) else ""
+            SEGV if any(each["flash_attention"] and each["cache_type_k"] == "bf16" for each in task["settings"]) else ""
         )
 
     with Engine.load(model, n_ctx=128, threads=1) as engine:
@@ -299,22 +297,22 @@ def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
         break_when(rule)
         lane = engine._core.lanes.exact()
         assert not lane.tuning.settings.flash_attention
-        assert len([told for told in engine.warnings if "SIGSEGV" in told]) == 1
+        assert len([task for task in engine.warnings if "SIGSEGV" in task]) == 1
 
 
 def test_an_exact_request_that_needs_other_weights_is_refused(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
     with Engine.load(model, n_ctx=128, threads=1) as engine:
-        break_when(lambda told: SEGV if told["options"]["repack"] else "")
+        break_when(lambda task: SEGV if task["options"]["repack"] else "")
         with pytest.raises(ModelError, match="repack=False"):
             engine._core.lanes.exact()
 
 
 def test_a_draft_model_is_tried_too(
-    model: Path, break_when: Callable[[Breaks], list[Told]], caplog: pytest.LogCaptureFixture
+    model: Path, break_when: Callable[[Breaks], list[Task]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    break_when(lambda told: SEGV if told["options"]["repack"] else "")
+    break_when(lambda task: SEGV if task["options"]["repack"] else "")
     with Model.open(model, vocab_only=True) as target:
         drafter = DraftModel.open(model, target.vocabulary, 64, 1, threads=1)
     assert not drafter.model.options.repack
@@ -323,10 +321,10 @@ def test_a_draft_model_is_tried_too(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"rung": {"x": 1}, "failure": null, "free": []}', b"\xff"])
-def test_damaged_memories_are_tried_again(
-    model: Path, break_when: Callable[[Breaks], list[Told]], content: bytes
+def test_a_damaged_record_is_tried_again(
+    model: Path, break_when: Callable[[Breaks], list[Task]], content: bytes
 ) -> None:
-    tried = break_when(lambda told: "")
+    tried = break_when(lambda task: "")
     choose(model)
     (kept,) = (model.parent / "cache").glob("loading-*.json")
     kept.write_bytes(content)
@@ -339,23 +337,23 @@ def test_a_child_that_cannot_be_started_costs_a_warning(
 ) -> None:
     monkeypatch.setattr(child.sys, "executable", str(model.with_name("absent")))
     with caplog.at_level(logging.WARNING, "rest_local"):
-        assert choose(model) == Chosen(ModelOptions(), 0)
+        assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert "not tried in a child process" in caplog.text
 
 
 def test_an_engine_answers_in_what_is_left_and_warns_once(
-    model: Path, break_when: Callable[[Breaks], list[Told]]
+    model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
-    break_when(lambda told: SEGV if told["options"]["repack"] or uses_flash(told) else "")
+    break_when(lambda task: SEGV if task["options"]["repack"] or uses_flash(task) else "")
     with Engine.load(model, n_ctx=128, threads=1, exact=True) as engine:
         assert (engine.model.options.repack, engine.settings["flash_attention"]) == (False, False)
-        assert len([told for told in engine.warnings if "SIGSEGV" in told]) == 1
+        assert len([task for task in engine.warnings if "SIGSEGV" in task]) == 1
         stream = engine.generate("a", max_tokens=4)
         assert "".join(piece.text for piece in stream) == stream.result.text
 
 
 def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real child, which kills itself by a real signal in the middle of the second decode."""
+    """The real child kills itself by a real signal in the middle of the second decode."""
     program = (
         "import os, signal, sys; from rest_local.llama import context, trial\n"
         "decode = context.Context.decode\n"
@@ -369,7 +367,7 @@ def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         child,
         "command",
-        lambda module, told: [sys.executable, "-c", program, told] if module == trial.__name__ else whole(module, told),
+        lambda module, task: [sys.executable, "-c", program, task] if module == trial.__name__ else whole(module, task),
     )
     chosen = choose(model)
     assert chosen.options == ModelOptions(repack=False)
@@ -393,7 +391,7 @@ def test_options_survive_their_way_to_the_child() -> None:
     assert ModelOptions.from_dict(json.loads(json.dumps(ladder.asdict(options), default=str))) == options
 
 
-def test_rungs_never_repeat_what_was_asked_for() -> None:
+def test_rungs_never_repeat_the_wanted_settings() -> None:
     failure = trial.Failure("crash", "", "", 4)
     for options in (ModelOptions(), ModelOptions(repack=False), ModelOptions(flash_attention="off")):
         for layers in (0, 2, -1):
@@ -403,14 +401,14 @@ def test_rungs_never_repeat_what_was_asked_for() -> None:
             assert all(rung.applied(options, layers) != (options, layers) for rung in rungs)
 
 
-def test_on_a_cpu_only_what_is_used_is_tried_at_load() -> None:
+def test_on_a_cpu_only_the_settings_in_use_are_tried_at_load() -> None:
     fast = contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=False)
     assert [settings.flash_attention for settings in fast] == [False]
     assert len(contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=True)) > 2
 
 
-def test_settings_that_crash_are_left_out_of_tuning(model: Path, break_when: Callable[[Breaks], list[Told]]) -> None:
-    break_when(lambda told: SEGV if uses_flash(told) else "")
+def test_settings_that_crash_are_not_tuned(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    break_when(lambda task: SEGV if uses_flash(task) else "")
     with Model.open(model) as opened:
         plain, flash = (
             ContextSettings(n_ctx=256, n_cells=256, flash_attention=flash, threads=1) for flash in (False, True)

@@ -1,4 +1,4 @@
-"""llama.cpp's log becomes lines of `logging`, and the library says what it is."""
+"""llama.cpp's log becomes lines of `logging`, and the library describes its build."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_continued_message_is_one_record_with_the_level_of_its_start(
     assert [(record.levelno, record.message) for record in caplog.records] == [(logging.ERROR, "tensor 'x' missing")]
 
 
-def test_a_line_left_open_is_closed_by_the_next_message(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unfinished_line_ends_with_the_next_message(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
     lines.feed(ERROR, b"open")
     lines.feed(WARN, b"next\n")
     assert [record.message for record in caplog.records] == ["open", "next"]
@@ -68,8 +68,8 @@ def test_the_library_names_its_versions_backends_and_devices() -> None:
     assert all(version in library.fingerprint() for version in library.versions().values())
 
 
-def test_numa_is_once_for_a_process() -> None:
-    """In a child: it could not be undone here."""
+def test_numa_is_set_once_per_process() -> None:
+    """In a child process, because it cannot be undone."""
     code = """
 from rest_local.errors import OptionError
 from rest_local.llama import library
@@ -81,12 +81,10 @@ except OptionError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.stdout == "numa isolate: this process already runs with distribute; start another one\n"
+    assert done.stdout == "numa isolate: this process already runs with distribute; start another process\n"
 
 
-def test_a_muted_log_is_silent_until_it_is_not(
-    caplog: pytest.LogCaptureFixture, tiny_model: Callable[..., Path]
-) -> None:
+def test_a_muted_log_is_silent_until_unmuted(caplog: pytest.LogCaptureFixture, tiny_model: Callable[..., Path]) -> None:
     with caplog.at_level(logging.DEBUG, library.logger.name):
         library.mute()
         try:

@@ -1,4 +1,4 @@
-"""What the CPU has, what llama.cpp was built to use, and what compiled it."""
+"""The matrix units of the CPU, those that llama.cpp uses, and its compiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rest_local.llama import library, machine
         ({"sse2"}, "CPU : AVX512 = 1 |", {}),
     ],
 )
-def test_units_of_the_cpu_are_told_apart_by_use(
+def test_units_of_the_cpu_show_whether_they_are_used(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], built: str, units: dict[str, bool]
 ) -> None:
     monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
@@ -34,7 +34,7 @@ def test_units_of_the_cpu_are_told_apart_by_use(
 
 
 def test_names_of_units_are_those_of_this_llama_cpp() -> None:
-    """A unit that is never reported as used would be a lie."""
+    """Otherwise a unit would never be reported as used."""
     parts = [path.read_bytes() for path in Path(machine.bindings._lib._name).parent.iterdir() if path.is_file()]
     for unit in machine.UNITS:
         assert any(unit.built.encode() in part for part in parts), unit.name
@@ -48,7 +48,7 @@ def test_cpuinfo_of_an_arm_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert machine.cpu_flags() == {"fp", "asimd", "i8mm"}
 
 
-def test_a_machine_that_says_nothing_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_information_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object) -> str:
         raise FileNotFoundError
 

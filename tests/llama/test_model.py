@@ -19,7 +19,7 @@ TinyModel = Callable[..., Path]
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_every_tiny_architecture_opens_and_says_what_it_is(tiny_model: TinyModel, arch: str) -> None:
+def test_every_tiny_architecture_opens_and_describes_itself(tiny_model: TinyModel, arch: str) -> None:
     with Model.open(tiny_model(arch)) as model:
         assert model.name == f"tiny {arch}"
         assert model.metadata["general.architecture"] == arch
@@ -40,7 +40,7 @@ def test_close_is_idempotent_and_use_after_it_raises(tiny_model: TinyModel) -> N
     model.close()
     model.close()
     assert model.closed
-    assert model.name == "tiny llama"  # what was read stays
+    assert model.name == "tiny llama"  # metadata stays available
     for use in (
         lambda: model.pointer,
         lambda: vocabulary.pointer,
@@ -77,17 +77,7 @@ def test_a_path_that_is_not_ascii_opens(tiny_model: TinyModel, tmp_path: Path) -
         assert model.path == copy
 
 
-def test_a_file_is_probed_once_until_it_changes(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    children = []
-    run = child.run
-
-    def counted(*arguments: Any) -> Any:
-        children.append(arguments)
-        return run(*arguments)
-
-    monkeypatch.setattr(child, "run", counted)
+def test_a_file_is_probed_once_until_it_changes(tiny_model: TinyModel, tmp_path: Path, children: list[Any]) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model("llama").read_bytes())
     for _ in range(2):
@@ -134,7 +124,7 @@ def test_a_model_that_kills_the_probe_is_refused_in_one_line(
         with pytest.raises(ModelInvalid, match=said) as caught:
             Model.open(path)
     assert "\n" not in str(caught.value)
-    Model.open(path, vocab_only=True).close()  # next works
+    Model.open(path, vocab_only=True).close()  # the next load works
 
 
 def test_a_probe_that_does_not_end_is_refused(

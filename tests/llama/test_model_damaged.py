@@ -1,4 +1,4 @@
-"""Case 27 of the reliability rules: a truncated, foreign, hostile or unsupported GGUF is one line, and next works."""
+"""Reliability case 27: a truncated, foreign, hostile or unsupported GGUF gives one line, and the next load works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rest_local.llama.model import Model
 TinyModel = Callable[..., Path]
 HUGE = (1 << 62, (1 << 64) - 1, 1 << 31)
 
-# Loads every path named on stdin in one process, as the probe would; a crash shows as a missing answer.
+# Loads every path on stdin in one process, like the probe. A crash shows as a missing answer.
 _MANY = """
 import json, sys
 from rest_local.llama.probe import load_error
@@ -30,8 +30,8 @@ for path in sys.stdin.read().split("\\0"):
 """
 
 
-def _refused(path: Path, said: str) -> None:
-    with pytest.raises(ModelInvalid, match=said) as caught:
+def _refused(path: Path, cause: str) -> None:
+    with pytest.raises(ModelInvalid, match=cause) as caught:
         Model.open(path)
     message = str(caught.value)
     assert str(path) in message
@@ -45,14 +45,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             Model.open(path)
 
 
-def test_foreign_files_are_told_apart(tmp_path: Path) -> None:
+def test_foreign_files_are_named_by_their_kind(tmp_path: Path) -> None:
     archive = tmp_path / "model.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("data.pkl", b"x")
     _refused(tmp_path, "is a directory")
     _refused(archive, "zip archive")
     noise = np.random.default_rng(0).bytes(4096)
-    for content, said in (
+    for content, kind in (
         (b"", "is empty"),
         (noise, "not a GGUF file"),
         (b"tjgg" + noise, "before GGUF"),
@@ -67,7 +67,7 @@ def test_foreign_files_are_told_apart(tmp_path: Path) -> None:
     ):
         path = tmp_path / "foreign.gguf"
         path.write_bytes(content)
-        _refused(path, said)
+        _refused(path, kind)
 
 
 def test_a_fifo_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_declared_lengths_that_are_huge_or_zero_are_refused(tiny_model: TinyMode
 def test_hyperparameters_that_cannot_be_are_refused(
     tiny_model: TinyModel, tmp_path: Path, key: str, value: int
 ) -> None:
-    """Some of these end or crash llama.cpp; in the child that is only an answer."""
+    """Some of these abort or crash llama.cpp. In the child that only gives an error."""
     whole = tiny_model("llama").read_bytes()
     offset = whole.index(key.encode()) + len(key) + 4
     path = tmp_path / "hostile.gguf"
@@ -139,7 +139,7 @@ def test_an_architecture_llama_cpp_does_not_know_is_named(tiny_model: TinyModel,
 
 
 def test_random_damage_never_crashes_this_process(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """Whatever llama.cpp does with it happens in the child; here it opens or is refused."""
+    """llama.cpp can only crash in the child. In this process the file opens or is refused."""
     whole = bytearray(tiny_model("llama").read_bytes())
     random = np.random.default_rng(7)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""What may be fixed about loading: wrong values are refused when they are given, right ones reach llama.cpp."""
+"""Load options: invalid values are refused on construction, valid ones reach llama.cpp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TinyModel = Callable[..., Path]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "cause"),
     [
         ({"flash_attention": "yes"}, "auto, on, off"),
         ({"cache_type_k": "q3_k"}, "q8_0"),
@@ -38,8 +38,8 @@ TinyModel = Callable[..., Path]
         ({"tensor_split": (math.nan,)}, "tensor split"),
     ],
 )
-def test_values_that_cannot_be_are_refused_when_they_are_made(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said) as caught:
+def test_invalid_values_are_refused_on_construction(options: dict[str, Any], cause: str) -> None:
+    with pytest.raises(OptionError, match=cause) as caught:
         ModelOptions(**options)
     assert "\n" not in str(caught.value)
 
@@ -62,7 +62,7 @@ def test_overrides_that_llama_cpp_cannot_hold_are_refused(text: str) -> None:
 
 
 @given(st.text(min_size=1).filter(lambda s: "=" not in s and "\0" not in s), st.text().filter(lambda s: "\0" not in s))
-def test_an_override_is_what_it_was_or_refused(key: str, value: str) -> None:
+def test_an_override_keeps_its_value_or_is_refused(key: str, value: str) -> None:
     fits = max(len(key.encode("utf-8", "surrogatepass")), len(value.encode("utf-8", "surrogatepass"))) < 128
     if fits:
         assert Override.parse(f"{key}=str:{value}") == Override(key, "str", value)
@@ -82,18 +82,18 @@ def test_every_kind_of_override_reaches_llama_cpp() -> None:
     assert entries[4].key == b""
 
 
-def test_an_override_changes_what_the_model_says_of_itself(tiny_model: TinyModel) -> None:
+def test_an_override_changes_the_metadata_of_the_model(tiny_model: TinyModel) -> None:
     options = ModelOptions(override_kv=(Override.parse("llama.context_length=int:77"),))
     with Model.open(tiny_model("llama"), options=options) as model:
         assert model.n_ctx_train == 77
     hostile = ModelOptions(override_kv=(Override.parse("llama.block_count=int:99"),))
     with pytest.raises(ModelInvalid, match="check them"):
         Model.open(tiny_model("llama"), options=hostile)
-    Model.open(tiny_model("llama")).close()  # next works
+    Model.open(tiny_model("llama")).close()  # the next load works
 
 
 @pytest.mark.parametrize("text", ["", "=", "a=", "=CPU", "a", "a\0=CPU"])
-def test_placements_are_pattern_and_buffer(text: str) -> None:
+def test_placements_consist_of_pattern_and_buffer(text: str) -> None:
     with pytest.raises(OptionError, match="PATTERN=BUFFER"):
         Placement.parse(text)
 
@@ -110,7 +110,7 @@ def test_experts_are_placed_in_main_memory(tiny_model: TinyModel) -> None:
             assert model.n_layer == 4
 
 
-def test_a_buffer_or_a_pattern_that_is_none_is_refused_in_one_line(tiny_model: TinyModel) -> None:
+def test_an_unknown_buffer_or_invalid_pattern_is_refused_in_one_line(tiny_model: TinyModel) -> None:
     with pytest.raises(OptionError, match=r"this llama.cpp has CPU"):
         Model.open(tiny_model("llama"), options=ModelOptions(override_tensor=(Placement("a", "TPU9"),)))
     with pytest.raises(ModelInvalid, match="regular expression"):
@@ -121,13 +121,13 @@ def test_a_buffer_or_a_pattern_that_is_none_is_refused_in_one_line(tiny_model: T
         Model.open(tiny_model("llama"), options=ModelOptions(tensor_split=(1.0,) * 100))
 
 
-def test_weights_can_be_checked_read_and_left_as_they_are(tiny_model: TinyModel) -> None:
+def test_weights_can_be_checked_unmapped_and_not_repacked(tiny_model: TinyModel) -> None:
     for options in (ModelOptions(check_tensors=True), ModelOptions(repack=False), ModelOptions(mmap=False)):
         Model.open(tiny_model("llama", quant="Q8_0"), options=options).close()
 
 
-def test_damaged_weights_are_found_when_asked_for(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """Not a number in the output matrix: only `check_tensors` looks."""
+def test_check_tensors_finds_damaged_weights(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """A NaN in the output matrix, which only `check_tensors` finds."""
     path = tmp_path / "damaged.gguf"
     whole = bytearray(tiny_model("llama").read_bytes())
     whole[-4:] = b"\xff\xff\xff\x7f"

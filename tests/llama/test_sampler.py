@@ -40,7 +40,7 @@ def _generate(sampler: Sampler, rows: Logits) -> list[int]:
 
 
 def _peaked(size: int, *likely: int) -> Logits:
-    """A row with a few tokens of falling likelihood and nothing else near them."""
+    """A row with a few likely tokens, in descending order. All others are very unlikely."""
     row = np.full(size, -50.0, np.float32)
     row[list(likely)] = 10.0 - np.arange(len(likely))
     return row
@@ -58,7 +58,7 @@ def test_greedy_through_the_chain_is_the_same_arg_max(vocabulary: Vocabulary) ->
         assert _generate(sampler, rows) == rows.argmax(axis=1).tolist()
 
 
-def test_logits_are_only_read_and_need_not_be_contiguous(vocabulary: Vocabulary) -> None:
+def test_logits_are_not_changed_and_need_not_be_contiguous(vocabulary: Vocabulary) -> None:
     wide = _rows(1, 2 * vocabulary.size)[0]
     row, before = wide[::2], wide.copy()
     wide.flags.writeable = False
@@ -81,7 +81,7 @@ def test_a_seed_gives_the_same_draws_and_another_seed_others(vocabulary: Vocabul
     assert run(0) != run(1)
 
 
-def test_an_open_seed_is_random_and_told(vocabulary: Vocabulary) -> None:
+def test_a_seed_that_is_not_given_is_random_and_reported(vocabulary: Vocabulary) -> None:
     rows = _rows(60, vocabulary.size, spread=1.0)
     with (
         Sampler(vocabulary, Sampling(temperature=1.0)) as first,
@@ -93,10 +93,8 @@ def test_an_open_seed_is_random_and_told(vocabulary: Vocabulary) -> None:
 
 
 @pytest.mark.parametrize("alone", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 0.0}])
-def test_every_position_takes_one_draw_also_where_one_candidate_is_left(
-    vocabulary: Vocabulary, alone: dict[str, float]
-) -> None:
-    """So that a near-tie, which decides how many candidates are left, cannot shift the draws of what follows."""
+def test_every_position_takes_one_draw_even_with_one_candidate(vocabulary: Vocabulary, alone: dict[str, float]) -> None:
+    """So a near-tie, which decides the number of candidates, cannot shift the later draws."""
     options = NEUTRAL | {"min_p": 0.05}
     certain, open_row = _peaked(vocabulary.size, 3), _rows(1, vocabulary.size, spread=0.5)[0]
     with Sampler(vocabulary, Sampling(temperature=1.0, seed=9, **options)) as sampler:  # type: ignore[arg-type]
@@ -147,11 +145,11 @@ def test_logit_bias_forbids_and_prefers(vocabulary: Vocabulary) -> None:
         Sampler(vocabulary, Sampling(logit_bias=((vocabulary.size, 1.0),)))
 
 
-def test_penalties_count_what_was_accepted_and_the_prompt(vocabulary: Vocabulary) -> None:
+def test_penalties_count_accepted_tokens_and_the_prompt(vocabulary: Vocabulary) -> None:
     row = _peaked(vocabulary.size, 7, 8, 9)  # logits 10, 9, 8
     with Sampler(vocabulary, Sampling(presence_penalty=1.5)) as sampler:
-        assert [sampler.sample(row), sampler.sample(row)] == [7, 7]  # looking is not accepting
-        assert _generate(sampler, np.stack([row] * 4)) == [7, 8, 7, 7]  # 8.5 7.5 8 once both were seen
+        assert [sampler.sample(row), sampler.sample(row)] == [7, 7]  # `sample` does not accept
+        assert _generate(sampler, np.stack([row] * 4)) == [7, 8, 7, 7]  # logits 8.5, 7.5, 8 after both occurred
         sampler.reset()
         sampler.observe([7, 7, 8])
         assert sampler.sample(row) == 7  # 8.5, 7.5, 8
@@ -161,11 +159,11 @@ def test_penalties_count_what_was_accepted_and_the_prompt(vocabulary: Vocabulary
         sampler.accept(7)
         assert sampler.sample(row) == 8  # 7.6, 8.2, 8
     with Sampler(vocabulary, Sampling(repeat_penalty=2.0, repeat_last_n=1)) as sampler:
-        assert _generate(sampler, np.stack([row] * 3)) == [7, 8, 7]  # only the last one is remembered
+        assert _generate(sampler, np.stack([row] * 3)) == [7, 8, 7]  # only the last token counts
 
 
 def test_grammar_bounds_greedy_output_to_its_best_allowed_token(vocabulary: Vocabulary) -> None:
-    """Naive oracle: the allowed tokens of this grammar are digits, then also the full stop."""
+    """Naive oracle: this grammar allows digits, and after the first one also the full stop."""
     rows = _rows(20, vocabulary.size, seed=8)
     digits = [i for i in range(vocabulary.size) if vocabulary.piece(i).isdigit()]
     (stop,) = vocabulary.tokenize(".").tolist()
@@ -200,7 +198,7 @@ def test_grammar_with_sampling_stays_in_the_language(vocabulary: Vocabulary) -> 
         assert text[-1:] == b"."
 
 
-def test_accepting_what_cannot_be_raises_and_next_works(vocabulary: Vocabulary) -> None:
+def test_accepting_an_invalid_token_raises_and_the_next_call_works(vocabulary: Vocabulary) -> None:
     (seven,), (letter,) = vocabulary.tokenize("7").tolist(), vocabulary.tokenize("x").tolist()
     with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:
         for token in (letter, vocabulary.eos or 0):
@@ -211,7 +209,7 @@ def test_accepting_what_cannot_be_raises_and_next_works(vocabulary: Vocabulary) 
         sampler.accept(seven)
 
 
-def test_a_clone_goes_its_own_way_from_the_same_state(vocabulary: Vocabulary) -> None:
+def test_a_clone_is_independent_and_begins_in_the_same_state(vocabulary: Vocabulary) -> None:
     rows = _rows(20, vocabulary.size, spread=1.0)
     options = {"temperature": 1.0, "seed": 4, "repeat_penalty": 1.3}
     with Sampler(vocabulary, Sampling(**options)) as sampler:  # type: ignore[arg-type]
@@ -222,7 +220,7 @@ def test_a_clone_goes_its_own_way_from_the_same_state(vocabulary: Vocabulary) ->
         assert _generate(sampler, rows[5:]) == ahead
 
 
-def test_reset_is_a_new_sampler(vocabulary: Vocabulary) -> None:
+def test_reset_equals_a_new_sampler(vocabulary: Vocabulary) -> None:
     rows = _rows(20, vocabulary.size, spread=1.0)
     for options in ({"temperature": 1.0, "presence_penalty": 2.0}, {"grammar": gbnf('root ::= [0-9]{1,30} "."')}):
         with Sampler(vocabulary, Sampling(seed=4, **options)) as sampler:  # type: ignore[arg-type]
@@ -231,7 +229,7 @@ def test_reset_is_a_new_sampler(vocabulary: Vocabulary) -> None:
             assert _generate(sampler, rows[:1]) == first
 
 
-def test_a_closed_sampler_raises_and_closes_again(vocabulary: Vocabulary) -> None:
+def test_a_closed_sampler_raises_and_can_be_closed_again(vocabulary: Vocabulary) -> None:
     sampler = Sampler(vocabulary, Sampling(temperature=1.0))
     sampler.close()
     sampler.close()

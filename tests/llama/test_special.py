@@ -1,4 +1,4 @@
-"""Special tokens found in one pass, against llama.cpp's rule done naively: longest first, each wherever it is left."""
+"""One pass finds the same special tokens as llama.cpp's rule, done naively: for each token, longest first, a search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def naive(tokens: Sequence[SpecialToken], text: str) -> list[str | int]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[SpecialToken], str]:
-    """Of one length there is one token at most: llama.cpp's order of others is not fixed."""
+    """There is at most one token of each length, because llama.cpp's order of equal lengths is not defined."""
     letters = draw(st.sampled_from(["ab", "<a>", "<|ab>", " a<\n"]))
     texts = draw(st.lists(st.text(letters, min_size=1, max_size=5), max_size=5, unique_by=len))
     strips = st.booleans() if draw(st.booleans()) else st.just(False)
@@ -39,16 +39,16 @@ def cases(draw: st.DrawFn) -> tuple[list[SpecialToken], str]:
 
 @given(case=cases())
 @settings(max_examples=1000)
-def test_the_same_tokens_and_stretches_as_by_the_naive_rule(case: tuple[list[SpecialToken], str]) -> None:
+def test_tokens_and_stretches_equal_those_of_the_naive_rule(case: tuple[list[SpecialToken], str]) -> None:
     tokens, text = case
     assert list(SpecialTokens(tokens).split(text)) == naive(tokens, text)
 
 
-def test_hundreds_of_tokens_that_begin_each_other_are_found() -> None:
+def test_hundreds_of_tokens_with_common_prefixes_are_found() -> None:
     tokens = [SpecialToken("a" * size, size) for size in range(1, 1500)]
     assert list(SpecialTokens(tokens).split("b" + "a" * 1501)) == ["b", 1499, 2]
 
 
-def test_nothing_is_found_where_there_is_nothing() -> None:
+def test_no_special_tokens_and_no_text() -> None:
     assert list(SpecialTokens([]).split("text")) == ["text"]
     assert list(SpecialTokens([SpecialToken("", 1)]).split("")) == []

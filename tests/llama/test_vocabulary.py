@@ -1,4 +1,4 @@
-"""Text to tokens and back, special tokens, and the hash that ties datastores to a vocabulary."""
+"""Text to tokens and back, special tokens, and the hash that identifies a vocabulary."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ def test_a_lone_surrogate_is_replaced(tiny: Vocabulary) -> None:
     assert _bytes(tiny, "a\ud800b") == b"a?b"
 
 
-def test_tokens_are_int32_and_of_the_callers_own_memory(tiny: Vocabulary) -> None:
+def test_tokens_are_int32_and_their_memory_belongs_to_the_caller(tiny: Vocabulary) -> None:
     tokens = tiny.tokenize("def")
     assert tokens.dtype == np.int32
     assert tokens.flags.owndata
     assert tiny.tokenize("").tolist() == []
 
 
-def test_a_text_of_more_tokens_than_guessed_is_whole(tiny: Vocabulary) -> None:
-    text = "\N{SNOWMAN}" * 10_000  # three tokens a character
+def test_a_text_of_more_tokens_than_estimated_is_complete(tiny: Vocabulary) -> None:
+    text = "\N{SNOWMAN}" * 10_000  # three tokens for each character
     assert _bytes(tiny, text) == text.encode()
 
 
 def test_a_text_that_is_too_long_is_refused(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what llama.cpp is given at once."""
+    """The limit applies to one call of llama.cpp."""
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10)
     with pytest.raises(OptionError, match="11 bytes"):
         tiny.tokenize("x" * 11)
 
 
-def test_special_tokens_are_text_unless_asked_for(tiny: Vocabulary) -> None:
+def test_special_tokens_are_text_unless_requested(tiny: Vocabulary) -> None:
     text = "<|im_end|>"
     assert len(tiny.tokenize(text, special=True)) == 1
     assert len(tiny.tokenize(text)) > 1
@@ -112,7 +112,7 @@ def test_threads_do_not_mix_pieces(tiny: Vocabulary) -> None:
 
 
 def test_the_hash_is_frozen(tiny: Vocabulary) -> None:
-    """Datastores on disk carry it: a change of the rule makes all of them foreign."""
+    """Datastores on disk contain it: a change of the rule makes all of them unusable."""
     assert tiny.hash == TINY_HASH
     assert tiny.identity == (tiny.hash, 384, tiny.name)
 
@@ -134,7 +134,7 @@ def _hash_after(tmp_path: Path, name: str, key: str, value: object) -> str:
         return model.vocabulary.hash
 
 
-def test_another_piece_order_or_special_token_is_another_hash(tiny: Vocabulary, tmp_path: Path) -> None:
+def test_another_piece_order_or_special_token_changes_the_hash(tiny: Vocabulary, tmp_path: Path) -> None:
     tokens = list(byte_vocabulary().keys["tokenizer.ggml.tokens"])
     assert _hash_after(tmp_path, "same", "tokenizer.ggml.tokens", tokens) == tiny.hash
     swapped = [tokens[1], tokens[0], *tokens[2:]]
@@ -153,14 +153,14 @@ def test_a_file_is_hashed_once_in_a_process(tiny_model: TinyModel, monkeypatch: 
         assert model.vocabulary.hash == first
 
 
-def test_every_piece_of_a_real_vocabulary_is_what_its_spelling_means(shared: Vocabulary) -> None:
+def test_every_piece_of_a_real_vocabulary_matches_its_spelling(shared: Vocabulary) -> None:
     """Naive oracle: GPT-2's byte alphabet for BPE, U+2581 and <0xNN> for SentencePiece, control tokens as spelled."""
     alphabet = {character: byte for byte, character in enumerate(gguf_file._byte_tokens())}
     sentencepiece = shared.type == 1
     for token in range(shared.size):
         text, piece = shared.text(token), shared.piece(token)
         if shared.is_control(token) or text.startswith("[PAD"):
-            continue  # spelled out or nothing, by kind
+            continue  # its spelling or nothing, by kind of vocabulary
         if sentencepiece and len(text) == 6 and text.startswith("<0x"):
             assert piece == bytes([int(text[3:5], 16)])
         elif sentencepiece:
@@ -171,7 +171,7 @@ def test_every_piece_of_a_real_vocabulary_is_what_its_spelling_means(shared: Voc
 
 def test_real_vocabularies_keep_text_and_long_pieces(shared: Vocabulary) -> None:
     text = "def f(x):\n    return x  # \N{SNOWMAN} 日本語 🎉\n" + " " * 200
-    assert _bytes(shared, text).lstrip() == text.encode().lstrip()  # SentencePiece puts a space in front
+    assert _bytes(shared, text).lstrip() == text.encode().lstrip()  # SentencePiece adds a space in front
     assert len(shared.hash) == 64
     if shared.type == 2:
         assert max(len(shared.piece(token)) for token in range(shared.size)) > 64

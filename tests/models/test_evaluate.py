@@ -1,4 +1,4 @@
-"""The evaluation measures what it says: against naive oracles, on tiny models."""
+"""The evaluation agrees with naive oracles on tiny models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluator(evaluate: ModuleType, tiny_model: Callable[..., Path]) -> Iterator
 
 
 def one_by_one(context: Context, tokens: list[int]) -> np.ndarray[Any, Any]:
-    """Logits behind each token, one decode each, float64."""
+    """The logits after each token, one decode each, float64."""
     context.clear()
     rows = []
     for position, token in enumerate(tokens):
@@ -47,13 +47,13 @@ def one_by_one(context: Context, tokens: list[int]) -> np.ndarray[Any, Any]:
 
 
 def naive_nats(context: Context, tokens: list[int]) -> float:
-    """Softmax as the definition has it."""
+    """Loss by the definition of softmax."""
     rows = one_by_one(context, tokens[:-1])
     p = np.exp(rows) / np.exp(rows).sum(axis=1, keepdims=True)
     return float(-np.log(p[np.arange(len(rows)), tokens[1:]]).sum())
 
 
-def test_loss_is_the_mean_surprise_of_every_token_and_counts_every_byte(evaluator: Any) -> None:
+def test_loss_is_the_mean_over_all_tokens_and_counts_every_byte(evaluator: Any) -> None:
     text = TEXT[:1500] + "é"
     tokens = [evaluator.first, *evaluator.vocabulary.tokenize(text).tolist()]
     assert len(tokens) > 2 * evaluator.context.n_ctx
@@ -64,7 +64,7 @@ def test_loss_is_the_mean_surprise_of_every_token_and_counts_every_byte(evaluato
     assert loss.nats == pytest.approx(sum(naive_nats(evaluator.context, part) for part in parts), rel=1e-3)
 
 
-def test_some_windows_are_the_first_the_last_and_between(evaluator: Any, evaluate: ModuleType) -> None:
+def test_some_windows_include_the_first_and_the_last(evaluator: Any, evaluate: ModuleType) -> None:
     whole, two = evaluator.loss(TEXT), evaluator.loss(TEXT, 2)
     window = evaluator.context.n_ctx
     assert two.tokens == window + (whole.tokens % window or window)
@@ -89,7 +89,7 @@ def test_greedy_follows_the_arg_max_of_every_position(evaluator: Any) -> None:
     assert best[: len(answer)] == answer
 
 
-def test_infills_are_lines_of_code_in_their_place(evaluate: ModuleType) -> None:
+def test_infills_are_lines_of_code_with_their_surroundings(evaluate: ModuleType) -> None:
     found = list(evaluate.infills({"a": TEXT, "b": TEXT[::-1] + "\n" + TEXT}, 30))
     assert len(found) == 30
     for infill in found:
@@ -117,7 +117,7 @@ def test_an_infill_counts_only_if_the_line_is_exact(
     assert (result["lines"], result["exact"]) == (1, expected)
 
 
-def test_the_prompt_of_an_infill_is_that_of_training_and_fits(
+def test_the_prompt_of_an_infill_has_the_form_of_training_and_fits(
     evaluate: ModuleType, recipe: Callable[[str], ModuleType], demo_gguf: Path
 ) -> None:
     with Model.open(demo_gguf, vocab_only=True) as model:
@@ -129,7 +129,7 @@ def test_the_prompt_of_an_infill_is_that_of_training_and_fits(
         assert len(long) + evaluate.LONGEST_LINE <= evaluate.WINDOW
 
 
-def test_the_whole_of_it_prints_a_table_and_one_line_of_json(
+def test_the_evaluation_prints_a_table_and_one_line_of_json(
     evaluate: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -137,7 +137,7 @@ def test_the_whole_of_it_prints_a_table_and_one_line_of_json(
     demo_gguf: Path,
 ) -> None:
     monkeypatch.setattr(evaluate, "held_out_texts", lambda: {"a.py": TEXT[:900]})
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))  # undoes what main sets
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))  # restores what main changes
     output = tmp_path / "figures.json"
     arguments = ["--model", str(demo_gguf), "--lines", "2", "--tokens", "5", "--output", str(output)]
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
@@ -151,9 +151,7 @@ def test_the_whole_of_it_prints_a_table_and_one_line_of_json(
     assert table[1].split()[:2] == ["a.py", "900"]
 
 
-def test_candidates_have_the_width_and_depth_they_are_named_by(
-    recipe: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
+def test_candidates_have_their_width_and_depth(recipe: Callable[[str], ModuleType], tmp_path: Path) -> None:
     cost = recipe("cost")
     shape = cost.shape_of(384, 2)
     assert (shape.width, shape.layers, shape.head, shape.vocab) == (384, 2, 64, 4096)

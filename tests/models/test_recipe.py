@@ -1,4 +1,4 @@
-"""The demo model's recipe: what becomes training text, how it is cut, and what the exported GGUF says about itself."""
+"""The demo model's recipe: the choice and the cuts of training text, and the metadata of the exported GGUF."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def split_fim(sample: str) -> tuple[str, str, str]:
 
 
 def test_the_scripts_that_ci_tests_need_no_training_packages() -> None:
-    """torch and tokenizers are dependencies of the recipe only."""
+    """Only the recipe depends on torch and tokenizers."""
     models = Path(__file__).parents[2] / "models"
     code = (
         f"import sys; sys.path[:0] = [{str(models)!r}, {str(models.parent)!r}]\n"
         "sys.modules['torch'] = sys.modules['tokenizers'] = None\n"
-        "import prepare, prepare_repeats, evaluate, cost, synthetic"
+        "import prepare, prepare_repeats, evaluate, cost"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_half_of_the_gaps_are_whole_lines(prepare: ModuleType) -> None:
     rng = random.Random(1)
     parts = [split_fim(prepare.fill_in_the_middle(FUNCTION, rng)) for _ in range(400)]
     whole = [p for p in parts if all(text == "" or text.endswith("\n") for text in p[:2])]
-    assert 170 <= len(whole) <= 260  # one half, and a few of the others by chance
+    assert 170 <= len(whole) <= 260  # half of the cuts, and a few of the others by chance
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -97,7 +97,7 @@ def test_an_edit_renames_one_name_everywhere_and_nothing_else(prepare: ModuleTyp
         assert answer == re.sub(rf"\b{asked[1]}\b", asked[2], question)
         assert len(re.findall(rf"\b{asked[1]}\b", question)) >= 2
         assert asked[1] not in prepare.NOT_RENAMED
-        if asked[1] != asked[2]:  # a name can be drawn that it already has; such a sample only copies
+        if asked[1] != asked[2]:  # the new name can equal the old one; then the sample is a copy
             renamed.add(asked[1])
             assert not re.search(rf"\b{asked[1]}\b", answer)
     assert len(renamed) >= 3
@@ -124,7 +124,7 @@ GOOD = FUNCTION * 3
         ("huge.py", GOOD * 2000, False),
     ],
 )
-def test_usable_refuses_what_it_says(prepare: ModuleType, path: str, text: str, expected: bool) -> None:
+def test_usable_accepts_only_ordinary_source(prepare: ModuleType, path: str, text: str, expected: bool) -> None:
     assert prepare.usable(Path(path), text) is expected
 
 
@@ -176,7 +176,7 @@ def test_samples_of_a_small_file_are_well_formed_and_of_every_kind(prepare: Modu
 
 
 def test_a_piece_written_twice_differs_in_at_most_two_lines(recipe: Callable[[str], ModuleType]) -> None:
-    """So that the second one can be drafted from the first."""
+    """The second copy can be drafted from the first."""
     script = recipe("prepare_repeats")
     unchanged = 0
     for seed in range(60):
@@ -219,7 +219,7 @@ def test_no_package_takes_more_than_its_share(prepare: ModuleType) -> None:
 
 
 def test_the_held_out_list_names_modules_of_the_standard_library(prepare: ModuleType) -> None:
-    """A few may be gone from later versions of Python; most must be there for the figures to mean anything."""
+    """Later versions of Python may lack a few; most must exist for the figures to be meaningful."""
     names = prepare.held_out_modules()
     assert len(names) == len(set(names))
     assert tuple(names) == held_out_modules()
@@ -231,7 +231,7 @@ def test_the_held_out_list_names_modules_of_the_standard_library(prepare: Module
 def test_held_out_text_never_reaches_the_training_text(
     prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the module itself nor a copy of it under another name."""
+    """This holds for the module itself and for a copy under another name."""
     secret = "".join(f"a_line_that_only_the_held_out_module_has_{'abcdefghijklmnop'[i]} = None\n" for i in range(16))
     ordinary = FUNCTION * 3
     for name, text in {"held.py": secret, "copied.py": ordinary + secret, "fine.py": ordinary}.items():
@@ -260,22 +260,22 @@ def test_the_demo_model_has_the_roles_that_editors_and_chat_need(prepare: Module
     assert all(v.is_control(i) for i in range(v.size - len(prepare.SPECIAL), v.size))
 
 
-def test_the_demo_model_is_what_its_card_says(demo: Model, demo_gguf: Path) -> None:
+def test_the_demo_model_has_the_shape_of_its_card(demo: Model, demo_gguf: Path) -> None:
     assert demo.metadata["general.license"] == "mit"
     assert demo.metadata["general.architecture"] == "llama"
     assert demo.n_ctx_train >= 1024
     assert 5_000_000 <= demo_gguf.stat().st_size <= 20_000_000
 
 
-def test_its_chat_template_gives_the_text_of_training(prepare: ModuleType, demo: Model) -> None:
+def test_its_chat_template_renders_the_text_of_training(prepare: ModuleType, demo: Model) -> None:
     assert demo.chat_template is not None
     messages = [{"role": "user", "content": "Write it."}]
     prompt = render(demo.chat_template, messages, bos=END, eos=END, add_generation_prompt=True)
     assert prepare.chat("Write it.", "pass").startswith(prompt)
 
 
-def test_it_tokenizes_as_the_training_did(demo: Model) -> None:
-    """`tokens.json` holds ids that the `tokenizers` package gave with the tokenizer of the training.
+def test_it_tokenizes_as_in_training(demo: Model) -> None:
+    """`tokens.json` holds the ids of the `tokenizers` package with the tokenizer of the training.
 
     After training another tokenizer, write the ids of the same texts again."""
     cases = json.loads((Path(__file__).parent / "tokens.json").read_text("utf-8"))

@@ -29,7 +29,7 @@ class Scripted(DraftModelSequence):
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
         self.model = cast(Any, SimpleNamespace(pass_ms=pass_ms))
         self.seq = None
-        self.step_ms = self.asked_ms = 0.0
+        self.step_ms = self.query_ms = 0.0
         self.passes = 0
         self.at = 0
         self._story, self._right = story, right
@@ -44,7 +44,7 @@ class Scripted(DraftModelSequence):
 
     def ask(self, path: Sequence[int]) -> list[Likely]:
         self.passes += 1
-        self.asked_ms += self.model.pass_ms
+        self.query_ms += self.model.pass_ms
         follows = list(path) == list(self._story[self.at : self.at + len(path)])
         knows = follows and self._rng.random() < self._right
         token = self._story[self.at + len(path)] if knows else -2
@@ -54,37 +54,39 @@ class Scripted(DraftModelSequence):
 class OnlyDraftModel(Silent):
     """Sources without text, but with a draft model."""
 
-    def __init__(self, follower: DraftModelSequence) -> None:
-        self.follower = follower
+    def __init__(self, draft_sequence: DraftModelSequence) -> None:
+        self.draft_sequence = draft_sequence
 
 
 def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, each: int = 4000) -> float:
     """Speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
     story = list(range(n_tokens + 200))
-    follower = Scripted(story, right, pass_ms)
-    sources, policy = OnlyDraftModel(follower), Auto(curve)
+    draft_sequence = Scripted(story, right, pass_ms)
+    sources, policy = OnlyDraftModel(draft_sequence), Auto(curve)
     policy.driver.lookup, policy.driver.step, policy.driver.tree = LOOKUP_MS, 0.0, 0.0
     policy.has_draft_model = True
     spent, begun = 0.0, -each
     ms = curve.at(512).tolist()
-    while follower.at < n_tokens:
-        if follower.at >= begun + each:
-            begun = follower.at
+    while draft_sequence.at < n_tokens:
+        if draft_sequence.at >= begun + each:
+            begun = draft_sequence.at
             policy.begin(512)
         drafted = policy.draft(sources, StepContext(512, 63, 8))
         tree, node = drafted.tree, ROOT
         accepted: list[int] = []
-        while children := [c for c in tree.children_of(node) if tree.token[c] == story[follower.at + len(accepted)]]:
+        while children := [
+            c for c in tree.children_of(node) if tree.token[c] == story[draft_sequence.at + len(accepted)]
+        ]:
             node = children[0]
             accepted.append(tree.token[node])
-        tokens = story[follower.at : follower.at + len(accepted) + 1]
+        tokens = story[draft_sequence.at : draft_sequence.at + len(accepted) + 1]
         looked = LOOKUP_MS if drafted.lookup_us is not None else None
-        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, asked_ms=follower.asked_ms)
-        spent += cost.decode_ms + (looked or 0.0) + follower.asked_ms
-        follower.asked_ms = 0.0
+        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, query_ms=draft_sequence.query_ms)
+        spent += cost.decode_ms + (looked or 0.0) + draft_sequence.query_ms
+        draft_sequence.query_ms = 0.0
         policy.learn(drafted, tokens, cost)
-        follower.at += len(tokens)
-    return follower.at * ms[0] / spent
+        draft_sequence.at += len(tokens)
+    return draft_sequence.at * ms[0] / spent
 
 
 def best_chain(curve: CostCurve, right: float, pass_ms: float) -> float:
@@ -114,17 +116,17 @@ def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: f
 
 
 def test_no_query_if_the_next_token_is_known_or_the_node_unlikely() -> None:
-    follower = Scripted(range(100), 0.9, 0.1)
+    draft_sequence = Scripted(range(100), 0.9, 0.1)
     ms = GPU.at(512).tolist()
     slope = [0.2] * len(ms)
     stats = DraftModelStats(right=0.7)
-    ask = DraftModelQueries(follower, Plan(ms, slope), stats, 100.0)
+    ask = DraftModelQueries(draft_sequence, Plan(ms, slope), stats, 100.0)
     assert not ask((), 1.0, 0.95)
     assert not ask((), 0.01, 0.0)
-    assert follower.passes == 0
+    assert draft_sequence.passes == 0
     assert ask((), 1.0, 0.1)
-    assert follower.passes == 1
-    assert not DraftModelQueries(follower, Plan(ms, slope), stats, 0.05)((), 1.0, 0.0)
+    assert draft_sequence.passes == 1
+    assert not DraftModelQueries(draft_sequence, Plan(ms, slope), stats, 0.05)((), 1.0, 0.0)
 
 
 def test_cells_of_a_draft_model_follow_its_own_probability() -> None:

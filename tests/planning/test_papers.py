@@ -29,7 +29,7 @@ Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation
 class Fixed:
     """Sources that always return the same rows, up to the requested number and depth, and record the lookups."""
 
-    follower = None
+    draft_sequence = None
 
     def __init__(self, found: Found) -> None:
         self._found = found

@@ -122,7 +122,7 @@ def test_automatic_commits_show_the_answers_of_other_processes() -> None:
 
 
 def test_segments_stay_few_and_no_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "SMALL", 100)
+    monkeypatch.setattr(history, "SMALL_SEGMENT", 100)
     answers = random_answers(100, 30)
     kept = opened()
     most = 0
@@ -187,15 +187,15 @@ def test_histories_are_listed_and_forgotten(home: Path) -> None:
     (home / "c-3" / "lock").write_text("")
     (home / "d-4").mkdir()  # left by a killed first commit
     (home / "d-4" / f"{'0' * 16}.tokens.bin").write_bytes(b"text")
-    first, second, aside, orphan = list_histories()
+    first, second, damaged, orphan = list_histories()
     assert (first.name, first.model, first.answers, first.tokens) == ("a-1", "Toy 1M", 2, 5)
     assert first.bytes == sum(file.stat().st_size for file in (home / "a-1").glob("*.bin"))
     assert first.last_use.endswith("+00:00")
     assert not first.error
     assert second.name == "b-2"
-    assert aside.error.startswith("set aside: damaged: ")
-    assert aside.error.endswith("`rest-local history forget b-2.damaged-1` deletes it")
-    assert "index build" not in aside.error
+    assert damaged.error.startswith("set aside: damaged: ")
+    assert damaged.error.endswith("`rest-local history forget b-2.damaged-1` deletes it")
+    assert "index build" not in damaged.error
     assert orphan.name == "d-4"
     for name in ("a-1", "b-2.damaged-1", "d-4"):
         forget_history(name)

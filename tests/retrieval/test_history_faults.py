@@ -340,8 +340,8 @@ def test_a_datastore_of_the_user_is_no_history(tmp_path: Path) -> None:
     store = make(tmp_path / "store", NEW)
     assert History.open(store, VOCABULARY).tokens == 0
     assert set_aside(store) == ["store.damaged-1"]
-    with Datastore.open(tmp_path / "store.damaged-1") as aside:
-        aside.check()
+    with Datastore.open(tmp_path / "store.damaged-1") as renamed:
+        renamed.check()
 
 
 def test_another_model_keeps_a_history_of_its_own(path: Path) -> None:

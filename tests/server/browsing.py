@@ -1,4 +1,4 @@
-"""A real browser, for the tests of the page: fixtures and helpers. Skips where no browser is installed."""
+"""Fixtures and helpers for tests of the page in a real browser. They skip where no browser is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from live import Live
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = (  # a browser under test talks to nobody but the server, and needs no rights of its own
+QUIET = (  # a browser under test connects only to the server, and needs no privileges
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -39,7 +39,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Open]:
     """`opened(live, width=360)`: the page. At the end: the browser logged no error but the one that the test
-    provokes (`but="status of 401"`), and nothing was asked of anybody else."""
+    provokes (`but="status of 401"`), and sent no request to another server."""
     pages: list[tuple[Live, Any, list[str], list[str], str]] = []
 
     def start(live: Live, *, width: int = 1200, height: int = 800, but: str = "", **options: Any) -> Any:
@@ -63,14 +63,14 @@ def opened(browser: Any) -> Iterator[Open]:
 
 @pytest.fixture
 def quiet(scripted: Callable[..., Live]) -> Live:
-    """A server that says what the test says, when the test says it."""
+    """A server whose answers the test gives, piece by piece."""
     live = scripted()
     live.service.answer = None
     return live
 
 
 def ask(page: Any, text: str) -> None:
-    """As somebody would who has no mouse: the message has the focus."""
+    """Type a message and send it with the keyboard; the message field has the focus."""
     assert page.evaluate("document.activeElement.id") == "message"
     page.keyboard.type(text)
     page.keyboard.press("Enter")

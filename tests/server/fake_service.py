@@ -1,4 +1,4 @@
-"""A service without weights: what it answers is what a test says, when a test says so.
+"""A service without a model: the test gives the pieces of its answers.
 
 The vocabulary and the template are the demo model's own, so prompts, ids and log-probabilities have their real shapes.
 """
@@ -25,7 +25,7 @@ from rest_local.paths import demo_model
 
 
 class FakeEngine:
-    """What the server reads of an engine."""
+    """The part of an engine that the server reads."""
 
     tokenize = Engine.tokenize
     request = Engine.request
@@ -45,7 +45,7 @@ class FakeEngine:
 
 
 class FakeTicket:
-    """A test gives it pieces and ends it."""
+    """A ticket whose pieces and end come from the test."""
 
     def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[bool], None] | None) -> None:
         self.id, self.request = number, request
@@ -77,7 +77,7 @@ class FakeTicket:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is given in the block comes at its end, as from an engine that is quicker than its reader."""
+        """Pieces given in the block arrive at its end, as from an engine that is faster than its reader."""
         self._held = True
         yield
         self._held = False
@@ -95,7 +95,7 @@ class FakeTicket:
 
 
 class FakeService:
-    """`answer`: the texts of every answer, given at once; None: the test does it, with `tickets`."""
+    """`answer`: the pieces of every answer, given at once; with None, the test gives them through `tickets`."""
 
     def __init__(self, engine: FakeEngine, *, room: int = 64) -> None:
         self.engine, self.room = engine, room
@@ -118,7 +118,7 @@ class FakeService:
         return ticket
 
     def ticket(self, number: int = 0) -> FakeTicket:
-        """Waits until there are as many."""
+        """The ticket with this number; waits for it."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.tickets) > number, 30), "no such request came"
         return self.tickets[number]
@@ -151,7 +151,7 @@ class FakeService:
 
 
 def origin(**fields: Any) -> Any:
-    """Where a token was drafted from."""
+    """The origin of a drafted token."""
     return SimpleNamespace(
         **{"source": "datastore", "probability": 0.5, "match": 4, "file": "a.py", "line": 3} | fields
     )

@@ -15,7 +15,7 @@ from rest_local.server.run import Serving, listen
 
 @dataclass
 class Live:
-    """A server that answers. `service`: the scripted one, where there is one."""
+    """A running server. `service`: the scripted service, if there is one."""
 
     port: int
     serving: Serving
@@ -23,7 +23,7 @@ class Live:
     service: Any = None
 
     def stop(self) -> None:
-        """Stops it and waits for its last word."""
+        """Stops the server and waits for its thread."""
         self.serving.stop()
         self.thread.join(60)
         assert not self.thread.is_alive()
@@ -62,9 +62,9 @@ ASKED_MOST = 20_000  # times; a server that is never idle is found after a minut
 
 
 def becomes_idle(live: Live) -> None:
-    """Waits until no slot serves anybody."""
+    """Waits until no slot is in use."""
     with live.client() as client:
         for _ in range(ASKED_MOST):
             if not any(slot["is_processing"] for slot in client.get("/slots").json()):
                 return
-    raise AssertionError("a slot is still served though nobody asks")
+    raise AssertionError("a slot is still in use without a request")

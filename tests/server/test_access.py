@@ -1,4 +1,4 @@
-"""The log: one line of JSON a request, nothing of what was said, nothing a client wrote unescaped (RELIABILITY 34)."""
+"""The log: one line of JSON per request, without text of prompts or answers, and escaped (RELIABILITY 34)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_client_cannot_write_lines_of_its_own(scripted: Scripted, log: io.Stri
     assert not any("fake" in line for line in lines(log))
 
 
-def test_a_fault_of_the_server_is_logged_and_not_shown(
+def test_a_server_error_is_logged_and_not_shown(
     scripted: Scripted, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = scripted()
@@ -93,8 +93,8 @@ def test_a_fault_of_the_server_is_logged_and_not_shown(
     assert [line["status"] for line in lines(log) if line.get("path") == "/slots"] == [500]
 
 
-def test_the_address_in_the_log_is_that_of_the_connection(scripted: Scripted, log: io.StringIO) -> None:
-    """What a client says of itself, as a proxy would, means nothing."""
+def test_the_log_has_the_address_of_the_connection(scripted: Scripted, log: io.StringIO) -> None:
+    """Headers of a proxy are ignored."""
     live = scripted()
     claims = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https", "forwarded": "for=203.0.113.9"}
     live.post("/tokenize", {"content": "x"}, headers=claims)

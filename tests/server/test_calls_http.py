@@ -1,4 +1,4 @@
-"""Calls and reasoning on their way through a chat: streamed and whole, cut anywhere."""
+"""Calls and reasoning in a chat: streamed and whole, cut anywhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def streamed(live: Live, body: dict[str, Any]) -> tuple[dict[str, Any], list[Any
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_call_is_told_apart_however_it_comes(scripted: Scripted, size: int) -> None:
+def test_a_call_is_recognized_however_the_text_is_cut(scripted: Scripted, size: int) -> None:
     live = scripted()
     said = "I shall add." + CALL + CALL
     live.service.answer = [said[at : at + size] for at in range(0, len(said), size)]
@@ -57,14 +57,14 @@ def test_a_call_is_told_apart_however_it_comes(scripted: Scripted, size: int) ->
         assert len({call["id"] for call in calls}) == 2
 
 
-def test_only_a_call_leaves_no_content(scripted: Scripted) -> None:
+def test_an_answer_with_only_a_call_has_no_content(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = [CALL]
     assert live.post(PATH, BODY).json()["choices"][0]["message"]["content"] is None
 
 
 @pytest.mark.parametrize("more", [{"tools": None}, {"tool_choice": "none"}])
-def test_without_tools_the_marks_are_text(scripted: Scripted, more: dict[str, Any]) -> None:
+def test_without_tools_markers_are_text(scripted: Scripted, more: dict[str, Any]) -> None:
     live = scripted()
     live.service.answer = [CALL]
     choice = live.post(PATH, BODY | more).json()["choices"][0]
@@ -91,14 +91,14 @@ def test_each_choice_has_a_parser_of_its_own(scripted: Scripted) -> None:
         ({"grammar": 'root ::= "x"', "json_schema": {"type": "object"}}, "grammar"),
     ],
 )
-def test_wrong_wishes_are_400(scripted: Scripted, more: dict[str, Any], said: str) -> None:
+def test_contradictory_requests_are_400(scripted: Scripted, more: dict[str, Any], said: str) -> None:
     answer = scripted().post(PATH, BODY | more)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
 
 
 def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scripted) -> None:
-    """What the engine is given takes the thoughts and then nothing but the schema's values."""
+    """The engine's grammar accepts reasoning, and after it only values of the schema."""
     live = scripted()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
@@ -129,7 +129,7 @@ def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
-def test_half_a_call_behind_a_limit_is_not_text(scripted: Scripted, reason: str) -> None:
+def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> None:
     live = scripted()
     live.service.answer = None
     done: list[Any] = []

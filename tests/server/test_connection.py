@@ -1,4 +1,4 @@
-"""Clients that keep a connection waiting: a byte now and then is not a request."""
+"""Clients that send a request too slowly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRICKLED = 600  # parts, over half a minute: a request that is let send as many 
 
 
 def trickled(live: Live, first: bytes, more: Iterable[bytes]) -> bytes:
-    """What the server said until it closed; it is sent `first`, then a byte now and then until it says something."""
+    """The server's response to `first` and then single bytes, until it closes the connection."""
     said = b""
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         connection.sendall(first)
@@ -48,14 +48,12 @@ def test_a_head_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest
     assert live.get("/health").status_code == 200
 
 
-def test_a_connection_that_says_nothing_is_closed_without_a_word(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_connection_is_closed(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD_SECONDS", 0.3)
     assert trickled(scripted(), b"", ()) == b""
 
 
-def test_a_second_head_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_head_that_trickles_is_408(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     live = scripted()
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         connection.sendall(WHOLE)
@@ -70,7 +68,7 @@ def test_a_second_head_that_trickles_is_cut_off(scripted: Scripted, monkeypatch:
 
 @pytest.mark.parametrize("path", [b"/tokenize", b"/nothing"])
 def test_a_body_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch, path: bytes) -> None:
-    """One that a route waits for, and one behind an answer that has been given."""
+    """A body that a route waits for, and one after a response that was sent before it."""
     live, sent = scripted(), 0
     with monkeypatch.context() as limits, socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         limits.setattr(module, "BODY_SECONDS", 0.3)

@@ -1,4 +1,4 @@
-"""Datastores by HTTP: what is added can be found and is drafted from, what is forgotten cannot."""
+"""Datastores over HTTP: added documents are found and drafted from, removed ones are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names(live: Live) -> dict[str, bool]:
     return {row["name"]: row["open"] for row in live.get("/datastores").json()["data"]}
 
 
-def test_a_text_is_added_found_and_forgotten(demo: Live) -> None:
+def test_a_document_is_added_found_and_removed(demo: Live) -> None:
     assert put(demo, "mine", "src/a.py") == 200
     assert put(demo, "mine", "src/b.py", "other = 1\n") == 200
     assert names(demo)["mine"] is True
@@ -46,7 +46,7 @@ def test_a_text_is_added_found_and_forgotten(demo: Live) -> None:
     assert demo.post("/datastores/mine/search", ask).json()["match"] < found["match"]
 
 
-def test_what_was_added_is_drafted_from(demo: Live) -> None:
+def test_an_added_document_is_drafted_from(demo: Live) -> None:
     prompt = "x = 1\n" + TEXT + "y = 2\n" + TEXT[:40]
     body = {"prompt": prompt, "n_predict": 30, "temperature": 0, "rest_local": {"policy": "rest"}}
     plain = demo.post("/completion", body | {"datastore": []}).json()
@@ -89,8 +89,8 @@ def test_secrets_are_refused(demo: Live) -> None:
     assert put(demo, "secret", "a.py", key, allow_secrets=True) == 200
 
 
-def test_changes_while_generations_run(demo: Live) -> None:
-    """Readers of the old commit go on; nothing fails, and the text is that of plain decoding."""
+def test_datastores_change_while_generations_run(demo: Live) -> None:
+    """Readers of the old commit continue; nothing fails, and the text is that of plain decoding."""
     put(demo, "busy", "a.py")
     body = {"prompt": TEXT, "n_predict": 60, "temperature": 0, "rest_local": {"exact": True, "policy": "rest"}}
     plain = {"rest_local": {"exact": True, "policy": "off"}}
@@ -111,7 +111,7 @@ def test_changes_while_generations_run(demo: Live) -> None:
     assert answers == [expected] * 8
 
 
-def test_new_datastores_made_at_once_are_all_open(demo: Live) -> None:
+def test_datastores_created_at_the_same_time_are_all_open(demo: Live) -> None:
     threads = [threading.Thread(target=put, args=(demo, f"at-once-{number}", "a")) for number in range(6)]
     for thread in threads:
         thread.start()
@@ -146,8 +146,8 @@ def test_reload_opens_the_newest_commit() -> None:
             assert len(engine.datastores[0]) > size
 
 
-def test_the_last_document_takes_the_datastore_with_it(demo: Live) -> None:
-    """Nothing of it is left in the files, it is not open any more, and its name is free."""
+def test_removing_the_last_document_removes_the_datastore(demo: Live) -> None:
+    """No file contains it any more, it is closed, and its name is free."""
     assert put(demo, "short", "only.py") == 200
     path = datastore_path("short")
     assert path.exists()
@@ -166,7 +166,7 @@ KEY = {"authorization": "Bearer k"}
 
 
 def damaged(name: str) -> Path:
-    """A datastore whose manifest is none."""
+    """A datastore with an invalid manifest."""
     path = datastore_path(name)
     path.mkdir(parents=True)
     (path / "manifest.json").write_bytes(b"{")
@@ -195,7 +195,7 @@ def test_other_machines_see_neither_what_datastores_hold_nor_where_they_lie(
     assert str(tmp_path) not in shown.text
 
 
-def test_on_this_machine_errors_name_the_path(
+def test_errors_for_this_machine_name_the_path(
     scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
@@ -209,7 +209,7 @@ def test_on_this_machine_errors_name_the_path(
 def test_a_damaged_segment_is_an_error_in_json(
     scripted: Scripted, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a fault of the server that resets the connection; the next request is served."""
+    """The connection is not reset, and the next request is served."""
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     live = scripted()
     assert put(live, "cut", "a.py") == 200
@@ -232,7 +232,7 @@ def test_a_damaged_segment_is_an_error_in_json(
 def test_what_http_opens_is_mapped_only_where_the_engine_maps(
     scripted: Scripted, mmap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--no-mmap: no file that is cut on a network drive may end the server by SIGBUS."""
+    """--no-mmap: a file that is truncated on a network drive must not end the server by SIGBUS."""
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     monkeypatch.setattr("rest_local.retrieval.datastore.SMALL", 0)
     asked: list[object] = []

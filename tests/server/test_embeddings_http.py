@@ -1,4 +1,4 @@
-"""/v1/embeddings with a model that was made for it."""
+"""/v1/embeddings with an embedding model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embedding(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPath
         yield live
 
 
-def test_openai_asks_for_vectors(embedding: Live) -> None:
+def test_the_openai_package_gets_vectors(embedding: Live) -> None:
     with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="x", max_retries=0) as client:
         made = client.embeddings.create(model="tiny", input=["hello", "more text"])
         assert [entry.index for entry in made.data] == [0, 1]
@@ -34,7 +34,7 @@ def test_openai_asks_for_vectors(embedding: Live) -> None:
         assert made.usage.prompt_tokens == made.usage.total_tokens > 1
 
 
-def test_forms_of_the_answer(embedding: Live) -> None:
+def test_formats_of_vectors(embedding: Live) -> None:
     floats = embedding.post("/v1/embeddings", {"input": "hello"}).json()["data"][0]["embedding"]
     packed = embedding.post("/v1/embeddings", {"input": "hello", "encoding_format": "base64"}).json()
     assert np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4").tolist() == floats
@@ -46,5 +46,5 @@ def test_forms_of_the_answer(embedding: Live) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"input": []}, {"input": "x", "dimensions": 65}, {"input": [99999]}])
-def test_what_is_refused(embedding: Live, body: dict[str, object]) -> None:
+def test_invalid_requests_are_refused(embedding: Live, body: dict[str, object]) -> None:
     assert embedding.post("/v1/embeddings", body).status_code == 400

@@ -1,4 +1,4 @@
-"""Text filters: where a text is cut never depends on how it came."""
+"""Text filters: the result never depends on how the text arrives."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.server.filters import Gathered, Indentation, TimeLimit
+from rest_local.server.filters import Groups, TextFilters, TimeLimit
 
 
 def indented(parts: list[str], least: int) -> tuple[str, bool]:
-    """What llama-server's rule leaves of a text: lines behind the first that are indented less end it."""
-    filter_ = Indentation(least)
-    text = "".join(filter_.feed(part) for part in parts)
-    ended = filter_.ended
-    return text + ("" if ended else filter_.finish()), ended
+    """What llama-server's rule leaves of a text: a line after the first that is indented less ends it."""
+    filters = TextFilters(n_indent=least)
+    text = "".join(filters.feed(part) for part in parts)
+    ended = filters.ended
+    return text + ("" if ended else filters.finish()), ended
 
 
 def oracle(text: str, least: int) -> tuple[str, bool]:
@@ -55,23 +55,32 @@ def test_time_ends_the_text_with_a_whole_line() -> None:
     assert limit.feed("first ") == "first "
     now[0] = 9.0
     assert limit.feed("line") == "line", "the first line always comes"
-    assert not limit.passed
+    assert not limit.ended
     assert limit.feed(" ends\nsecond") == " ends\n"
-    assert limit.passed
+    assert limit.ended
     assert limit.feed("more\n") == ""
 
 
 @pytest.mark.parametrize("milliseconds", [None, 0, -1])
-def test_no_time_is_no_limit(milliseconds: float | None) -> None:
-    limit = TimeLimit(milliseconds, clock=lambda: 1e9)
-    assert limit.feed("a\nb\n") == "a\nb\n"
-    assert not limit.passed
+def test_without_a_time_there_is_no_limit(milliseconds: float | None) -> None:
+    filters = TextFilters(milliseconds=milliseconds)
+    assert filters.feed("a\nb\n") == "a\nb\n"
+    assert not filters.ended
+    assert not filters.can_end
 
 
 @given(st.lists(st.text(max_size=9), max_size=12), st.integers(1, 6))
-def test_gathered_text_is_cut_at_fixed_places(parts: list[str], size: int) -> None:
-    filter_ = Gathered(size)
+def test_text_in_groups_is_cut_at_fixed_places(parts: list[str], size: int) -> None:
+    filter_ = Groups(size)
     given = [filter_.feed(part) for part in parts]
     assert all(len(part) % size == 0 for part in given)
     assert "".join(given) + filter_.finish() == "".join(parts)
     assert len(filter_.finish()) == 0
+
+
+@given(st.lists(st.text(" \na", max_size=4), max_size=12), st.integers(0, 4), st.integers(0, 6))
+def test_filters_in_a_row_lose_nothing(parts: list[str], least: int, group: int) -> None:
+    """Only the indentation ends the text; the groups pass on all of the rest."""
+    filters = TextFilters(n_indent=least, group=group)
+    text = "".join(filters.feed(part) for part in parts) + filters.finish()
+    assert text == oracle("".join(parts), least)[0]

@@ -1,4 +1,4 @@
-"""Gaps: the prompt that the model was trained on, shortened where it has to be; and where a line ends it."""
+"""Gaps: the prompt in the model's form, shortened where necessary; and the end of an answer by its lines."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def test_a_gap_always_leaves_room(engine: Any, before: int, behind: int, extra: 
         assert text == prefix, "other files only take what is left over"
 
 
-def test_files_far_from_the_gap_go_first(engine: Any) -> None:
+def test_files_far_from_the_gap_are_dropped_first(engine: Any) -> None:
     files = [(f"{name}.py", f" {name}" * 60) for name in "abc"]
     text = prompt_text(engine.model.vocabulary, infill_tokens(engine, "x", "y", files))
     assert "c.py" in text
     assert "a.py" not in text
 
 
-def test_a_model_without_such_tokens_says_so(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_infill_tokens_is_501(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.model.vocabulary, "fim_middle", None)
     with pytest.raises(ApiError, match="no fill-in-the-middle") as caught:
         infill_tokens(engine, "a", "b")
     assert caught.value.status == 501
 
 
-def test_extra_text_goes_in_front_where_there_are_no_file_markers(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_text_comes_first_without_file_markers(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.model.vocabulary, "fim_sep", None)
     monkeypatch.setattr(engine.model.vocabulary, "fim_rep", None)
     text = prompt_text(engine.model.vocabulary, infill_tokens(engine, "a", "b", [("x.py", "x = 1")]))

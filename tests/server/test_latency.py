@@ -1,4 +1,4 @@
-"""What would make every answer wait: an event has to leave when it is made."""
+"""Latency of events: they are sent as soon as they are made."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rest_local.server.run import listen
 from rest_local.server.settings import Settings
 
 
-def test_accepted_connections_say_they_are_tcp() -> None:
-    """asyncio turns Nagle's algorithm off on no others; with it an event waits for the acknowledgement of the last."""
+def test_accepted_sockets_have_the_tcp_protocol() -> None:
+    """Only on those does asyncio turn off Nagle's algorithm, which delays an event until the last is acknowledged."""
     with listen(Settings(port=0)) as listening, socket.create_connection(listening.getsockname()[:2]) as client:
         accepted, _ = listening.accept()
         with accepted:

@@ -1,4 +1,4 @@
-"""What one client may hold: connections, streams that it does not read, threads that prepare what it left."""
+"""Limits of one client: connections, unread streams, work for requests that it has abandoned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.llama.tokenizer import Tokenizer
-from rest_local.server import connection, run, running
+from rest_local.server import connection, run, streaming
 from rest_local.server.connection import SPARE_DESCRIPTORS, connection_limit
 
 Scripted = Callable[..., Live]
@@ -45,9 +45,9 @@ def asking(live: Live, path: str, body: dict[str, Any]) -> socket.socket:
 def test_connections_beyond_the_limit_are_refused_when_they_are_made(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Idle ones count, and what is refused fills no log."""
+    """Idle connections count, and refused ones do not fill the log."""
     monkeypatch.setattr(run, "connection_limit", lambda: 8)
-    monkeypatch.setattr(connection, "_told", -connection.LOG_SECONDS)
+    monkeypatch.setattr(connection, "_logged_at", -connection.LOG_SECONDS)
     live = scripted()
     with caplog.at_level(logging.WARNING):
         clients = [socket.create_connection(("127.0.0.1", live.port), timeout=60) for _ in range(40)]
@@ -65,7 +65,7 @@ def test_connections_beyond_the_limit_are_refused_when_they_are_made(
 def test_the_connection_limit_follows_the_descriptor_limit(
     scripted: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """More connections than descriptors are tried; the process always has some left, and no line is logged for each."""
+    """With more connections than descriptors, the process keeps some free and does not log a line for each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used, wanted = len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")), 40
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE_DESCRIPTORS + wanted, hard))
@@ -95,7 +95,7 @@ def test_a_kept_connection_is_closed_after_a_while(scripted: Scripted, monkeypat
 
 
 def fill(live: Live, number: int = 0) -> int:
-    """Gives pieces until the request is cancelled; how many."""
+    """Gives pieces until the request is cancelled; returns their number."""
     ticket = live.service.ticket(number)
     (token,) = live.service.engine.model.vocabulary.tokenize("x").tolist()
     entry = TokenLogprobs(token, -1.0, tuple((token, -1.0) for _ in range(4)))
@@ -109,7 +109,7 @@ def fill(live: Live, number: int = 0) -> int:
 
 def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(running, "BACKLOG", 1 << 40)
+    monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live = scripted()
     live.service.answer = None
     with asking(live, "/completion", STREAM):
@@ -118,7 +118,7 @@ def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
 
 
-def test_a_reader_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     paused, resumed = threading.Event(), threading.Event()
 
     class Watched(connection.TimedProtocol):
@@ -132,7 +132,7 @@ def test_a_reader_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
 
     monkeypatch.setattr(run, "TimedProtocol", Watched)
     monkeypatch.setattr(connection, "STALL_SECONDS", 2.0)
-    monkeypatch.setattr(running, "BACKLOG", 1 << 40)
+    monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live, read = scripted(), bytearray()
     live.service.answer = None
     with asking(live, "/completion", STREAM) as client:
@@ -154,21 +154,21 @@ def test_a_reader_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
     assert read.endswith(b"\r\n0\r\n\r\n")
 
 
-def test_alternatives_count_in_what_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BACKLOG", 500)
+def test_alternatives_count_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "BACKLOG", 500)
 
     async def most() -> float:
-        pulse = running.Pulse()
-        running.Running([], pulse, entries=5).bound()
+        pulse = streaming.Pulse()
+        streaming.TicketGroup([], pulse, entries=5).bound()
         return pulse.most_missed
 
     assert asyncio.run(most()) == 100
 
 
 def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long before the reader is cut off; and it is told so if it reads on."""
+    """The limit ends the request long before the stall limit; a client that reads on gets the error."""
     monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)
-    monkeypatch.setattr(running, "BACKLOG", 500)
+    monkeypatch.setattr(streaming, "BACKLOG", 500)
     live = scripted()
     live.service.answer = None
     with asking(live, "/completion", STREAM) as client:
@@ -181,9 +181,11 @@ def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pyt
     assert b"its reader is too slow" in said
 
 
-def test_an_answer_at_once_may_be_as_long_as_it_likes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not read while it is made, so there is nothing to lag."""
-    monkeypatch.setattr(running, "BACKLOG", 10)
+def test_an_answer_that_is_not_streamed_has_no_backlog_limit(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client reads nothing before the end, so it cannot lag."""
+    monkeypatch.setattr(streaming, "BACKLOG", 10)
     live = scripted()
     live.service.answer = ("x",) * 1000
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "x" * 1000
@@ -191,7 +193,7 @@ def test_an_answer_at_once_may_be_as_long_as_it_likes(scripted: Scripted, monkey
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Tokenizing waits in its first call, which `inside` tells of, until `go`; `calls` are counted."""
+    """Tokenizing sets `inside` and waits for `go`; `calls` counts its calls."""
 
     class Held:
         inside, go, calls = threading.Event(), threading.Event(), 0
@@ -213,7 +215,7 @@ LONG = "for number in range(10): print(number)\n" * 20_000
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Asks until it holds; a test that never does is found by the suite's own limit."""
+    """Waits until the condition holds, for at most a minute."""
     for _ in range(600):
         if condition():
             return
@@ -230,9 +232,7 @@ def until(condition: Callable[[], bool]) -> None:
         ("/infill", {"input_prefix": LONG, "input_suffix": LONG}),
     ],
 )
-def test_what_a_client_that_left_wanted_is_not_tokenized(
-    scripted: Scripted, held: Any, path: str, body: dict[str, Any]
-) -> None:
+def test_a_disconnect_ends_tokenizing(scripted: Scripted, held: Any, path: str, body: dict[str, Any]) -> None:
     live = scripted()
     workers = live.serving.state.workers
     with asking(live, path, body):
@@ -245,7 +245,7 @@ def test_what_a_client_that_left_wanted_is_not_tokenized(
     assert not live.service.tickets
 
 
-def test_a_stop_ends_what_is_being_prepared(scripted: Scripted, held: Any) -> None:
+def test_a_stop_ends_tokenizing(scripted: Scripted, held: Any) -> None:
     live = scripted(drain_seconds=60)
     with asking(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}) as client:
         assert held.inside.wait(60)
@@ -259,10 +259,10 @@ def test_a_stop_ends_what_is_being_prepared(scripted: Scripted, held: Any) -> No
     assert held.calls <= 2
 
 
-def test_a_thread_that_does_not_stop_does_not_keep_the_server(
+def test_a_thread_that_does_not_stop_cannot_keep_the_server_running(
     scripted: Scripted, held: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A system call in a thread cannot be interrupted: after a while the server ends without it."""
+    """A system call in a thread cannot be interrupted: the server ends without the thread."""
     monkeypatch.setattr(run, "WORKERS_SECONDS", 0.5)
     live = scripted(drain_seconds=1)
     with asking(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
@@ -275,7 +275,9 @@ def test_a_thread_that_does_not_stop_does_not_keep_the_server(
     assert "still being prepared" in caplog.text
 
 
-def test_a_prompt_is_read_as_far_as_the_context_goes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_beyond_the_context_is_not_read_to_its_end(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
     call = Tokenizer._call
 

@@ -1,4 +1,4 @@
-"""Many clients at once on the real engine: nobody fails, nobody is left out, and nothing stays behind."""
+"""Many clients at once with the real engine: all are served, none fails, and every slot is freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = 4
 
 
 def test_eight_clients_are_all_served(demo: Live) -> None:
-    """Twice as many as there are slots; the 60 s form with times is the bench's."""
+    """Twice as many clients as slots. benchmarks/server.py has a form of 60 s with times."""
     finished: list[tuple[int, str]] = []
     wrong: list[Any] = []
     ready = threading.Barrier(8)  # a busy machine may take longer to start a thread than others to be answered
@@ -37,12 +37,12 @@ def test_eight_clients_are_all_served(demo: Live) -> None:
         thread.join(300)
     assert wrong == []
     assert len(finished) == 8 * ROUNDS
-    last_first = max(next(i for i, (number, _) in enumerate(finished) if number == who) for who in range(8))
-    assert last_first < 8 * (ROUNDS - 1), "everybody's first answer comes before the last round is over"
+    last_first = max(next(i for i, (number, _) in enumerate(finished) if number == client) for client in range(8))
+    assert last_first < 8 * (ROUNDS - 1), "the first answer of each client comes before the last round is over"
     becomes_idle(demo)
 
 
-def test_fifty_that_leave_at_once_leave_nothing_behind(demo: Live) -> None:
+def test_fifty_disconnects_at_once_free_every_slot(demo: Live) -> None:
     prompt = "\n".join(f"value_{number} = {number}" for number in range(150))  # most of them leave in prefill
     data = json.dumps({"prompt": prompt, "n_predict": 500, "stream": True}).encode()
     head = (

@@ -17,7 +17,7 @@ def events(text: str) -> list[Any]:
     return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n") if event]
 
 
-def test_completion_and_its_stream_say_the_same(demo: Live) -> None:
+def test_a_completion_and_its_stream_have_the_same_text(demo: Live) -> None:
     whole = demo.post("/completion", PROMPT | {"return_tokens": True}).json()
     parts = events(demo.post("/completion", PROMPT | {"stream": True}).text)
     assert "".join(part["content"] for part in parts) == whole["content"] != ""
@@ -46,22 +46,22 @@ def test_response_fields_are_flat(demo: Live) -> None:
     assert found["generation_settings/n_ctx"] == 2048
 
 
-def test_response_fields_choose_from_the_last_event_of_a_stream(demo: Live) -> None:
+def test_response_fields_select_from_the_last_event_of_a_stream(demo: Live) -> None:
     fields = ["stop", "timings/prompt_n"]
     *parts, last = events(demo.post("/completion", PROMPT | {"stream": True, "response_fields": fields}).text)
     assert list(last) == fields
     assert all(part["content"] for part in parts), "the text is what a stream is for"
 
 
-def test_a_limit_on_the_prompt_is_one_only_among_our_own_fields(demo: Live) -> None:
-    """llama-server ignores it, and llama.vim would keep an empty answer."""
+def test_the_time_limit_of_a_prompt_counts_only_in_rest_local(demo: Live) -> None:
+    """llama-server ignores it elsewhere, and llama.vim would keep an empty answer."""
     long = PROMPT | {"prompt": "x = 1\n" * 300, "t_max_prompt_ms": 0.001}
     assert demo.post("/completion", long).json()["tokens_predicted"] == 12
     ours = demo.post("/completion", long | {"rest_local": {"t_max_prompt_ms": 0.001}}).json()
     assert (ours["tokens_predicted"], ours["stop_type"]) == (0, "limit")
 
 
-def test_n_probs_gives_the_targets_probabilities(demo: Live) -> None:
+def test_n_probs_gives_the_models_probabilities(demo: Live) -> None:
     found = demo.post("/completion", PROMPT | {"n_probs": 2}).json()["completion_probabilities"]
     assert len(found) == 12
     assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in found)
@@ -76,15 +76,15 @@ def test_prompts_of_ids_and_texts(demo: Live) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, [2, 3]], ["x", 1, [2]], [[1], 2]])
-def test_ids_and_lists_are_not_mixed(demo: Live, prompt: list[Any]) -> None:
-    """What is one prompt and what are several could not be told."""
+def test_a_list_among_ids_is_refused(demo: Live, prompt: list[Any]) -> None:
+    """It would be ambiguous whether they are one prompt or several."""
     answer = demo.post("/completion", PROMPT | {"prompt": prompt})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize("text", ["", "def f():\n    return 1\n", "né 中 🙂", "<|im_start|>user"])
-def test_tokens_there_and_back(demo: Live, text: str) -> None:
+def test_text_survives_tokenize_and_detokenize(demo: Live, text: str) -> None:
     tokens = demo.post("/tokenize", {"content": text}).json()["tokens"]
     assert demo.post("/detokenize", {"tokens": tokens}).json() == {"content": text}
     pieces = demo.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
@@ -93,7 +93,7 @@ def test_tokens_there_and_back(demo: Live, text: str) -> None:
     assert raw.decode() == text
 
 
-def test_special_tokens_are_parsed_unless_told_not_to(demo: Live) -> None:
+def test_special_tokens_are_parsed_by_default(demo: Live) -> None:
     as_special = demo.post("/tokenize", {"content": "<|im_start|>"}).json()["tokens"]
     as_text = demo.post("/tokenize", {"content": "<|im_start|>", "parse_special": False}).json()["tokens"]
     assert len(as_special) == 1 < len(as_text)
@@ -108,7 +108,7 @@ def test_the_template_is_applied(demo: Live) -> None:
     assert text == without + "<|im_start|>assistant\n"
 
 
-def test_what_the_server_says_of_itself(demo: Live) -> None:
+def test_props_slots_and_models_describe_the_server(demo: Live) -> None:
     assert demo.get("/health").json() == {"status": "ok"}
     props = demo.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 2048
@@ -133,7 +133,7 @@ def test_metrics_have_llama_servers_names(demo: Live) -> None:
         assert f"llamacpp:{name}" in values
 
 
-def test_metrics_are_off_unless_asked_for(scripted: Any) -> None:
+def test_metrics_are_off_by_default(scripted: Any) -> None:
     assert scripted().get("/metrics").status_code == 501
 
 
@@ -152,8 +152,8 @@ def test_the_page_loads_nothing_from_elsewhere(demo: Live) -> None:
     assert not any(word in page.text for word in ("http://", "https://", "src=", "@import"))
 
 
-def test_several_prompts_are_answered_each(demo: Live) -> None:
-    """As llama-server has it: texts are prompts; texts among ids, and lists of them, are one."""
+def test_each_of_several_prompts_is_answered(demo: Live) -> None:
+    """As in llama-server: a list of texts is several prompts; texts mixed with ids are one."""
     alone = [demo.post("/completion", PROMPT | {"prompt": text}).json() for text in ("def add(", "import os\n")]
     ids = demo.post("/tokenize", {"content": "import os"}).json()["tokens"]
     both = demo.post("/completion", PROMPT | {"prompt": ["def add(", [*ids, "\n"]]}).json()
@@ -169,7 +169,7 @@ def test_several_prompts_are_answered_each(demo: Live) -> None:
     assert demo.post("/completion", PROMPT | {"prompt": ["x"] * 257}).status_code == 400
 
 
-def test_generation_settings_are_those_that_were_in_force(demo: Live) -> None:
+def test_generation_settings_are_those_in_effect(demo: Live) -> None:
     found = demo.post("/completion", {"prompt": "x", "n_predict": 1}).json()["generation_settings"]
     assert (found["temperature"], found["top_k"], found["top_p"], found["min_p"]) == (0.8, 40, 0.95, 0.05)
     assert (found["n_predict"], found["seed"], found["stop"]) == (1, -1, [])

@@ -1,4 +1,4 @@
-"""The `openai` package against the demo model: what its users do, does."""
+"""The `openai` package with the demo model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def client(demo: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
+def test_a_chat_and_its_stream_have_the_same_text(client: openai.OpenAI) -> None:
     options = {"model": "demo", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "extra_body": SAME}
     whole = client.chat.completions.create(**options)
     chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
@@ -80,7 +80,7 @@ def test_logprobs_of_the_target(client: openai.OpenAI) -> None:
 
 
 def test_prediction_is_counted(client: openai.OpenAI) -> None:
-    """By a policy that asks no clock whether to draft."""
+    """With a policy whose drafts do not depend on measured times."""
     prompt = [{"role": "user", "content": "Say it again."}]
     said = client.chat.completions.create(model="demo", messages=prompt, max_tokens=60, temperature=0)
     text = said.choices[0].message.content
@@ -95,7 +95,7 @@ def test_prediction_is_counted(client: openai.OpenAI) -> None:
     details = again.usage.completion_tokens_details
     assert again.choices[0].message.content == text
     assert 0 < details.accepted_prediction_tokens <= again.usage.completion_tokens
-    assert said.usage.completion_tokens_details is None, "who sent none is told nothing"
+    assert said.usage.completion_tokens_details is None, "without a prediction there are no counts"
 
 
 def test_json_schema_is_kept(client: openai.OpenAI) -> None:
@@ -162,11 +162,12 @@ def test_errors_have_their_class(client: openai.OpenAI) -> None:
     assert caught.value.body["n_prompt_tokens"] > caught.value.body["n_ctx"] == 2048
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="demo", messages=MESSAGES, temperature="hot")  # type: ignore[call-overload]
-    with pytest.raises(openai.BadRequestError, match="only text"):
+    with pytest.raises(openai.BadRequestError, match="only text") as refused:
         client.chat.completions.create(
             model="demo",
             messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
         )
+    assert refused.value.param == "messages"
     with pytest.raises(openai.InternalServerError) as missing:
         client.embeddings.create(model="demo", input="text")
     assert missing.value.status_code == 501
@@ -207,7 +208,7 @@ def test_a_forced_call_is_made_and_streamed(client: openai.OpenAI, choice: objec
     assert (streamed.name, streamed.arguments) == (call.function.name, call.function.arguments)
 
 
-def test_a_call_and_its_result_are_part_of_the_conversation(client: openai.OpenAI) -> None:
+def test_calls_and_results_are_part_of_the_conversation(client: openai.OpenAI) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
     messages = [
         *MESSAGES,
@@ -219,9 +220,9 @@ def test_a_call_and_its_result_are_part_of_the_conversation(client: openai.OpenA
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echoed_prompt_is_told_how_likely_it_is(client: openai.OpenAI, stream: bool) -> None:
-    """What the model said and how likely that was, given back to it as a prompt: the same numbers. 150 tokens: the
-    prompt is scored in three parts."""
+def test_an_echoed_prompt_has_log_probabilities(client: openai.OpenAI, stream: bool) -> None:
+    """An answer that is sent back as a prompt has the same log-probabilities. With 150 tokens, it is scored in three
+    parts."""
     options = {"model": "demo", "temperature": 0, "extra_body": SAME}
     for prompt in (
         "def main():\n",

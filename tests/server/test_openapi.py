@@ -1,4 +1,4 @@
-"""The server's own description, and schemathesis against it: whatever it invents, no answer is a fault (5xx)."""
+"""The OpenAPI description, and requests that schemathesis generates from it: none is answered by a server error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rest_local.server.openapi import describe
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
 
-CALLS = create_app(State(Settings(), "demo")).state.calls
-OPERATIONS = [(call.method, call.path) for call in CALLS]
+DESCRIBED = create_app(State(Settings(), "demo")).state.operations
+OPERATIONS = [(each.method, each.path) for each in DESCRIBED]
 EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "25"))  # of each route; `make soak` asks for more, and for others
 ALLOWED = {501, 503}  # what this model cannot, and a server that is full, say so
 
@@ -35,13 +35,13 @@ def test_every_route_is_described(demo: Live) -> None:
     assert "security" not in described
 
 
-def test_keys_are_described_where_there_are_some() -> None:
-    assert describe(CALLS, True)["security"] == [{"key": []}]
+def test_keys_are_described_if_there_are_any() -> None:
+    assert describe(DESCRIBED, True)["security"] == [{"key": []}]
 
 
 @pytest.fixture(scope="module")
 def schema() -> Any:
-    return schemathesis.openapi.from_dict(describe(CALLS, False))
+    return schemathesis.openapi.from_dict(describe(DESCRIBED, False))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of schemathesis' own libraries

@@ -1,4 +1,4 @@
-"""What other machines are not told: the tokens of each step, and how much of a prompt somebody sent before."""
+"""What other machines do not see: the tokens of each step, and how much of a prompt was cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake_service import FakeTicket
 from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
-from rest_local.server.answering import GATHERED_TOKENS
+from rest_local.server.answering import GROUP_TOKENS
 
 Scripted = Callable[..., Live]
 PROMPT = 40  # tokens
@@ -47,7 +47,7 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def entries(event: dict[str, Any]) -> int:
-    """Ids or log-probabilities that an event tells."""
+    """Ids or log-probabilities in an event."""
     if event.get("stop"):  # llama-server's last event repeats all of them
         return 0
     choice = event.get("choices", [{}])[0] if event.get("choices") else {}
@@ -57,7 +57,7 @@ def entries(event: dict[str, Any]) -> int:
 
 
 def give(ticket: FakeTicket, steps: list[int]) -> None:
-    """Steps of so many tokens each; the server takes each before the next is there."""
+    """Gives steps of these numbers of tokens; the server reads each before the next."""
     (token,) = ticket._vocabulary.tokenize("x").tolist()
     for size in steps:
         ticket.give("x" * size, logprobs=(TokenLogprobs(token, -1.0, ((token, -1.0),)),) * size)
@@ -71,7 +71,7 @@ def give(ticket: FakeTicket, steps: list[int]) -> None:
 def test_ids_and_log_probabilities_go_out_in_whole_groups(
     live: Live, others: bool, path: str, body: dict[str, Any]
 ) -> None:
-    """A group for each 16 tokens, whatever the steps gave: their sizes tell what the datastore holds."""
+    """One group for 16 tokens, whatever the steps gave: the size of steps reveals what the datastore contains."""
     steps = [1, 5, 2, 7, 1, 1, 9, 3, 4, 8]
     told: list[int] = []
     with live.client() as client, client.stream("POST", path, json=body | {"stream": True}, headers=KEY) as answer:
@@ -81,7 +81,7 @@ def test_ids_and_log_probabilities_go_out_in_whole_groups(
         told = [count for event in events(answer.iter_lines()) if (count := entries(event))]
     assert sum(told) >= sum(steps) - 1
     if others:
-        assert all(count % GATHERED_TOKENS == 0 for count in told[:-1]), told
+        assert all(count % GROUP_TOKENS == 0 for count in told[:-1]), told
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -89,7 +89,7 @@ def test_ids_and_log_probabilities_go_out_in_whole_groups(
 def test_what_was_in_memory_is_not_told(
     live: Live, others: bool, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """A right guess of what another client sent would show in it; and the time of the prompt tells the same."""
+    """It would confirm a guess of another client's prompt, and so would the time of the prompt."""
     body = body | {"stream": stream}
     found: list[str] = []
     with ThreadPoolExecutor(1) as pool:
@@ -119,7 +119,7 @@ def _without_ids(text: str) -> list[Any]:
     return [clean(json.loads(line)) for line in lines if line.startswith("{")]
 
 
-def test_metrics_tell_no_evaluated_prompt_tokens(live: Live, others: bool) -> None:
+def test_metrics_for_other_machines_have_no_prompt_tokens(live: Live, others: bool) -> None:
     text = live.get("/metrics", headers=KEY).text
     assert "llamacpp:tokens_predicted_total" in text
     for name in ("prompt_tokens_total", "prompt_seconds_total", "prompt_tokens_seconds"):

@@ -1,4 +1,4 @@
-"""What came between two events goes out as one: whole, in order, held until the end at most; and it wakes nobody."""
+"""Pieces between two events are sent as one: complete, in order, at the end of the answer at the latest."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live import Live
 
-from rest_local.chat.tools import AnswerFormat
+from rest_local.chat.tools import AnswerFormat, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.errors import DecodeFailed
-from rest_local.server import running as module
-from rest_local.server.answering import Answering
+from rest_local.server import streaming as module
+from rest_local.server.answering import Answer, Generating
 from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
 from rest_local.server.chat import ChatAnswer, _openai
 from rest_local.server.completions import CompletionAnswer
 from rest_local.server.native import NativeAnswer
-from rest_local.server.running import Pulse, Running
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
+from rest_local.server.streaming import Pulse, TicketGroup
 
 NEVER = 3600.0  # seconds: longer than any test waits
 TEXTS = st.text('<think>/tool_call"{name:x} \n', max_size=6)
@@ -43,7 +43,7 @@ def engine() -> Iterator[FakeEngine]:
 
 
 def piece(number: int, text: str, n_tokens: int) -> Piece:
-    """A step's: what it holds tells it from any other."""
+    """The piece of a step, with content that differs from any other's."""
     tokens = tuple(range(300 + 5 * number, 300 + 5 * number + n_tokens))
     return Piece(
         text,
@@ -61,7 +61,7 @@ CUTS = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
 def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
-    """The pieces that come between two events; a cut is an event."""
+    """The pieces between events; a cut is an event."""
     made: list[list[Piece]] = [[]]
     for each, ends in zip(pieces, cuts, strict=False):
         made[-1].append(each)
@@ -70,37 +70,29 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
     return [group for group in made if group]
 
 
-def answering(engine: FakeEngine, kind: str, host: str) -> Answering:
-    """An answer of each kind of route that can say where tokens came from, on this address."""
-    state, running = (
-        State(Settings(host=host, keys=(b"k",)), "demo"),
-        SimpleNamespace(tickets=[None], stop=lambda number: None),
-    )
+def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
+    """An answer of a route that can send origins, on this address."""
+    state: Any = State(Settings(host=host, keys=(b"k",)), "demo")
+    tickets: Any = SimpleNamespace(tickets=[None], stop=lambda number: None)
+    request: Any = SimpleNamespace(prompt=[])
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
-    made: dict[str, Callable[[], Answering]] = {
-        "chat": lambda: ChatAnswer(
-            state,
-            engine,
-            ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more),
-            running,
-            model="m",
-        ),
-        "text": lambda: CompletionAnswer(
-            state, engine, CompletionBody(prompt="", logprobs=1, **more), running, model="m"
-        ),
-        "native": lambda: NativeAnswer(state, engine, NativeBody(prompt="", n_probs=1, **more), running, model="m"),
-        "infill": lambda: NativeAnswer(
-            state, engine, InfillBody(n_indent=2, n_probs=1, **more), running, model="m", n_indent=2
-        ),
-    }
-    answer: Any = made[kind]()
-    answer.prompt, answer.prompts = [], [[]]
-    answer.parsers = [AnswerFormat.of(REASONS).parser(TOOLS, "", new_id=lambda: "id")]
-    return answer  # type: ignore[no-any-return]
+
+    def asked(body: Any) -> Any:
+        return Generating(state, None, engine, body, "m")  # type: ignore[arg-type]
+
+    if kind == "chat":
+        body: Any = ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more)
+        parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id")
+        return ChatAnswer(asked(body), tickets, [parser])
+    if kind == "text":
+        return CompletionAnswer(asked(CompletionBody(prompt="", logprobs=1, **more)), tickets, [[]], [])
+    if kind == "native":
+        return NativeAnswer(asked(NativeBody(prompt="", n_probs=1, **more)), tickets, [request])
+    return NativeAnswer(asked(InfillBody(n_indent=2, n_probs=1, **more)), tickets, [request])
 
 
-def sent(answer: Answering, groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
-    """All that the events of a stream say, put together. The last of them, with usage and times, are left out."""
+def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+    """The content of all events of a stream, joined, without the last ones with usage and times."""
     events = []
     for each in (*groups, None):
         if part := answer._add(0, each):
@@ -129,7 +121,7 @@ def _named(delta: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Neighbours of one kind as one."""
+    """The deltas with neighbours of one kind joined."""
     whole: list[tuple[str, str]] = []
     for name, text in deltas:
         if whole and whole[-1][0] == name and not name.startswith("call"):
@@ -142,11 +134,11 @@ def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 @pytest.mark.parametrize("kind", ["chat", "text", "native", "infill"])
 @given(pieces=PIECES, cuts=CUTS)
-def test_a_stream_says_the_same_however_it_is_paced(
+def test_the_text_of_a_stream_does_not_depend_on_its_pace(
     engine: FakeEngine, kind: str, host: str, pieces: list[Piece], cuts: list[bool]
 ) -> None:
-    one_by_one = sent(answering(engine, kind, host), [[each] for each in pieces])
-    assert sent(answering(engine, kind, host), groups(pieces, cuts)) == one_by_one
+    one_by_one = sent(answer_of(engine, kind, host), [[each] for each in pieces])
+    assert sent(answer_of(engine, kind, host), groups(pieces, cuts)) == one_by_one
     if kind in ("text", "native"):
         assert one_by_one["text"] == "".join(each.text for each in pieces)
         assert len(one_by_one["logprobs"]) == sum(len(each.tokens) for each in pieces)
@@ -160,29 +152,29 @@ def _text(pieces: Sequence[Piece]) -> str:
 
 
 class Talk:
-    """Tickets of one request and what their consumer was handed, in a loop of its own."""
+    """The tickets of one request, and what their consumer received."""
 
     def __init__(self, engine: FakeEngine, number: int = 1) -> None:
         self.pulse = Pulse()
         request: Any = SimpleNamespace(prompt=[])
         self.tickets = [FakeTicket(i, request, engine.model.vocabulary, self.pulse) for i in range(number)]
-        self.running = Running(self.tickets, self.pulse)  # type: ignore[arg-type]
+        self.group = TicketGroup(self.tickets, self.pulse)  # type: ignore[arg-type]
         self.handed: list[list[tuple[int, str | None]]] = []
         self.came = asyncio.Event()
 
     async def consume(self, meanwhile: bool = True) -> None:
-        async for news in self.running.pieces(meanwhile=meanwhile):
+        async for news in self.group.pieces(meanwhile=meanwhile):
             self.handed.append([(number, None if came is None else _text(came)) for number, came in news])
             self.came.set()
 
     async def next(self) -> None:
-        """Until something more was handed over."""
+        """Waits until the consumer has received more."""
         await asyncio.wait_for(self.came.wait(), 30)
         self.came.clear()
 
 
 def talking(engine: FakeEngine, script: Callable[[Talk], Awaitable[None]], number: int = 1, **how: Any) -> Talk:
-    """The script beside the consumer, until that has everything."""
+    """Runs the script and the consumer until the consumer has everything."""
 
     async def main() -> Talk:
         talk = Talk(engine, number)
@@ -195,7 +187,7 @@ def talking(engine: FakeEngine, script: Callable[[Talk], Awaitable[None]], numbe
     return asyncio.run(main())
 
 
-def test_the_first_goes_at_once_and_the_rest_when_the_answer_ends(
+def test_the_first_piece_is_sent_at_once_and_the_rest_at_the_end(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PACE", NEVER)
@@ -212,7 +204,7 @@ def test_the_first_goes_at_once_and_the_rest_when_the_answer_ends(
     assert talking(engine, script).handed == [[(0, "first")], [(0, "abc"), (0, None)]]
 
 
-def test_what_is_held_goes_when_the_time_has_passed(engine: FakeEngine) -> None:
+def test_collected_pieces_are_sent_after_the_pause(engine: FakeEngine) -> None:
     async def script(talk: Talk) -> None:
         for word in ("one", "two", "three"):
             talk.tickets[0].give(word)
@@ -231,7 +223,7 @@ def test_what_is_held_goes_when_the_time_has_passed(engine: FakeEngine) -> None:
     ]
 
 
-def test_tokens_wake_nobody_while_an_event_is_held(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_wake_no_task_during_the_pause(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PACE", NEVER)
     calls: list[Any] = []
 
@@ -253,7 +245,9 @@ def test_tokens_wake_nobody_while_an_event_is_held(engine: FakeEngine, monkeypat
     assert talking(engine, script).handed[-1] == [(0, 100 * "x"), (0, None)]
 
 
-def test_an_answer_at_once_wakes_nobody_before_its_end(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_not_streamed_wakes_the_task_only_at_its_end(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
     async def script(talk: Talk) -> None:
@@ -269,14 +263,14 @@ def test_an_answer_at_once_wakes_nobody_before_its_end(engine: FakeEngine, monke
     assert len(calls) == 1
 
 
-def test_a_consumer_that_was_busy_gets_all_at_once(engine: FakeEngine) -> None:
+def test_a_busy_consumer_gets_all_pieces_at_once(engine: FakeEngine) -> None:
     free = asyncio.Event()
 
     async def main() -> list[str]:
         talk, texts = Talk(engine), []
 
         async def consume() -> None:
-            async for news in talk.running.pieces():
+            async for news in talk.group.pieces():
                 texts.append("".join(_text(came or ()) for _, came in news))
                 talk.came.set()
                 await free.wait()  # a client that does not read
@@ -298,7 +292,7 @@ def test_a_consumer_that_was_busy_gets_all_at_once(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [True, False])
-def test_an_error_comes_behind_what_was_said(
+def test_an_error_follows_the_text_before_it(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
 ) -> None:
     monkeypatch.setattr(module, "PACE", NEVER)
@@ -318,7 +312,7 @@ def test_an_error_comes_behind_what_was_said(
 @pytest.mark.parametrize("meanwhile", [True, False])
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3))
 def test_nothing_is_lost_between_the_threads(engine: FakeEngine, meanwhile: bool, counts: list[int]) -> None:
-    """The engine's thread as fast as it can, against a consumer that arms, looks and pauses."""
+    """A fast engine thread against a consumer that arms, looks and pauses."""
 
     async def script(talk: Talk) -> None:
         def speak(number: int, count: int) -> None:
@@ -341,7 +335,7 @@ def test_nothing_is_lost_between_the_threads(engine: FakeEngine, meanwhile: bool
         assert mine.index(None) == len(mine) - 1
 
 
-def test_a_client_that_leaves_while_an_event_is_held_ends_its_request(
+def test_a_disconnect_during_the_pause_ends_the_request(
     scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PACE", NEVER)
@@ -359,7 +353,7 @@ def test_a_client_that_leaves_while_an_event_is_held_ends_its_request(
 
 
 def test_a_limit_on_lines_ends_an_answer_that_is_not_streamed(scripted: Callable[..., Live]) -> None:
-    """Only then is the text of such an answer read while it comes."""
+    """Only with such a limit is the text of such an answer read before its end."""
     live = scripted()
     live.service.answer = None
     answers: list[Any] = []

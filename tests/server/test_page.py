@@ -1,4 +1,4 @@
-"""The page in a real browser: typed at, looked at, listened to, stopped."""
+"""The page in a real browser: input, display, accessibility, stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[Live]:
-    """The demo model with a policy that drafts on any machine: `auto` does where it pays."""
+    """The demo model with a policy that always drafts; `auto` drafts only where that is faster."""
     serving = Serving(Settings(port=0), "demo", lambda: Engine.load(slots=2, policy="sam"), drain_seconds=5)
     with served(serving) as live:
         assert serving.loaded.wait(300)
@@ -32,7 +32,7 @@ def pixels(page: Any) -> str:
     return found
 
 
-def test_a_question_typed_is_answered_in_colours(drafting: Live, opened: Open) -> None:
+def test_a_typed_message_is_answered_in_colours(drafting: Live, opened: Open) -> None:
     page = opened(drafting)
     expect(page.locator("#model")).to_contain_text("demo · 2,048 tokens of context")
     ask(page, "Repeat: one two three four, one two three four, one two three four")
@@ -52,7 +52,7 @@ def test_a_question_typed_is_answered_in_colours(drafting: Live, opened: Open) -
     expect(page.locator("#message")).to_be_focused()
 
 
-def test_a_second_question_knows_the_first(quiet: Live, opened: Open) -> None:
+def test_a_second_message_includes_the_first(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     page.locator("#system").fill("Be brief.")
     page.locator("#message").focus()
@@ -98,7 +98,7 @@ def test_only_chosen_datastores_are_drafted_from(quiet: Live, opened: Open) -> N
     quiet.service.ticket().end()
 
 
-def test_focus_on_a_token_tells_where_it_came_from(quiet: Live, opened: Open) -> None:
+def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     ask(page, "hello")
     ticket = quiet.service.ticket()
@@ -124,7 +124,7 @@ def test_focus_on_a_token_tells_where_it_came_from(quiet: Live, opened: Open) ->
     expect(tip).to_contain_text("lib/argparse.py:812")
 
 
-def test_the_chart_moves_with_every_step(quiet: Live, opened: Open) -> None:
+def test_the_chart_changes_with_every_step(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     chart = page.locator("#chart")
     expect(chart).to_have_attribute("aria-label", "no steps yet")
@@ -143,7 +143,7 @@ def test_the_chart_moves_with_every_step(quiet: Live, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("way", ["Escape", "the button"])
-def test_stop_ends_the_request_and_frees_its_place(scripted: Callable[..., Live], opened: Open, way: str) -> None:
+def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live], opened: Open, way: str) -> None:
     live = scripted(room=1)
     live.service.answer = None
     page = opened(live)
@@ -164,7 +164,7 @@ def test_stop_ends_the_request_and_frees_its_place(scripted: Callable[..., Live]
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 740)])
-def test_the_end_is_followed_until_somebody_scrolls_back(quiet: Live, opened: Open, width: int, height: int) -> None:
+def test_the_end_stays_in_view_until_the_user_scrolls_back(quiet: Live, opened: Open, width: int, height: int) -> None:
     page = opened(quiet, width=width, height=height)
     ask(page, "hello")
     ticket = quiet.service.ticket()
@@ -189,7 +189,7 @@ def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
     expect(page.get_by_role("tab", name="Fill a gap")).to_be_focused()
     expect(page.get_by_role("tab", selected=True)).to_have_text("Fill a gap")
     page.locator("#before").fill("def push(self, item):\n")
-    page.locator("#behind").fill("\n\ndef pop(self):\n    return 1\n")
+    page.locator("#after").fill("\n\ndef pop(self):\n    return 1\n")
     page.keyboard.press("Control+Enter")
     expect(page.locator("#status")).to_have_text("Done")
     text = page.locator("#infill article .text")
@@ -271,7 +271,7 @@ def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_has_a_name_and_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
+def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open, scheme: str) -> None:
     page = opened(quiet, color_scheme=scheme)
     ask(page, "hello")
     ticket = quiet.service.ticket()
@@ -322,8 +322,8 @@ FAULTS = """() => {
     if (!speaks || !visible(each) || each.disabled || each.matches("option, script")) continue;
     const layers = [];
     for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
-    const behind = paint(layers), ink = paint([...layers, getComputedStyle(each).color]);
-    const contrast = (Math.max(ink, behind) + .05) / (Math.min(ink, behind) + .05);
+    const under = paint(layers), ink = paint([...layers, getComputedStyle(each).color]);
+    const contrast = (Math.max(ink, under) + .05) / (Math.min(ink, under) + .05);
     if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(1)}: ${each.outerHTML.slice(0, 60)}`);
   }
   return faults;

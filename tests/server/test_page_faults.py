@@ -26,7 +26,7 @@ def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) 
 
 
 def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
-    """Whatever is asked, these chunks come."""
+    """Answers every request with these chunks."""
     lines = [json.dumps(each) for each in (*chunks, chunk({}, "stop"))]
     body = "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]"))
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
@@ -68,7 +68,7 @@ def test_markup_could_not_run_if_it_got_in(quiet: Live, opened: Open) -> None:
     assert page.evaluate(attempt, MARKUP) == "TypeError"
 
 
-def test_a_server_that_is_loading_says_so_and_is_waited_for(opened: Open) -> None:
+def test_the_page_waits_for_a_loading_server(opened: Open) -> None:
     ready = threading.Event()
 
     def load() -> Engine:
@@ -87,7 +87,7 @@ def test_a_server_that_is_loading_says_so_and_is_waited_for(opened: Open) -> Non
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_a_full_server_says_so_and_the_message_is_kept(scripted: Callable[..., Live], opened: Open) -> None:
+def test_the_page_keeps_the_message_when_the_server_is_full(scripted: Callable[..., Live], opened: Open) -> None:
     page = opened(scripted(room=0), but="status of 503")
     ask(page, "hello")
     expect(page.get_by_role("alert")).to_contain_text("The server is full")
@@ -95,7 +95,7 @@ def test_a_full_server_says_so_and_the_message_is_kept(scripted: Callable[..., L
     assert page.locator("#chat article, #chat .asked").count() == 0
 
 
-def test_a_key_is_asked_for_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
+def test_a_key_is_requested_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
     live = scripted(keys=(b"right",))
     page = opened(live, but="status of 401", http_credentials={"username": "", "password": "right"})
     page.locator("#key").fill("wrong")
@@ -136,7 +136,7 @@ def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None
     expect(page.locator("#complete article .text")).to_have_text("a = 1")
 
 
-def test_a_server_that_is_gone_is_noticed_and_found_again(quiet: Live, opened: Open) -> None:
+def test_the_page_reconnects_to_a_server(quiet: Live, opened: Open) -> None:
     page = opened(quiet, but="net::ERR_FAILED")
     expect(page.locator("#model")).to_contain_text("tokens of context")
     page.route("**/*", lambda route: route.abort())
@@ -145,3 +145,17 @@ def test_a_server_that_is_gone_is_noticed_and_found_again(quiet: Live, opened: O
     expect(page.locator("#message")).to_have_value("hello")
     page.unroute_all()
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_page_that_connects_late_keeps_the_notice(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(room=0), but="status of 503")
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    held: list[Any] = []
+    page.route("**/datastores", lambda route: held.append(route))
+    with page.expect_request("**/datastores"):
+        page.evaluate("void (connected = connect())")
+    ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    held.pop().continue_()
+    page.evaluate("connected")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")

@@ -72,7 +72,7 @@ HOSTILE = {
     "grammar of another kind": with_field("grammar", '{"type": "ebnf", "value": "x"}'),
     "keyword that is not kept": with_field("json_schema", '{"type": "array", "uniqueItems": true}'),
     "pattern that looks ahead": with_field("json_schema", '{"type": "string", "pattern": "^(?=a)b$"}'),
-    "schema that takes for ever": with_field(
+    "schema that takes too long": with_field(
         "json_schema", json.dumps({"allOf": [{"type": "string", "pattern": f"x{i}"} for i in range(200)]})
     ),
     "schema that exhausts the stack": with_field("json_schema", json.dumps(CHAIN)),
@@ -85,7 +85,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("grammar", [{"type": "lark", "value": 'start: "yes" | "no"'}, 'root ::= "yes" | "no"'])
-def test_a_grammar_in_either_notation_bounds_the_answer(demo: Live, grammar: Any) -> None:
+def test_a_grammar_in_either_notation_constrains_the_answer(demo: Live, grammar: Any) -> None:
     answer = demo.post("/v1/chat/completions", GOOD | {"grammar": grammar, "max_tokens": 9})
     assert answer.json()["choices"][0]["message"]["content"] in ("yes", "no")
 
@@ -157,7 +157,7 @@ def test_any_bytes_are_a_body_or_refused(data: bytes) -> None:
     assert caught.value.status == 400
 
 
-def test_a_complaint_names_the_field_and_not_its_value() -> None:
+def test_an_error_names_the_field_and_not_its_value() -> None:
     with pytest.raises(ApiError) as caught:
         check(b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "my secret"}', ChatBody)
     assert caught.value.param == "temperature"
@@ -175,13 +175,13 @@ def test_a_complaint_names_the_field_and_not_its_value() -> None:
         (bodies.TemplateBody, {"messages": [{"role": "user"}]}, "messages"),
     ],
 )
-def test_a_body_without_anything_to_answer_is_refused(kind: Any, body: dict[str, Any], field: str) -> None:
+def test_a_body_without_a_prompt_is_refused(kind: Any, body: dict[str, Any], field: str) -> None:
     with pytest.raises(ApiError) as refused:
         check(json.dumps(body).encode(), kind)
     assert (refused.value.status, refused.value.param) == (400, field)
 
 
-def test_what_may_be_left_out_is() -> None:
-    """The assistant's content beside its calls, and the beginning of a gap's text."""
+def test_optional_fields_may_be_absent() -> None:
+    """The content of an assistant's message with calls, and the beginning of a gap's text."""
     check(b'{"messages": [{"role": "user", "content": ""}, {"role": "assistant", "tool_calls": []}]}', bodies.ChatBody)
     assert check(b'{"input_prefix": "x"}', bodies.InfillBody).prompt == ""

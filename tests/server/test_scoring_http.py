@@ -1,4 +1,4 @@
-"""Prompts that are scored for `echo` with `logprobs`: who leaves, who comes too late, a server that stops."""
+"""Prompts that are scored for `echo` with `logprobs`: disconnects, a full queue, a server that stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from live import Live
 
-from rest_local.server import scoring as module
+from rest_local.server import workers as module
 from rest_local.server.errors import ApiError
 
 Scripted = Callable[..., Live]
@@ -47,7 +47,7 @@ def scored_by(live: Live) -> Endless:
 
 
 def asking(live: Live) -> socket.socket:
-    """A connection on which a prompt is to be scored."""
+    """A connection with a request for scores."""
     body = json.dumps(BODY).encode()
     head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
@@ -55,7 +55,7 @@ def asking(live: Live) -> socket.socket:
     return connection
 
 
-def test_a_client_that_leaves_ends_the_scoring_of_its_prompt(scripted: Scripted) -> None:
+def test_a_disconnect_ends_the_scoring_of_the_prompt(scripted: Scripted) -> None:
     live = scripted()
     scorer = scored_by(live)
     with asking(live):
@@ -63,10 +63,10 @@ def test_a_client_that_leaves_ends_the_scoring_of_its_prompt(scripted: Scripted)
     assert scorer.ended.acquire(timeout=30)
     scorer.free.set()
     assert live.post(PATH, BODY).status_code == 200
-    assert len(live.service.tickets) == 1, "nothing is generated for who has left"
+    assert len(live.service.tickets) == 1, "nothing is generated after a disconnect"
 
 
-def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
+def test_a_disconnect_while_waiting_for_scoring_frees_the_place() -> None:
     scoring, scorer = module.Scoring(), Endless()
     scoring.scorer = scorer  # type: ignore[assignment]
     service: Any = SimpleNamespace(run=lambda call: call(None))
@@ -84,18 +84,18 @@ def test_a_client_that_leaves_while_it_waits_gives_up_its_place() -> None:
     async def main() -> None:
         first = asyncio.create_task(scores(never))
         await asyncio.to_thread(scorer.begun.acquire)
-        for _ in range(2 * module.MOST):
-            with pytest.raises(ApiError, match="went away"):
+        for _ in range(2 * module.MAX_SCORING):
+            with pytest.raises(ApiError, match="disconnected"):
                 await asyncio.wait_for(scores(at_once), 30)
         scorer.free.set()
         assert await asyncio.wait_for(first, 30) == [[]]
 
     asyncio.run(main())
-    assert not scorer.begun.acquire(blocking=False), "nobody else had a turn"
+    assert not scorer.begun.acquire(blocking=False), "no other request was scored"
 
 
-def test_more_than_may_wait_are_refused_at_once(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 1)
+def test_requests_beyond_the_scoring_queue_are_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SCORING", 1)
     live = scripted()
     scorer = scored_by(live)
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""Who may call and what may be sent (RELIABILITY 29 to 32), over raw sockets where a client library would interfere."""
+"""Checks of origin, key and body (RELIABILITY 29 to 32), over raw sockets where a client library would interfere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BODY = b'{"prompt": "x"}'
 
 
 def talk(live: Live, data: bytes) -> bytes:
-    """Everything the server says to these bytes, until it closes."""
+    """The server's response to these bytes, until it closes the connection."""
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         connection.sendall(data)
         parts = []
@@ -91,7 +91,7 @@ def test_forwarded_headers_mean_nothing(scripted: Scripted) -> None:
 
 
 def test_every_address_checks_the_host(scripted: Scripted) -> None:
-    """Bound to all addresses, the one that was called is a good name, and no DNS name is."""
+    """Bound to all addresses, the Host may be the address of the connection, but no DNS name."""
     live = scripted(host="0.0.0.0", keys=(b"k",))
     assert asked(live, post("127.0.0.1", "Authorization: Bearer k"), BODY) == 200
     assert asked(live, post("evil.example", "Authorization: Bearer k"), BODY) == 403
@@ -146,7 +146,7 @@ def test_other_kinds_of_bodies_are_415(scripted: Scripted, header: str) -> None:
     assert asked(scripted(), post("localhost", header), BODY) == 415
 
 
-def test_json_with_a_charset_is_read(scripted: Scripted) -> None:
+def test_json_with_a_charset_is_accepted(scripted: Scripted) -> None:
     assert asked(scripted(), post("localhost", "Content-Type: Application/JSON; charset=utf-8"), BODY) == 200
 
 
@@ -201,7 +201,7 @@ def test_only_a_whole_key_opens(scripted: Scripted, wrong: str) -> None:
         assert live.get("/v1/models", headers=headers).status_code == 401, headers
 
 
-def test_the_key_is_asked_for_before_a_body_is_read(scripted: Scripted) -> None:
+def test_the_key_is_checked_before_the_body_is_read(scripted: Scripted) -> None:
     assert asked(scripted(keys=(b"k",)), post("localhost", "Content-Length: 5000000")) == 401
 
 
@@ -214,8 +214,8 @@ def test_an_address_that_others_reach_needs_a_key(host: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llm.example.org", "host.docker.internal", "192.168.1.5", "localhost.example.org"])
-def test_a_name_that_others_call_it_by_needs_a_key_as_well(name: str) -> None:
-    """Behind a proxy it listens on the loopback, and all the world reaches it."""
+def test_an_allowed_host_of_other_machines_needs_a_key(name: str) -> None:
+    """With a proxy, a server on the loopback interface is reached by other machines."""
     with pytest.raises(OptionError, match=f"{name}.*--api-key-file"):
         Settings(allowed_hosts=("localhost", name))
     reached = Settings(allowed_hosts=(name,), keys=(b"k",))
@@ -225,7 +225,7 @@ def test_a_name_that_others_call_it_by_needs_a_key_as_well(name: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", "LocalHost", "llm.localhost"])
-def test_the_loopback_needs_none(host: str) -> None:
+def test_the_loopback_needs_no_key(host: str) -> None:
     assert Settings(host=host).shows_steps
     assert Settings(allowed_hosts=(host,)).shows_steps
 
@@ -264,8 +264,8 @@ PATHS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("others", [False, True])
-def test_other_machines_read_no_paths_in_errors(scripted: Scripted, others: bool, stream: bool) -> None:
-    """Neither in an answer nor in the last event of one; this machine reads them."""
+def test_errors_for_other_machines_contain_no_paths(scripted: Scripted, others: bool, stream: bool) -> None:
+    """Neither in an answer nor in its last event. This machine sees them."""
     live = scripted(allowed_hosts=("llm.example.org",), keys=(b"k",)) if others else scripted()
     live.service.answer = None
     body, headers = {"prompt": "x", "stream": stream}, {"authorization": "Bearer k"}
@@ -278,14 +278,14 @@ def test_other_machines_read_no_paths_in_errors(scripted: Scripted, others: bool
             assert (SECRET in answer.text) != others, error
 
 
-def test_other_machines_read_what_was_wrong_with_what_they_sent() -> None:
+def test_errors_for_other_machines_say_what_is_wrong_with_the_request() -> None:
     for error in (OptionError("too many"), PromptEmpty(), DecodeFailed(-3, 4), GenerationError("the grammar")):
         assert from_error(error, is_local=False).message == str(error)
 
 
 @pytest.mark.parametrize("name", ["other", "../demo", "/etc/passwd", "demo/../demo", "demo.gguf", "Demo", "demo\u0000"])
 def test_a_name_that_is_no_models_is_404_whatever_it_spells(scripted: Scripted, name: str) -> None:
-    """It is looked up and never joined to a path: what does not exist and what may not be read look the same."""
+    """A name is never joined to a path: missing and forbidden files get the same answer."""
     live = scripted()
     unknown = live.post("/v1/completions", {"prompt": "x", "model": "nothing"})
     answer = live.post("/v1/completions", {"prompt": "x", "model": name})

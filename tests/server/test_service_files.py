@@ -1,4 +1,4 @@
-"""The units that docs/SERVER.md gives to systemd and launchd: well-formed, and of options that the command has."""
+"""The units for systemd and launchd in docs/SERVER.md are well-formed, and the command has their options."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_the_unit_of_systemd() -> None:
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_to_say(tmp_path: Path) -> None:
-    """Of a user with the command in the place that pip gives it."""
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """For a user with the command where pip installs it."""
     command = tmp_path / ".local" / "bin" / "rest-local"
     command.parent.mkdir(parents=True)
     command.write_text("#!/bin/sh\n")

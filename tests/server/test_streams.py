@@ -1,4 +1,4 @@
-"""Clients that go away, wait or are too many (RELIABILITY 33), and what a stream holds back off the loopback."""
+"""Clients that disconnect, wait or are too many (RELIABILITY 33), and what streams hide from other machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
 def raw(live: Live, path: str, body: Any) -> socket.socket:
-    """A connection that has asked and reads nothing."""
+    """A connection with a request whose client reads nothing."""
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
@@ -49,7 +49,7 @@ def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict
     assert ticket.cancelled.wait(30)
 
 
-def test_a_client_that_goes_away_before_the_first_token_ends_all_its_choices(scripted: Scripted) -> None:
+def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     connection = raw(live, CHAT_PATH, CHAT | {"n": 3})
@@ -58,7 +58,7 @@ def test_a_client_that_goes_away_before_the_first_token_ends_all_its_choices(scr
     assert all(ticket.cancelled.wait(30) for ticket in tickets)
 
 
-def test_a_client_that_does_not_read_is_cut_off_when_it_leaves(scripted: Scripted) -> None:
+def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     connection = raw(live, CHAT_PATH, CHAT)
@@ -89,7 +89,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> 
     assert live.post(CHAT_PATH, CHAT).status_code == 200
 
 
-def test_choices_that_found_no_room_are_taken_back(scripted: Scripted) -> None:
+def test_choices_beyond_the_queue_cancel_the_others(scripted: Scripted) -> None:
     live = scripted(room=2)
     live.service.answer = None
     assert live.post(CHAT_PATH, CHAT | {"n": 3}).status_code == 503
@@ -138,7 +138,7 @@ def test_a_prompt_that_is_too_long_is_named_as_the_client_sent_it(
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
 
 
-def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
+def test_an_error_during_a_stream_is_its_last_event(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
@@ -154,8 +154,8 @@ def test_an_error_in_the_middle_is_the_last_event(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("limit", [{"n_indent": 4}, {"t_max_predict_ms": 0.001}])
-def test_an_answer_that_is_complete_stops_the_engine(scripted: Scripted, limit: dict[str, Any], stream: bool) -> None:
-    """The model would go on behind the block, or the line, that was asked for."""
+def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str, Any], stream: bool) -> None:
+    """The model would continue after the block, or the line, that was requested."""
     live = scripted()
     live.service.answer = None
     done: list[httpx.Response] = []
@@ -174,7 +174,7 @@ def test_an_answer_that_is_complete_stops_the_engine(scripted: Scripted, limit: 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_nothing_runs_on_behind_a_choice_that_fails(scripted: Scripted, stream: bool) -> None:
+def test_a_choice_that_fails_ends_the_others(scripted: Scripted, stream: bool) -> None:
     live = scripted()
     live.service.answer = None
     done: list[httpx.Response] = []
@@ -190,7 +190,7 @@ def test_nothing_runs_on_behind_a_choice_that_fails(scripted: Scripted, stream: 
     assert done[0].status_code == (200 if stream else 500)
 
 
-def test_stopping_lets_a_running_answer_end(scripted: Scripted) -> None:
+def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
     live = scripted(drain_seconds=30)
     live.service.answer = None
     with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
@@ -209,7 +209,7 @@ def test_stopping_lets_a_running_answer_end(scripted: Scripted) -> None:
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_what_does_not_end_in_time_is_ended(scripted: Scripted) -> None:
+def test_a_stop_cancels_answers_after_the_drain_time(scripted: Scripted) -> None:
     live = scripted(drain_seconds=0)
     live.service.answer = None
     connection = raw(live, CHAT_PATH, CHAT)
@@ -219,7 +219,7 @@ def test_what_does_not_end_in_time_is_ended(scripted: Scripted) -> None:
     connection.close()
 
 
-def test_the_server_answers_while_the_model_loads() -> None:
+def test_calls_are_503_while_the_model_loads() -> None:
     loads = threading.Event()
 
     def load() -> Any:
@@ -247,7 +247,7 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
         serving.run(listening)
 
 
-def test_usage_and_times_come_last(scripted: Scripted) -> None:
+def test_usage_and_times_are_in_the_last_event(scripted: Scripted) -> None:
     live = scripted()
     asked = chunks(live.post(CHAT_PATH, CHAT | {"stream_options": {"include_usage": True}}).text)
     assert asked[-1]["choices"] == []
@@ -259,12 +259,15 @@ def test_usage_and_times_come_last(scripted: Scripted) -> None:
     assert not_asked[-1]["timings"]["draft_n_accepted"] == 5
 
 
-def test_accepted_predictions_are_told_to_who_sent_one(scripted: Scripted) -> None:
+def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripted: Scripted) -> None:
     live = scripted()
     body = CHAT | {"stream": False, "prediction": {"type": "content", "content": "Hello"}}
     details = live.post(CHAT_PATH, body).json()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
     assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("Hello")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    live.post(CHAT_PATH, body | {"prediction": {"type": "content", "content": parts}})
+    assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("a\nb")
     without = live.post(CHAT_PATH, CHAT | {"stream": False}).json()["usage"]
     assert "completion_tokens_details" not in without
 
@@ -290,7 +293,7 @@ SYSTEM = {"role": "system", "content": "You say hi. " * 8}
 
 @pytest.mark.parametrize("engines", [True, False])
 def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scripted, engines: bool) -> None:
-    """Whether the request asks for it or the server always does it. What the user says ("hi") is in it as well."""
+    """Whether the request or the server sets it. The system prompt contains the user's text ("hi") too."""
     live = scripted()
     live.serving.state.engine.config = EngineConfig(context_shift=engines)
     more: dict[str, Any] = {} if engines else {"rest_local": {"context_shift": True}}
@@ -330,7 +333,7 @@ def told(live: Live, **headers: str) -> list[Any]:
         return chunks(answer.read().decode())
 
 
-def test_the_page_is_told_where_each_token_came_from(scripted: Scripted) -> None:
+def test_origins_of_tokens_are_sent_on_request(scripted: Scripted) -> None:
     found = told(scripted())
     tokens = [token for chunk in found for token in chunk.get("rest_local", {}).get("tokens", [])]
     drafted = [token for token in tokens if token["source"] == "datastore"]
@@ -358,7 +361,7 @@ def test_other_machines_see_neither_steps_nor_drafts(scripted: Scripted) -> None
     assert all("n_past" not in slot for slot in live.get("/slots", headers={"x-api-key": "k"}).json())
 
 
-def test_other_machines_see_them_where_the_owner_says_so(scripted: Scripted) -> None:
+def test_other_machines_see_steps_with_share_statistics(scripted: Scripted) -> None:
     live = scripted(host="0.0.0.0", keys=(b"k",), statistics=True)
     found = told(live, authorization="Bearer k")
     assert any("rest_local" in chunk for chunk in found)

@@ -7,6 +7,7 @@ token sees exactly one cell at each earlier position.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -18,17 +19,29 @@ N_VOCAB = 24
 END = N_VOCAB - 1
 
 
-@lru_cache(maxsize=100_000)
 def _noise(tokens: bytes) -> np.ndarray:
     digest = hashlib.blake2b(tokens, digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "little")).standard_normal(N_VOCAB)
 
 
-def logits_of(history: Sequence[int]) -> np.ndarray:
-    """float32 [N_VOCAB]: mostly decided by the last two tokens, so that text repeats, a little by all of them."""
-    row = 3.0 * _noise(bytes(history[-2:])) + 0.5 * _noise(bytes(history))
+@lru_cache(maxsize=N_VOCAB**2)
+def _noise_of_two(tokens: bytes) -> np.ndarray:
+    return 3.0 * _noise(tokens)
+
+
+@lru_cache(maxsize=100_000)
+def _logits_of(history: bytes) -> np.ndarray:
+    row = _noise_of_two(history[-2:]) + 0.5 * _noise(history)
     row[END] -= 4.0
-    return row.astype(np.float32)
+    logits = row.astype(np.float32)
+    logits.flags.writeable = False
+    return logits
+
+
+def logits_of(history: Sequence[int]) -> np.ndarray:
+    """float32 [N_VOCAB], read-only: mostly decided by the last two tokens, so that text repeats, a little by all of
+    them."""
+    return _logits_of(bytes(history))
 
 
 class Cell:
@@ -70,20 +83,28 @@ class FakeBackend:
         if isinstance(failure, BaseException):
             raise failure
         self.evaluated += n
-        self._rows = np.array([self._row(i, n) for i in range(n) if self.batch.output[i]], np.float32)
+        seen: dict[int, list[tuple[int, int]]] = {}
+        self._rows = np.array([self._row(i, n, seen) for i in range(n) if self.batch.output[i]], np.float32)
         return 0
 
     def _place(self, numbers: range) -> None:
-        last = {seq: cell.pos for cell in sorted(self.cells, key=lambda cell: cell.pos) for seq in cell.ids}
+        last: dict[int, int] = {}
+        for cell in self.cells:
+            for seq in cell.ids:
+                if cell.pos > last.get(seq, -1):
+                    last[seq] = cell.pos
         for i in numbers:
             ids = set(self.batch.ids[i, : self.batch.n_ids[i]].tolist())
             assert all(0 <= s < self.n_branches * self.n_slots for s in ids)
             assert len({last.get(seq, -1) for seq in ids}) == 1, "ids of one token that end at different positions"
             self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), ids))
 
-    def _row(self, i: int, n: int) -> np.ndarray:
+    def _row(self, i: int, n: int, seen: dict[int, list[tuple[int, int]]]) -> np.ndarray:
+        """`seen`: (position, token) of all cells of a sequence, by sequence, kept for the other rows of the pass."""
         seq, pos = int(self.batch.ids[i, 0]), int(self.batch.pos[i])
-        visible = sorted((c.pos, c.token) for c in self.cells if seq in c.ids and c.pos <= pos)
+        if seq not in seen:
+            seen[seq] = sorted((cell.pos, cell.token) for cell in self.cells if seq in cell.ids)
+        visible = seen[seq][: bisect_left(seen[seq], (pos + 1,))]
         assert [p for p, _ in visible] == list(range(pos + 1)), f"sequence {seq} sees {visible}"
         return self.compute([t for _, t in visible], n)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pytest
 from support.fake_backend import END, N_VOCAB, logits_of
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
-from rest_local.planning.auto import Auto
+from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.rows import Rows
 
@@ -23,10 +24,23 @@ class Keen(Auto):
         return
 
 
+def always_draft(monkeypatch: pytest.MonkeyPatch, most: int = 16) -> None:
+    """Makes `auto` draft at every step whatever there is, `most` nodes at most: no measured time decides."""
+
+    def plan(self: Auto, n_ctx: int, limit: int) -> Plan:
+        plan = Plan([1.0] * (min(limit, most) + 1), [0.0] * 64)
+        plan.best_rate = 0.0
+        return plan
+
+    monkeypatch.setattr(Auto, "looks_up", lambda self, at, repeats: True)
+    monkeypatch.setattr(Auto, "plan", plan)
+    monkeypatch.setattr(Auto, "account", lambda self, done: None)
+
+
 class Fortune:
     """Drafts what may come: `truth` of the rows follow the model, the rest are random; `width` of them."""
 
-    follower = None
+    draft_sequence = None
 
     def __init__(self, seed: int, width: int, depth: int, truth: float) -> None:
         self._rng = np.random.default_rng(seed)

@@ -1,7 +1,8 @@
-"""How models call tools and reason: read out of what they say, forced by grammars. See `answer`."""
+"""How models call tools and reason: calls are read from their answers and forced by grammars. See `answer`."""
 
 from rest_local.chat.tools.answer import AnswerFormat, AnswerParser, format_of
 from rest_local.chat.tools.deltas import CallArguments, CallStart, Content, Delta, Reasoning, joined, message_of
+from rest_local.chat.tools.format import Tool, tools_of
 
 __all__ = [
     "AnswerFormat",
@@ -11,7 +12,9 @@ __all__ = [
     "Content",
     "Delta",
     "Reasoning",
+    "Tool",
     "format_of",
     "joined",
     "message_of",
+    "tools_of",
 ]

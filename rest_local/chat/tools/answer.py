@@ -1,14 +1,19 @@
-"""A model's answers: text, reasoning and calls told apart as they come, and grammars that force what was asked for.
+"""A model's answer as it arrives, split into text, reasoning and calls; and grammars that force what was requested.
 
     form = AnswerFormat.of(template)
-    grammar = form.forced(tools, choice, prompt)         # None where the model may say what it likes
+    grammar = form.forced(tools, choice, prompt)         # None where the answer is not constrained
     parser = form.parser(tools, prompt)
     for piece in stream: deltas = parser.feed(piece.text)
     deltas = parser.finish()
 
-Contract: nothing a model says is lost, but for a call cut off by a limit before its arguments began. What is not a call
-in the model's format is text, to the character; a call that breaks off after its arguments began stays broken off. The
-deltas, joined, do not depend on where the text was cut.
+Contract:
+
+- Nothing of an answer is lost, except a call that a limit cuts off before its arguments begin.
+- What is not a call in the model's format is text, to the character.
+- A call that is cut off after its arguments began stays incomplete.
+- The deltas, joined, do not depend on where the text was cut.
+- Reasoning is recognized at the beginning of an answer only, so that text about tags stays text. White space around it
+  is dropped. Reasoning that is never closed is the whole answer.
 """
 
 from __future__ import annotations
@@ -19,10 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rest_local.chat.reasoning import Tags, after_thoughts, tags_of, thoughts
 from rest_local.chat.tools.deepseek import CALL, DEEPSEEK
 from rest_local.chat.tools.deltas import Content, Delta, joined
-from rest_local.chat.tools.format import Tool, ToolFormat, tools_of
+from rest_local.chat.tools.format import Tool, ToolFormat
 from rest_local.chat.tools.gemma import GEMMA
 from rest_local.chat.tools.harmony import HARMONY, final
 from rest_local.chat.tools.hermes import HERMES, LISTED
@@ -37,7 +41,7 @@ from rest_local.grammar.builder import Lark, Special, no_special
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
-# What a template has to mention, all of it, for each format; the first that fits.
+# Texts that a template contains, all of them, for each format. The first format that fits is taken.
 _SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "<|message|>"), HARMONY),
     ((CALL,), DEEPSEEK),
@@ -55,13 +59,55 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
 
 
 def format_of(template: str) -> ToolFormat:
-    """How a model with this template calls tools. What names no way is told one: that of Hermes."""
+    """The format of a model with this template; Hermes' format for a template that mentions none."""
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), HERMES)
+
+
+_REASONING_TAGS = (("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"), ("<think>", "</think>"))
+
+
+@dataclass(frozen=True)
+class ReasoningTags:
+    """The texts around reasoning. `opened`: the prompt ends inside it. `usual`: the model reasons by default."""
+
+    opening: str
+    closing: str
+    opened: bool
+    usual: bool
+
+    @staticmethod
+    def of(template: str, prompt: str) -> ReasoningTags:
+        """By the template's text and the end of the rendered prompt."""
+        pairs = ((o, c) for o, c in _REASONING_TAGS if o in template or c in template)
+        opening, closing = next(pairs, _REASONING_TAGS[-1])
+        end = prompt.rstrip()
+        mentioned = opening in template or closing in template
+        return ReasoningTags(opening, closing, end.endswith(opening), mentioned and not end.endswith(closing))
+
+    def read(self, source: Source) -> Wait[None]:
+        """Reads the reasoning at the beginning of an answer, if there is any."""
+        if not self.opened:
+            source.begin()
+            yield from source.space()
+            if not (yield from source.starts(self.opening)):
+                source.rewind()
+                return
+            source.end()
+        yield from source.space()
+        yield from source.until((self.closing,), source.reasoning, strip=True)
+        yield from source.space()
+
+    def before(self, lark: Lark, body: str) -> str:
+        """A grammar's body after reasoning of any length: required where the prompt opened it, else optional."""
+        if not self.opened and not self.usual:
+            return body
+        thought = f"{lark.until(self.closing)} /\\n{{0,2}}/"
+        return f"{thought} {body}" if self.opened else f"({lark.literal(self.opening)} {thought})? {body}"
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """Of one template. `special`: the model's special tokens by their text."""
+    """The answers of models with one template. `special`: the ids of special tokens by their text."""
 
     template: str
     format: ToolFormat
@@ -69,27 +115,32 @@ class AnswerFormat:
 
     @staticmethod
     def of(template: str, special: Special = no_special) -> AnswerFormat:
+        """The format of a template."""
         return AnswerFormat(template, format_of(template), special)
 
     def parser(
         self,
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Sequence[Tool],
         prompt: str,
         *,
         new_id: Callable[[], str] | None = None,
     ) -> AnswerParser:
-        """`tools`: none where the model was offered none, or must not call any: then marks of calls are text.
-        `prompt`: as rendered; its end tells whether the answer begins with reasoning. Raises OptionError."""
-        offered = {tool.name: dict(tool.parameters) for tool in tools_of(tools or ())}
-        return AnswerParser(self.format, offered, tags_of(self.template, prompt), new_id or self._new_id)
+        """The parser of one answer.
 
-    def forced(
-        self, tools: Sequence[Mapping[str, Any]], choice: Any, prompt: str, *, parallel: bool = True
-    ) -> Grammar | None:
-        """The grammar for `tool_choice`: at least one call for "required", that of a function for an object that names
-        it, None for "auto" and "none". `parallel`: several calls are allowed. Reasoning may come first where the model
-        is one that reasons. Raises OptionError: a choice that is none, or a strict schema that cannot be kept."""
-        offered = _chosen(tools_of(tools), choice)
+        tools    empty where no tools are offered or none may be called: then markers of calls are text
+        prompt   as rendered; its end tells whether the answer begins inside reasoning
+        """
+        offered = {tool.name: dict(tool.parameters) for tool in tools}
+        return AnswerParser(self.format, offered, ReasoningTags.of(self.template, prompt), new_id or self._new_id)
+
+    def forced(self, tools: Sequence[Tool], choice: Any, prompt: str, *, parallel: bool = True) -> Grammar | None:
+        """The grammar for `tool_choice`: at least one call for "required", a call of the function that an object names,
+        None for "auto" and "none". Reasoning may come first if the model reasons.
+
+        `parallel`: several calls are allowed. Raises OptionError for an unknown choice and for a strict schema that
+        cannot be kept.
+        """
+        offered = _chosen(tools, choice)
         if not offered:
             return None
         lark = Lark(self.special)
@@ -98,7 +149,7 @@ class AnswerFormat:
         return lark.grammar(self._after_reasoning(lark, body, prompt))
 
     def schema(self, schema: Mapping[str, Any] | bool | None, prompt: str) -> Grammar:
-        """The grammar of `response_format`: this JSON schema, None for any object. Raises OptionError."""
+        """The grammar for `response_format`: this JSON schema, or any object for None. Raises OptionError."""
         lark = Lark(self.special)
         body = lark.json({"type": "object"} if schema is None else schema, strict="response_format")
         if self.format is HARMONY:
@@ -106,7 +157,7 @@ class AnswerFormat:
         return lark.grammar(self._after_reasoning(lark, body, prompt))
 
     def _after_reasoning(self, lark: Lark, body: str, prompt: str) -> str:
-        return body if self.format.whole else after_thoughts(lark, body, tags_of(self.template, prompt))
+        return body if self.format.whole else ReasoningTags.of(self.template, prompt).before(lark, body)
 
     def _new_id(self) -> str:
         length = self.format.id_characters
@@ -115,7 +166,7 @@ class AnswerFormat:
         return f"call_{secrets.token_hex(12)}"
 
 
-def _chosen(tools: list[Tool], choice: Any) -> list[Tool]:
+def _chosen(tools: Sequence[Tool], choice: Any) -> Sequence[Tool]:
     if choice in (None, "auto", "none"):
         return []
     if choice == "required":
@@ -132,10 +183,10 @@ def _chosen(tools: list[Tool], choice: Any) -> list[Tool]:
 
 
 class AnswerParser:
-    """One answer. `feed` text as it comes, `finish` at its end."""
+    """One answer: `feed` the text as it arrives, then `finish`."""
 
     def __init__(
-        self, form: ToolFormat, tools: dict[str, dict[str, object]], tags: Tags, new_id: Callable[[], str]
+        self, form: ToolFormat, tools: dict[str, dict[str, object]], tags: ReasoningTags, new_id: Callable[[], str]
     ) -> None:
         self._format = form
         self._tags = tags
@@ -144,17 +195,20 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """Calls begun so far: finish_reason is tool_calls where there is one."""
+        """Number of calls so far; with at least one, `finish_reason` is `tool_calls`."""
         return self._source.calls
 
     def feed(self, text: str) -> list[Delta]:
-        """What has become certain."""
+        """Deltas that no later text can change."""
         self._source.append(text)
         return self._advance()
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """What was held back: there is no more. `cut`: the model would have gone on. Behind a call, what was held back
-        is then the beginning of another, and is left out: as text it would stand beside the calls."""
+        """The text that was held back, at the end of the answer.
+
+        `cut`: a limit ended the answer. After a call, the text held back is then the beginning of another call, and is
+        dropped: a client would show it as text next to the calls.
+        """
         called = self._source.calls > 0
         self._source.final = True
         deltas = self._advance()
@@ -170,21 +224,20 @@ class AnswerParser:
         if form.whole:
             yield from form.whole(source)
             return
-        yield from thoughts(source, self._tags)
+        yield from self._tags.read(source)
         if not source.tools:
             yield from source.until((), source.content)
             return
         if form.bare:
             source.begin()
-            with suppress(Malformed):  # text, then: read again as such
+            with suppress(Malformed):  # not a call: read again as text
                 yield from form.bare(source)
             source.rewind()
         while (yield from self._text_and_call()):
             pass
 
     def _text_and_call(self) -> Wait[bool]:
-        """Text up to a call, and the call; False at the end. White space between text and call, between calls and
-        behind the last is dropped."""
+        """Text up to a call, and the call; False at the end. White space before, between and after calls is dropped."""
         source, before = self._source, self._source.calls
         opening = yield from source.until(self._format.markers, source.content, strip=True)
         space = source.stripped
@@ -193,7 +246,7 @@ class AnswerParser:
                 source.content(space)
             return False
         source.begin()
-        with suppress(Malformed):  # no call, or no more of it: what follows is read as text
+        with suppress(Malformed):  # not a call, or a broken one: what follows is read as text
             yield from self._format.readers[opening](source)
         source.rewind()
         if source.calls == before:

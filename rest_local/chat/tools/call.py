@@ -1,4 +1,4 @@
-"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`: what most formats have inside their markers."""
+"""Reads calls written as JSON objects, `{"name": ..., "arguments": {...}}`, which most formats put in their markers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _IGNORED = ("id", "call_id", "index", "type")
 
 
 def json_call(source: Source, known: Collection[str] | None = None) -> Wait[None]:
-    """One object with nothing else in it. Its arguments are given out as they come where the name comes first.
+    """One call. If its name comes first, its arguments are emitted as they arrive.
 
-    `known`: only these names make it a call. Malformed where it is none, and at its end where text is missing."""
+    `known`: only these names are calls. Raises Malformed for anything else, and for an object that is not complete.
+    """
     yield from source.need("{")
     name, held, started = "", "", False
     while True:
@@ -57,7 +58,7 @@ def json_call(source: Source, known: Collection[str] | None = None) -> Wait[None
 
 
 def json_calls(source: Source) -> Wait[None]:
-    """A list of objects, or one. Malformed as above; calls before the fault are made."""
+    """A list of calls, or one. Raises Malformed as `json_call`; the calls before the fault are kept."""
     if not (yield from source.starts("[")):
         yield from json_call(source)
         return
@@ -74,7 +75,7 @@ def json_calls(source: Source) -> Wait[None]:
 
 
 def closed(source: Source, marker: str) -> Wait[None]:
-    """The marker behind a call, and brackets too many before it; nothing where there is none."""
+    """Reads the marker after a call, and surplus brackets before it. Reads nothing if there is no marker."""
     yield from source.space()
     source.begin()
     while (yield from source.starts("}", "]")):
@@ -93,7 +94,7 @@ def _whole(source: Source, name: str, arguments: str) -> bool:
 
 
 def _collected(source: Source) -> Wait[str]:
-    """Arguments that cannot be given out yet; those in a string are taken out of it, none are an empty object."""
+    """Arguments that precede the name. Arguments inside a JSON string are decoded; null is an empty object."""
     raw: list[str] = []
     if not (yield from source.value(raw.append)):
         raise Malformed

@@ -1,13 +1,12 @@
-"""DeepSeek: calls between marks of its own; R1 with the arguments in a fenced block, V3.1 without."""
-# ruff: noqa: RUF001 - the marks are DeepSeek's
+"""DeepSeek: calls between markers of its own. R1 writes the arguments in a fenced block, V3.1 does not."""
+# ruff: noqa: RUF001 - the markers are DeepSeek's
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from rest_local.chat.conversation import Call
-from rest_local.chat.tools.format import Tool, ToolFormat, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, repeated
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.source import Malformed, Source, Wait
 from rest_local.grammar.builder import Lark
@@ -24,7 +23,7 @@ def _all(source: Source) -> Wait[None]:
 
 
 def _further(source: Source) -> Wait[None]:
-    """What follows the mark of one call, and those behind it."""
+    """What follows the marker of a call, and further calls."""
     while True:
         yield from _one(source)
         source.begin()
@@ -40,7 +39,7 @@ def _one(source: Source) -> Wait[None]:
     yield from source.need(_BETWEEN)
     yield from source.space()
     fenced = False
-    if name == "function" and (yield from source.peek()) != "{":  # that was the kind
+    if name == "function" and (yield from source.peek()) != "{":  # it was the type of the tool
         name = yield from source.name()
         yield from source.space()
         fenced = bool((yield from source.starts("```json")))

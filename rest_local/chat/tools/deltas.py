@@ -1,4 +1,4 @@
-"""What an answer consists of, in parts, as they become certain."""
+"""The parts of an answer, in the order in which they become certain."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Content:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Text that the model thought before it answered: `reasoning_content`."""
+    """Reasoning before the answer: `reasoning_content`."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallStart:
-    """A tool is called; its arguments follow in fragments of the same index."""
+    """The beginning of a call. Its arguments follow in fragments with the same index."""
 
     index: int
     id: str
@@ -32,7 +32,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """A fragment of a call's arguments, JSON text."""
+    """A fragment of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -42,7 +42,7 @@ Delta = Content | Reasoning | CallStart | CallArguments
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same with neighbours of one kind made one, and without empty text."""
+    """The same deltas with neighbours of one kind joined and empty text removed."""
     whole: list[Delta] = []
     for delta in deltas:
         if not isinstance(delta, CallStart) and not delta.text:

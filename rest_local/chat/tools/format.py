@@ -1,45 +1,62 @@
-"""The seam between the server and the ways in which models call tools: one `ToolFormat` a way, one module each."""
+"""How a model calls tools: what every format shares. Each `ToolFormat` is one module of this package."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rest_local.chat.conversation import Call, write_calls
 from rest_local.chat.tools.source import Reader
 from rest_local.errors import OptionError
 from rest_local.grammar.builder import Lark
 
+MAX_NAME = 256
+Call = Mapping[str, Any]
+"""An earlier call of a conversation: `name` and `arguments`."""
+
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that was offered. `strict`: its schema must be kept, or the request is refused."""
+    """A function that the model may call. Made by `tools_of`.
+
+    parameters   JSON schema of the arguments
+    strict       the schema must be kept, or the request is refused
+    fields       the function as the client described it, for the chat template
+    """
 
     name: str
     parameters: Mapping[str, Any]
-    strict: bool = False
+    strict: bool
+    fields: Mapping[str, Any]
 
     @property
     def _strictly(self) -> str:
         return f"tool {self.name}" if self.strict else ""
 
+    def for_template(self) -> dict[str, Any]:
+        """OpenAI's object, with every field that templates read without a check that it exists."""
+        given = {name: value for name, value in self.fields.items() if value is not None}
+        parameters = {"type": "object", "properties": {}, **self.parameters}
+        return {"type": "function", "function": {"description": "", **given, "parameters": parameters}}
+
     def arguments(self, lark: Lark) -> str:
-        """The rule of its arguments as JSON. Where the schema holds what a grammar cannot keep, any object, unless
-        `strict`: then OptionError."""
+        """The rule of the arguments as JSON. A schema that a grammar cannot keep allows any object; raises OptionError
+        for it where the tool is strict."""
         return lark.json({**self.parameters, "type": "object"}, self._strictly, '{"type": "object"}')
 
     def argument(self, lark: Lark, schema: Any) -> str:
-        """The rule of one argument, likewise. References within the parameters lead to `$defs` or `definitions`."""
+        """The rule of one argument, likewise. References into `$defs` and `definitions` of the parameters work."""
         if isinstance(schema, Mapping):
             shared = {key: self.parameters[key] for key in ("$defs", "definitions") if key in self.parameters}
             schema = {**shared, **schema}
         return lark.json(schema, self._strictly, json_allowed_escapes='nrt"\\')
 
     def members(self, lark: Lark, value: Callable[[Any], str], comma: str, colon: str, sort: bool = False) -> str:
-        """A rule for `key colon value` of each argument, required ones always, with commas between: from right to left,
-        what may follow with nothing said yet, and with something. `sort`: by name, not in the schema's order."""
+        """A rule for `key colon value` of each argument with commas between. Required arguments are always written.
+
+        Built from right to left: `first` is the rest of the members before any is written, `later` the rest after one.
+        `sort`: by name instead of in the schema's order."""
         properties, required = self.parameters.get("properties"), self.parameters.get("required")
         names = list(properties) if isinstance(properties, Mapping) else []
         first = later = lark.add('""')
@@ -53,16 +70,32 @@ class Tool:
         return first
 
 
+def write_calls(calls: Sequence[Call]) -> str:
+    """Calls in Hermes' notation, which most models without a notation of their own know."""
+    return "\n".join(
+        "<tool_call>\n"
+        + json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+        + "\n</tool_call>"
+        for call in calls
+    )
+
+
+def write_list(calls: Sequence[Call]) -> str:
+    """Calls as one JSON list of objects."""
+    listed = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
+    return json.dumps(listed, ensure_ascii=False)
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """How calls are read, written and forced.
 
-    readers         text that begins a call, and what reads on from there
-    force           the body of a Lark rule of one call, or of several where the flag is set
-    write           earlier calls, where the template does not write them
+    readers         markers that begin a call, each with the reader of what follows
+    force           the body of a Lark rule for one call, or for several where the flag is set
+    write           writes earlier calls, for templates that do not
     whole           reads the whole answer in place of `readers` (formats with channels)
-    bare            reads calls that begin the answer without a marker, names known
-    id_characters   length of ids that the template takes, 0 for any
+    bare            reads calls without a marker at the beginning of the answer, if their names are known
+    id_characters   length of the ids that the template accepts, 0 for any
     """
 
     name: str
@@ -72,29 +105,35 @@ class ToolFormat:
     whole: Reader | None = None
     bare: Reader | None = None
     id_characters: int = 0
-    markers: tuple[str, ...] = field(default=())
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "markers", tuple(self.readers))
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What begins a call."""
+        return tuple(self.readers)
 
 
-def tools_of(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """OpenAI's `tools`, checked. Raises OptionError with the place."""
-    found = []
-    for i, tool in enumerate(tools):
-        inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        name = inner.get("name") if isinstance(inner, Mapping) else None
-        if not isinstance(inner, Mapping) or not isinstance(name, str) or not name:
-            raise OptionError(f"tools[{i}]: give an object with a function that has a name")
-        parameters = inner.get("parameters") or {}
-        if not isinstance(parameters, Mapping):
-            raise OptionError(f"tools[{i}].function.parameters: give a JSON schema")
-        found.append(Tool(name, parameters, inner.get("strict") is True))
-    return found
+def tools_of(tools: Sequence[Any] | None) -> list[Tool]:
+    """OpenAI's `tools`, checked. Raises OptionError, which names the place."""
+    return [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
+
+
+def _tool(tool: Any, place: str) -> Tool:
+    fields = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = fields.get("name") if isinstance(fields, Mapping) else None
+    if not isinstance(fields, Mapping) or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise OptionError(f"{place}: give an object with a function that has a name of 1 to {MAX_NAME} characters")
+    if tool.get("type", "function") != "function":
+        raise OptionError(f'{place}.type: give "function", the only type of tool')
+    parameters, description = fields.get("parameters"), fields.get("description")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise OptionError(f"{place}.function.parameters: give a JSON schema")
+    if description is not None and not isinstance(description, str):
+        raise OptionError(f"{place}.function.description: give text")
+    return Tool(name, parameters or {}, fields.get("strict") is True, fields)
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema describes texts only."""
+    """Whether a schema allows strings only."""
     if not isinstance(schema, Mapping):
         return False
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -104,13 +143,13 @@ def is_text(schema: Any) -> bool:
 
 
 def text_until(lark: Lark, schema: Any, end: str) -> str:
-    """A text without quotes up to and with its end: one of those that the schema names, else any."""
+    """Text without quotes, up to and including its end: one of the schema's values, or any text if it names none."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return f"({' | '.join(map(lark.literal, values))}) {lark.literal(end)}" if values else lark.until(end)
 
 
 def json_objects(lark: Lark, tools: Sequence[Tool], arguments: str = "arguments") -> str:
-    """A rule: `{"name": ..., "arguments": {...}}` of any of the tools."""
+    """A rule for `{"name": ..., "arguments": {...}}` of any of the tools."""
     ways = []
     for tool in tools:
         opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments}": '
@@ -119,5 +158,5 @@ def json_objects(lark: Lark, tools: Sequence[Tool], arguments: str = "arguments"
 
 
 def repeated(call: str, between: str, many: bool) -> str:
-    """One call, or several with a term between. At most 32: a model must not call for ever."""
+    """One call, or up to 32 with a term between them: without a limit a model could call without end."""
     return f"{call} ({between} {call}){{0,31}}" if many else call

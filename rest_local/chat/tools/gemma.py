@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rest_local.chat.conversation import Call
-from rest_local.chat.tools.format import Tool, ToolFormat, is_text, repeated, text_until
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, is_text, repeated, text_until
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.source import Malformed, Source, Wait
 from rest_local.grammar.builder import Lark
@@ -36,7 +35,7 @@ def _called(source: Source) -> Wait[None]:
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that begins at a place, and where it ends."""
+    """The value that begins at index `at`, and the index of its end."""
     if depth > _DEEPEST:
         raise Malformed
     if text.startswith(_QUOTE, at):
@@ -58,7 +57,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _scalar(text: str) -> Any:
-    """A number or constant where it is one, else text without quotes."""
+    """A number or a constant, else text without quotes."""
     if text in ("true", "false", "null") or (_NUMBER.fullmatch(text) and len(text) < 300):
         value = json.loads(text)
         return value if value not in (math.inf, -math.inf) else text
@@ -112,7 +111,7 @@ def _written(value: Any, bare_keys: bool = False) -> str:
 
 
 def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    """Texts in Gemma's quotes, everything else as JSON, which is read as well."""
+    """Strings in Gemma's quotes, everything else as JSON, which `_value` reads too."""
     calls = []
     for tool in tools:
 

@@ -1,10 +1,10 @@
-"""gpt-oss (harmony): an answer is a sequence of messages, each in a channel and some to a tool.
+"""gpt-oss (harmony): an answer is a sequence of messages, each in a channel, some addressed to a tool.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json
     <|message|>{...}<|call|>
 
-analysis is reasoning, final is the answer, commentary to a function is a call, any other commentary is text. The
-prompt ends with `<|start|>assistant`; the end of the last message may be missing, it ends the generation.
+Analysis is reasoning, final is the answer, commentary to a function is a call, other commentary is text. The prompt
+ends with `<|start|>assistant`. The end marker of the last message may be missing, because it ends the generation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from rest_local.chat.conversation import Call
-from rest_local.chat.tools.format import Tool, ToolFormat
+from rest_local.chat.tools.format import Call, Tool, ToolFormat
 from rest_local.chat.tools.source import Source, Wait
 from rest_local.grammar.builder import Lark
 
@@ -27,10 +26,10 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def messages(source: Source) -> Wait[None]:
-    """The whole answer."""
+    """Reads the whole answer."""
     while (yield from source.peek()):
         header = yield from _header(source)
-        if header is None:  # no message: all of it is text
+        if header is None:  # not a message: all of it is text
             end = yield from source.until(_ENDS, source.content)
             if end in _BEGINS:
                 source.unread(end)
@@ -41,17 +40,17 @@ def messages(source: Source) -> Wait[None]:
             source.start(recipient[1])
             emit = source.arguments
             yield from source.space()
-            if (yield from source.peek()) == "{":  # a text inside may hold marks
+            if (yield from source.peek()) == "{":  # a string inside may contain markers
                 yield from source.value(emit)
         elif channel and channel[1] == "analysis":
             emit = source.reasoning
         end = yield from source.until(_ENDS, emit)
-        if end in _BEGINS:  # the end before it is missing
+        if end in _BEGINS:  # the end marker before it is missing
             source.unread(end)
 
 
 def _header(source: Source) -> Wait[str | None]:
-    """What stands before the next `<|message|>`; None where no header begins here or it has no end."""
+    """The text before the next `<|message|>`; None if no header begins here or it does not end."""
     source.begin()
     yield from source.space()
     begun = yield from source.starts("<|start|>assistant", "<|channel|>", "assistant<|channel|>", "to=")
@@ -67,26 +66,26 @@ def _header(source: Source) -> Wait[str | None]:
                 break
             header.append((yield from source.matching(re.compile(r"<?[^<]*"), _LONGEST_HEADER)))
     source.rewind()
-    # its first mark would end the text at once, and be looked at again for ever; so would half of one ("<|start|>assi")
+    # Consume the first marker, or half of one ("<|start|>assi"): it would end the text at once, again and again.
     source.content((yield from source.space()) + (yield from source.starts(*_BEGINS)))
     return None
 
 
 def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    """One call, the format has no more; reasoning may come first, in its own channel."""
+    """One call, because the format has no more; reasoning may come first, in its own channel."""
     headers = [lark.literal(f"<|channel|>commentary to=functions.{t.name} <|constrain|>json{_MESSAGE}") for t in tools]
     calls = [f"{header} {tool.arguments(lark)}" for header, tool in zip(headers, tools, strict=True)]
     return f"{after_analysis(lark)} {lark.one_of(calls)}"
 
 
 def after_analysis(lark: Lark) -> str:
-    """Reasoning that may come first."""
+    """Optional reasoning at the beginning."""
     opening = lark.literal(f"<|channel|>analysis{_MESSAGE}")
     return f"({opening} {lark.until('<|end|>')} {lark.literal('<|start|>assistant')})?"
 
 
 def final(lark: Lark, body: str) -> str:
-    """An answer that a grammar bounds, in its channel."""
+    """A constrained answer in its channel."""
     return f"{after_analysis(lark)} {lark.literal(f'<|channel|>final{_MESSAGE}')} {body}"
 
 

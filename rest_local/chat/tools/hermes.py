@@ -1,16 +1,14 @@
-"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, Granite 4, SmolLM, and whatever knows none.
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, Granite 4, SmolLM, and the default.
 
-Also inside these tags: Qwen3-Coder's notation, see `qwen`. Granite 3 and Phi 4 mark a list of such objects differently.
+The tags may also contain Qwen3-Coder's notation, see `qwen`. Granite 3 and Phi 4 mark a list of such objects instead.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-from rest_local.chat.conversation import Call
 from rest_local.chat.tools.call import closed, json_call, json_calls
-from rest_local.chat.tools.format import Tool, ToolFormat, json_objects, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_objects, repeated, write_list
 from rest_local.chat.tools.qwen import function_call, function_opened
 from rest_local.chat.tools.source import Source, Wait
 from rest_local.grammar.builder import Lark
@@ -45,8 +43,7 @@ def _force_list(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
 
 
 def _write_list(calls: Sequence[Call]) -> str:
-    listed = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
-    return "<|tool_call|>" + json.dumps(listed, ensure_ascii=False)
+    return "<|tool_call|>" + write_list(calls)
 
 
 HERMES = ToolFormat("hermes", {OPENING: tagged, "<function=": function_opened}, _force)

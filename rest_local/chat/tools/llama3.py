@@ -1,6 +1,6 @@
 """Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, with or without `<|python_tag|>` in front.
 
-Also several with `;` or white space between, and the built-in tools' `name.call(argument="...")`.
+Several calls have `;` or white space between them. Built-in tools are called by `name.call(argument="...")`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from rest_local.chat.conversation import Call
 from rest_local.chat.tools.call import json_call
-from rest_local.chat.tools.format import Tool, ToolFormat, json_objects, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_objects, repeated
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.pythonic import python_calls
 from rest_local.chat.tools.source import Malformed, Source, Wait
@@ -19,7 +18,7 @@ from rest_local.grammar.builder import Lark
 
 
 def _bare(source: Source) -> Wait[None]:
-    """An answer that begins with a bracket: a call if its name was offered, else text."""
+    """An answer that begins with a bracket: a call if a tool has that name, else text."""
     yield from source.space()
     yield from json_call(source, source.tools)
     yield from _more(source)

@@ -1,13 +1,12 @@
-"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, and since 2025 `[TOOL_CALLS]name[ARGS]{...}`."""
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, since 2025 `[TOOL_CALLS]name[ARGS]{...}`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from rest_local.chat.conversation import Call
 from rest_local.chat.tools.call import json_calls
-from rest_local.chat.tools.format import Tool, ToolFormat, json_objects, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_objects, repeated, write_list
 from rest_local.chat.tools.source import Malformed, Source, Wait
 from rest_local.grammar.builder import Lark
 
@@ -42,8 +41,7 @@ def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
 
 
 def _write_list(calls: Sequence[Call]) -> str:
-    listed = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
-    return _OPENING + json.dumps(listed, ensure_ascii=False)
+    return _OPENING + write_list(calls)
 
 
 def _write(calls: Sequence[Call]) -> str:

@@ -1,6 +1,6 @@
 """Calls written as Python, `[search(query="x", limit=3)]`: LFM2, and Llama's built-in tools.
 
-Read by Python's own parser and never run: only constants, lists, dictionaries and signs are taken.
+Python's own parser reads them; they are never run. Only constants, lists, dictionaries and signs are accepted.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rest_local.chat.conversation import Call
 from rest_local.chat.tools.call import json_calls
-from rest_local.chat.tools.format import Tool, ToolFormat, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, repeated
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.source import Malformed, Source, Wait
 from rest_local.grammar.builder import Lark
@@ -27,8 +26,10 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of a list of calls. Malformed for anything else. `known`: names that are taken although
-    Python would read them otherwise (`list-files`)."""
+    """Names and arguments of a list of calls. Raises Malformed for anything else.
+
+    `known`: names of tools, which are accepted even if they are not Python names (`list-files`).
+    """
     if "#" in text and _has_comment(text):
         raise Malformed
     aliases = {f"tool_{i}_alias": name for i, name in enumerate(known) if not name.isidentifier()}
@@ -46,7 +47,7 @@ def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[s
 
 
 def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
-    """Texts that held a known name."""
+    """The value with aliases in its strings replaced by the names they stand for."""
     if isinstance(value, str):
         for alias, name in aliases.items():
             value = value.replace(f"{alias}(", f"{name}(")
@@ -59,7 +60,7 @@ def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
 
 
 def _has_comment(text: str) -> bool:
-    """Python's parser would lose it."""
+    """Whether there is a comment, which Python's parser would drop."""
     try:
         return any(
             part.type == tokenize.COMMENT for part in tokenize.generate_tokens(io.StringIO(text.strip()).readline)
@@ -109,7 +110,7 @@ def _listed(source: Source) -> Wait[None]:
 
 
 def _json_follows(source: Source) -> Wait[bool]:
-    """Some versions of the model write objects between the same marks."""
+    """Whether JSON objects follow, which some versions of the model write between the same markers."""
     while len(source.rest().lstrip("[ \n")) < 1 and not source.final:
         yield
     return source.rest().lstrip("[ \n")[:1] == "{"
@@ -124,7 +125,7 @@ def _write(calls: Sequence[Call]) -> str:
 
 
 def _written(value: Any) -> str:
-    """As Python spells it, texts in double quotes."""
+    """The value in Python's notation, strings in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -135,7 +136,7 @@ def _written(value: Any) -> str:
 
 
 def _force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    """Values as JSON: Python reads its texts the same, and `python_calls` its constants."""
+    """Values as JSON: Python reads JSON strings alike, and `python_calls` knows JSON's constants."""
     calls = []
     for tool in tools:
         members = tool.members(lark, partial(tool.argument, lark), ", ", "=")

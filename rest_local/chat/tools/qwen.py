@@ -1,4 +1,4 @@
-"""Qwen3-Coder's and Qwen3.5's calls, without quotes around what is long:
+"""Qwen3-Coder's and Qwen3.5's calls, without quotes around long strings:
 
     <tool_call>
     <function=write_file>
@@ -8,7 +8,8 @@
     </function>
     </tool_call>
 
-A parameter is text where the tool's schema says so, else JSON where it is JSON. Text is given out as it comes.
+A parameter is text where the tool's schema says so; otherwise it is JSON if it can be read as JSON. Text is emitted as
+it arrives.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rest_local.chat.conversation import Call
 from rest_local.chat.tools.call import closed
-from rest_local.chat.tools.format import Tool, ToolFormat, is_text, repeated, text_until
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, is_text, repeated, text_until
 from rest_local.chat.tools.source import Malformed, Source, Wait
 from rest_local.grammar.builder import Lark
 
@@ -29,14 +29,13 @@ _ENDS = ("\n</parameter>", "</parameter>")
 
 
 def function_opened(source: Source) -> Wait[None]:
-    """What follows `<function=` where the tag around it was left out."""
+    """What follows `<function=` where the tag around it is missing."""
     yield from function_call(source)
     yield from closed(source, "</tool_call>")
 
 
 def function_call(source: Source) -> Wait[None]:
-    """What follows `<function=`. Where the text ends inside a parameter the arguments stay open: half a text must not
-    look whole."""
+    """What follows `<function=`. If the text ends inside a parameter, the arguments stay incomplete JSON."""
     name = yield from source.name()
     yield from source.need(">")
     source.start(name)
@@ -65,7 +64,7 @@ def _schema(source: Source, name: str, key: str) -> Any:
 
 
 def _parameter(source: Source, schema: Any) -> Wait[bool]:
-    """False where its end is missing."""
+    """Reads a parameter's value; False if its end is missing."""
     if is_text(schema):
         source.arguments('"')
         marker = yield from source.until(
@@ -81,7 +80,7 @@ def _parameter(source: Source, schema: Any) -> Wait[bool]:
 
 
 def _as_json(text: str) -> str:
-    """JSON stays as it is, Python's constants become JSON's, all else is text."""
+    """JSON stays unchanged, Python's constants become JSON's, anything else becomes a string."""
     constants = {"True": "true", "False": "false", "None": "null"}
     try:
         json.loads(text, parse_constant=_refused)
@@ -130,7 +129,7 @@ def _force_parameters(lark: Lark, tool: Tool) -> str:
 
 
 def _force_value(lark: Lark, tool: Tool, schema: Any) -> str:
-    """The value and the end of its tag."""
+    """A rule for the value and the end of its tag."""
     end = "\n</parameter>\n"
     if is_text(schema):
         return text_until(lark, schema, end)

@@ -1,8 +1,8 @@
-"""Text that arrives in pieces, read as if it were there: the tool with which every format's reader is written.
+"""An incremental reader of text that arrives in pieces; the readers of all formats are written with it.
 
-Contract: a reader is a generator that yields where it needs more text. Each method here decides only what no later text
-can change, so the deltas, joined, do not depend on where the text was cut. What is read after `begin` is kept until a
-call has started, so that a reader that gives up (`Malformed`) can be rewound.
+Contract: a reader is a generator that yields where it needs more text. Each method decides only what no later text can
+change, so the deltas, joined, do not depend on where the text was cut. What is read after `begin` is kept until a call
+starts, so that a reader that gives up (`Malformed`) can be rewound.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ Wait = Generator[None, None, _T]
 Reader = Callable[["Source"], Wait[None]]
 
 _WORD = re.compile(r"[^\s\"'<>{}\[\](),:;=|]*")
-_QUIET = re.compile(r'[^"\[\]{}]*')  # JSON outside of strings, up to what matters
+_QUIET = re.compile(r'[^"\[\]{}]*')  # JSON outside of strings, up to a quote or bracket
 _QUOTED = re.compile(r'[^"\\]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 LONGEST_NAME = 256
 
 
 def _encodable(text: str) -> str:
-    """Half a surrogate pair, which an escape can spell, as a question mark."""
+    """The text with lone surrogates, which an escape can spell, as question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class Malformed(Exception):
-    """No call in this format: what was read is text."""
+    """Not a call in this format: what was read is text."""
 
 
 class Source:
-    """The text and the deltas made of it. `tools`: names that were offered; `new_id`: makes ids for calls."""
+    """The text so far, and the deltas made of it.
+
+    tools    parameters of each tool, by name
+    new_id   makes an id for a call
+    """
 
     def __init__(self, tools: dict[str, dict[str, object]], new_id: Callable[[], str]) -> None:
         self.tools = tools
@@ -48,63 +52,67 @@ class Source:
         self._kept: int | None = None
         self.stripped = ""
 
-    # what the driver does
+    # called by the driver
 
     def append(self, text: str) -> None:
+        """Add text that has arrived."""
         done = self._at if self._kept is None else self._kept
         self._text, self._at = self._text[done:] + text, self._at - done
         self._kept = None if self._kept is None else 0
 
     def begin(self) -> None:
-        """From here on the text is kept, until a call starts."""
+        """Keep the text from here on, until a call starts."""
         self._kept = self._at
 
     def rewind(self) -> bool:
-        """Back to `begin`; False where a call has started, and what follows is text."""
+        """Return to `begin`; False if a call has started since, and what follows is text."""
         if self._kept is None:
             return False
         self._at, self._kept = self._kept, None
         return True
 
     def end(self) -> None:
+        """Keep the text no longer."""
         self._kept = None
 
-    # what comes out
+    # output
 
     def content(self, text: str) -> None:
+        """Emit text."""
         self.out.append(Content(text))
 
     def reasoning(self, text: str) -> None:
+        """Emit reasoning."""
         self.out.append(Reasoning(text))
 
     def start(self, name: str, known: str = "") -> None:
-        """A call is certain: no way back. `known`: the id that the model gave it."""
+        """Begin a call. This cannot be rewound. `known`: the id that the model gave it, if any."""
         self._kept = None
         self.out.append(CallStart(self.calls, _encodable(known) or self._new_id(), _encodable(name)))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """Of the call that started last."""
+        """Emit arguments of the newest call."""
         self.out.append(CallArguments(self.calls - 1, _encodable(text)))
 
-    # what readers read
+    # input
 
     def rest(self) -> str:
-        """What has come and was not read."""
+        """Text that has arrived and is not read yet."""
         return self._text[self._at :]
 
     def unread(self, text: str) -> None:
-        """Back before what was read last."""
+        """Return to the place before `text`, which was read last."""
         self._at -= len(text)
 
     def peek(self) -> Wait[str]:
-        """The next character; "" at the end."""
+        """The next character, not read; "" at the end."""
         while self._at >= len(self._text) and not self.final:
             yield
         return self._text[self._at : self._at + 1]
 
     def starts(self, *options: str) -> Wait[str]:
-        """Which of these comes next, the longest; it is read. "" for none."""
+        """Read the longest of these options that comes next, and return it; "" for none."""
         longest = max(map(len, options))
         while True:
             ahead = self._text[self._at : self._at + longest]
@@ -115,14 +123,14 @@ class Source:
             yield
 
     def need(self, *options: str) -> Wait[str]:
-        """As `starts`; Malformed for none."""
+        """As `starts`; raises Malformed for none."""
         found = yield from self.starts(*options)
         if not found:
             raise Malformed
         return found
 
     def matching(self, expression: re.Pattern[str], most: int = LONGEST_NAME) -> Wait[str]:
-        """The longest text of these characters (an expression that matches any beginning of its matches)."""
+        """Read the longest match, at most `most` characters. The expression must match every prefix of its matches."""
         while True:
             found = expression.match(self._text, self._at)
             end = min(found.end() if found else self._at, self._at + most)
@@ -132,20 +140,21 @@ class Source:
             yield
 
     def name(self) -> Wait[str]:
-        """A function's name, not quoted. Malformed for none."""
+        """Read a function's name without quotes. Raises Malformed for none."""
         name = yield from self.matching(_WORD)
         if not name:
             raise Malformed
         return name
 
     def space(self) -> Wait[str]:
-        """White space, read."""
+        """Read white space."""
         return (yield from self.matching(re.compile(r"\s*"), 1 << 30))
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], None], strip: bool = False) -> Wait[str]:
-        """Text up to the first marker is given to `emit` as it comes; the marker is read and returned, "" at the end.
+        """Emit text as it arrives, up to the first marker; read and return the marker, or "" at the end.
 
-        `strip`: white space in front of a marker, or at the end, is not given out but left to `stripped`."""
+        `strip`: white space before the marker, or at the end, is not emitted but stored in `stripped`.
+        """
         self.stripped = ""
         while True:
             place, marker = self._first(markers)
@@ -161,17 +170,17 @@ class Source:
             yield
 
     def _first(self, markers: tuple[str, ...]) -> tuple[int, str]:
-        """The first marker. No marker begins with another."""
+        """Place and text of the first marker. No marker is a prefix of another."""
         found = [(place, marker) for marker in markers if (place := self._text.find(marker, self._at)) >= 0]
         return min(found, default=(0, ""))
 
     def _overlap(self, marker: str) -> int:
-        """How much of the marker's beginning ends the text."""
+        """Length of the longest prefix of the marker that ends the text."""
         longest = min(len(marker) - 1, len(self._text) - self._at)
         return next((n for n in range(longest, 0, -1) if self._text.endswith(marker[:n])), 0)
 
     def string(self) -> Wait[str]:
-        """A JSON string, decoded. Malformed for anything else."""
+        """Read a JSON string and return it decoded. Raises Malformed for anything else."""
         raw: list[str] = []
         if (yield from self.peek()) != '"':
             raise Malformed
@@ -183,8 +192,10 @@ class Source:
             raise Malformed from None
 
     def value(self, emit: Callable[[str], None]) -> Wait[bool]:
-        """A JSON value, its text given to `emit` as it comes: strings and brackets are followed, nothing else checked.
-        False where the text ends inside. Malformed where none begins."""
+        """Emit the text of a JSON value as it arrives. Only strings and brackets are followed, nothing else is checked.
+
+        False if the text ends inside the value. Raises Malformed if no value begins here.
+        """
         first = yield from self.peek()
         if first not in ("{", "[", '"'):
             scalar = yield from self.matching(_SCALAR)

@@ -1,4 +1,4 @@
-"""Answers of every format: calls come back as they were made, nothing is lost, and cutting does not matter."""
+"""Answers in every format: written calls are read back, nothing is lost, and the result does not depend on cuts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tool_formats import FORMATS, PROPERTIES, SIGNS
 
 from rest_local.chat.conversation import ChatTemplate
-from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined
-from rest_local.chat.tools.answer import _SIGNS
+from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
 from rest_local.chat.tools.deepseek import CALL
 from rest_local.errors import OptionError
 
-# The least text that is taken for a template of each format.
-SIGNS = {form.name: " ".join(signs) for signs, form in reversed(_SIGNS)}
-FORMATS = sorted(SIGNS)
 TOOLS = [
     {
         "type": "function",
@@ -29,13 +26,7 @@ TOOLS = [
             "name": "write_file",
             "parameters": {
                 "type": "object",
-                "properties": {
-                    "path": {"type": "string"},
-                    "mode": {"enum": ["w", "a"]},
-                    "lines": {"type": "array", "items": {"type": "integer"}},
-                    "force": {"type": "boolean"},
-                    "count": {"type": "integer"},
-                },
+                "properties": PROPERTIES,
                 "required": ["path"],
             },
         },
@@ -51,7 +42,7 @@ A = {"path": "a"}
 
 def parse(template: str, pieces: Sequence[str], prompt: str = "", tools: Any = TOOLS) -> list[Delta]:
     numbers = count()
-    parser = AnswerFormat.of(template).parser(tools, prompt, new_id=lambda: f"id{next(numbers)}")
+    parser = AnswerFormat.of(template).parser(tools_of(tools), prompt, new_id=lambda: f"id{next(numbers)}")
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     return joined([*deltas, *parser.finish()])
 
@@ -81,13 +72,13 @@ def written(name: str, calls: Sequence[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_found_by_its_signs(name: str) -> None:
+def test_a_format_is_recognized_by_its_template(name: str) -> None:
     assert AnswerFormat.of(SIGNS[name]).format.name == name
     assert AnswerFormat.of("{{ messages }}").format.name == "hermes"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_calls_come_back_as_they_were_written(name: str) -> None:
+def test_written_calls_are_read_back(name: str) -> None:
     for calls in (CALLS, CALLS[:1], CALLS[1:]):
         deltas = parse(SIGNS[name], [written(name, calls)])
         assert calls_of(deltas) == calls
@@ -104,11 +95,11 @@ def test_text_in_front_of_a_call_stays_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) -> None:
-    """Wherever it is cut. Before the first call is made, and where the model ended by itself, everything is told."""
+def test_a_call_cut_off_by_a_limit_leaves_no_text_next_to_the_calls(name: str) -> None:
+    """Wherever it is cut. Before the first call, and where the model ended by itself, all text is kept."""
     whole = written(name, CALLS)
     for end in range(1, len(whole)):
-        parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, "")
+        parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
         deltas = [*parser.feed(whole[:end]), *parser.finish(cut=True)]
         if parser.calls:
             assert content_of(deltas) == "", whole[:end]
@@ -117,10 +108,10 @@ def test_a_call_cut_off_by_a_limit_leaves_no_text_beside_the_calls(name: str) ->
             assert content_of(deltas) == told
 
 
-def test_what_ended_by_itself_is_told_in_full() -> None:
+def test_a_model_that_ends_inside_a_call_has_its_text_kept() -> None:
     text = "Look.\n" + written("hermes", CALLS[:1]) + "\nand <tool"
     assert content_of(parse(SIGNS["hermes"], [text])).endswith("and <tool")
-    parser = AnswerFormat.of(SIGNS["hermes"]).parser(TOOLS, "")
+    parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
     assert content_of([*parser.feed(text), *parser.finish(cut=True)]).endswith("and")
 
 
@@ -139,8 +130,8 @@ VALUES = st.recursive(
     arguments=st.dictionaries(st.from_regex("[a-z_]{1,5}x", fullmatch=True), VALUES, max_size=4),
     seed=st.integers(0, 99),
 )
-def test_any_arguments_come_back(name: str, arguments: dict[str, Any], seed: int) -> None:
-    """But for text that a format cannot hold: its own marks, and line ends that Python reads as others."""
+def test_any_arguments_are_read_back(name: str, arguments: dict[str, Any], seed: int) -> None:
+    """Except text that a format cannot contain: its own markers, and line ends that Python reads differently."""
     text = json.dumps(arguments, ensure_ascii=False)
     if any(mark in text for mark in ("<|", "|>")):
         return
@@ -150,7 +141,7 @@ def test_any_arguments_come_back(name: str, arguments: dict[str, Any], seed: int
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(0, 99))
 @settings(max_examples=100)
-def test_a_qwen_text_parameter_comes_back_to_the_character(text: str, seed: int) -> None:
+def test_a_qwen_text_parameter_is_read_back_exactly(text: str, seed: int) -> None:
     if "</parameter>" in text:
         return
     calls = [{"name": "write_file", "arguments": {"path": text}}]
@@ -192,7 +183,7 @@ def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=20)
 @given(before=SOUP, seed=st.integers(0, 1000), parallel=st.booleans())
-def test_calls_behind_anything_are_cut_independent_too(name: str, before: str, seed: int, parallel: bool) -> None:
+def test_calls_after_any_text_do_not_depend_on_cuts(name: str, before: str, seed: int, parallel: bool) -> None:
     text = before + written(name, CALLS if parallel else CALLS[:1]) + before[:7]
     assert parse(SIGNS[name], list(cut(text, seed))) == parse(SIGNS[name], [text])
 
@@ -205,7 +196,7 @@ WORDS = [f"qz{i}qz" for i in range(40)]
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=25), seed=st.integers(0, 1000))
 @example(marks=['{"name": "', '", "arguments": {', "}", ",", '"', '"', ":", '"', '"'], seed=1)
 def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
-    """Words between any marks come out in their order: as text, reasoning, a name or arguments."""
+    """Words between any markers come out in order: as text, reasoning, a name or arguments."""
     chooser, text, said = random.Random(seed), "", []
     for mark in marks:
         if chooser.random() < 0.6:
@@ -227,7 +218,7 @@ def test_text_without_a_call_stays_as_it_is(name: str, text: str, seed: int) -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_marks_are_text_where_no_tools_were_offered(name: str) -> None:
+def test_markers_are_text_without_tools(name: str) -> None:
     if name == "harmony":
         return
     text = written(name, CALLS)
@@ -235,16 +226,16 @@ def test_marks_are_text_where_no_tools_were_offered(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "gemma", "pythonic")])
-def test_arguments_are_given_out_before_they_are_whole(name: str) -> None:
+def test_arguments_are_emitted_before_they_are_complete(name: str) -> None:
     text = written(name, [{"name": "write_file", "arguments": {"path": "x" * 500}}])
-    parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, "")
+    parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
     deltas = parser.feed(text[: len(text) // 2])
     assert any(isinstance(delta, CallArguments) and len(delta.text) > 100 for delta in deltas)
     assert parser.calls == 1
 
 
-def test_no_part_of_a_mark_is_given_out_as_text() -> None:
-    parser = AnswerFormat.of(SIGNS["hermes"]).parser(TOOLS, "")
+def test_no_part_of_a_marker_is_emitted_as_text() -> None:
+    parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
     assert [parser.feed(piece) for piece in ("Look", ". <tool", "_ca")] == [[Content("Look")], [Content(".")], []]
     assert parser.feed("lendar>") == [Content(" <tool_calendar>")]
 
@@ -284,7 +275,7 @@ def test_no_part_of_a_mark_is_given_out_as_text() -> None:
         ("listed", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "a"}}]<|/tool_call|>', A),
     ],
 )  # fmt: skip
-def test_ways_in_which_models_write_calls(name: str, text: str, expected: dict[str, Any]) -> None:
+def test_variants_of_calls_that_models_write(name: str, text: str, expected: dict[str, Any]) -> None:
     deltas = parse(SIGNS[name], list(text))
     assert [call["arguments"] for call in calls_of(deltas)] == [expected]
     assert content_of(deltas) == ""
@@ -316,19 +307,19 @@ def test_ways_in_which_models_write_calls(name: str, text: str, expected: dict[s
         ("deepseek", "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>"),  # noqa: RUF001
     ],
 )
-def test_what_is_no_call_is_text_to_the_character(name: str, text: str) -> None:
+def test_text_that_is_not_a_call_is_kept_exactly(name: str, text: str) -> None:
     assert parse(SIGNS[name], list(cut("So: " * (name != "llama3") + text, 5))) == [
         Content("So: " * (name != "llama3") + text)
     ]
 
 
-def test_what_follows_a_fault_inside_a_call_is_text() -> None:
+def test_text_after_an_error_inside_a_call_is_kept() -> None:
     deltas = parse(SIGNS["hermes"], ['<tool_call>{"name": "list_files", "arguments": {}, "more": 1} and so on'])
     assert calls_of(deltas) == [{"name": "list_files", "arguments": {}}]
     assert content_of(deltas) == ', "more": 1} and so on'
 
 
-def test_a_text_that_ends_inside_an_argument_is_not_made_whole() -> None:
+def test_an_incomplete_argument_is_not_completed() -> None:
     for name, text in (
         ("qwen", "<tool_call>\n<function=write_file>\n<parameter=path>\nhalf"),
         ("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "half'),
@@ -352,7 +343,9 @@ def test_a_text_that_ends_inside_an_argument_is_not_made_whole() -> None:
     ],
 )
 @pytest.mark.parametrize("tools", [TOOLS, None])
-def test_reasoning_is_told_apart(prompt: str, text: str, reasoning: str, content: str, tools: Any) -> None:
+def test_reasoning_is_separated_from_the_answer(
+    prompt: str, text: str, reasoning: str, content: str, tools: Any
+) -> None:
     for pieces in ([text], list(text)):
         deltas = parse(SIGNS["hermes"], pieces, prompt, tools)
         assert "".join(delta.text for delta in deltas if isinstance(delta, Reasoning)) == reasoning
@@ -388,18 +381,35 @@ def test_ids() -> None:
     assert all(len(known := short._new_id()) == 9 and known.isalnum() for _ in range(50))
 
 
-@pytest.mark.parametrize("tools", [[{}], [{"function": {"name": 3}}], [{"function": {"name": "a", "parameters": [1]}}]])
-def test_tools_that_are_none_are_refused(tools: Any) -> None:
-    with pytest.raises(OptionError, match=r"tools\[0\]"):
-        AnswerFormat.of("").parser(tools, "")
+FUNCTION = {"name": "a"}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        *(3, {}, {"function": {"name": ""}}, {"function": {"name": 3}}, {"type": "function", "function": 3}),
+        *({"function": {"name": "a" * 257}}, {"type": "retrieval", "function": FUNCTION}),
+        *({"function": {**FUNCTION, "parameters": [1]}}, {"function": {**FUNCTION, "description": 1}}),
+    ],
+)
+def test_invalid_tools_are_refused(tool: Any) -> None:
+    with pytest.raises(OptionError, match=r"^tools\[1\]"):
+        tools_of([{"function": FUNCTION}, tool])
+
+
+def test_a_tool_for_a_template_has_every_field_and_no_null() -> None:
+    (tool,) = tools_of([{"type": "function", "function": {"name": "a", "strict": None, "parameters": {"x": 1}}}])
+    parameters = {"type": "object", "properties": {}, "x": 1}
+    expected = {"type": "function", "function": {"name": "a", "description": "", "parameters": parameters}}
+    assert tool.for_template() == expected
 
 
 ENDS = ("<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
 ENDS += ("<｜end▁of▁sentence｜>", "<|tool_response>")  # noqa: RUF001
 
 
-def test_calls_as_templates_of_real_models_write_them_are_read_back(shared_data: Callable[[str], Path]) -> None:
-    """What the template shows the model as its own earlier call is what the model will write."""
+def test_calls_written_by_templates_of_real_models_are_read_back(shared_data: Callable[[str], Path]) -> None:
+    """A model writes calls in the form in which its template shows earlier calls."""
     question = {"role": "user", "content": "Please."}
     calls = [{"name": "write_file", "arguments": {"path": "x/y.py", "count": 3}}]
     said = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdef123", "function": call} for call in calls]}
@@ -408,8 +418,10 @@ def test_calls_as_templates_of_real_models_write_them_are_read_back(shared_data:
     for path in templates:
         source = path.read_text("utf-8")
         chat, form = ChatTemplate(source, "<s>", "</s>"), AnswerFormat.of(source)
-        prompt = chat.render([question], tools=TOOLS)
-        whole = chat.render([question, said], tools=TOOLS, add_generation_prompt=False, calls_as_text=form.format.write)
+        prompt = chat.render([question], tools=tools_of(TOOLS))
+        whole = chat.render(
+            [question, said], tools=tools_of(TOOLS), add_generation_prompt=False, calls_as_text=form.format.write
+        )
         answer = whole[_begin(prompt, whole) :]
         for end in ENDS:
             answer = answer.split(end)[0]
@@ -418,7 +430,7 @@ def test_calls_as_templates_of_real_models_write_them_are_read_back(shared_data:
 
 
 def _begin(prompt: str, whole: str) -> int:
-    """Where the answer begins: behind the prompt, or behind the last mark that both have."""
+    """Where the answer begins: after the prompt, or after the last marker that both have."""
     same = next(
         (i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole))
     )

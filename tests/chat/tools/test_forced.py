@@ -1,5 +1,6 @@
-"""A forced call is a call: whatever is likely, what comes out under the grammar is read back as one of the tools, with
-arguments that its schema allows. The schemas are checked by a validator that is not ours.
+"""Forced calls: whatever the logits are, text under the grammar is read back as a call of one of the tools.
+
+An independent validator checks the arguments against the schemas.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
+from tool_formats import FORMATS, PROPERTIES, SIGNS
 
-from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined
-from rest_local.chat.tools.answer import _SIGNS
+from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar
 from rest_local.grammar.constraint import Constraint
@@ -22,18 +23,9 @@ from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
-SIGNS = {form.name: " ".join(signs) for signs, form in reversed(_SIGNS)}
-FORMATS = sorted(SIGNS)
 WRITE: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "mode": {"enum": ["w", "a"]},
-        "lines": {"type": "array", "items": {"type": "integer"}},
-        "force": {"type": "boolean"},
-        "count": {"type": "integer"},
-        "inner": {"type": "object"},
-    },
+    "properties": PROPERTIES | {"inner": {"type": "object"}},
     "required": ["path", "lines"],
     "additionalProperties": False,
 }
@@ -76,12 +68,12 @@ def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int, marks_until: 
 
 
 def parse(name: str, text: str, prompt: str = "") -> list[Delta]:
-    parser = AnswerFormat.of(SIGNS[name]).parser(TOOLS, prompt)
+    parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), prompt)
     return joined([delta for piece in text for delta in parser.feed(piece)] + parser.finish())
 
 
 def check(deltas: list[Delta], most: int) -> list[str]:
-    """The names of the calls; every one is valid, and nothing else was said."""
+    """The names of the calls, after a check that each is valid and that there is no other text."""
     assert [delta for delta in deltas if isinstance(delta, Content)] == []
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     assert 1 <= len(names) <= most
@@ -93,7 +85,7 @@ def check(deltas: list[Delta], most: int) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_required_gives_calls_of_the_tools(vocabulary: Vocabulary, name: str) -> None:
-    grammar = AnswerFormat.of(SIGNS[name]).forced(TOOLS, "required", "")
+    grammar = AnswerFormat.of(SIGNS[name]).forced(tools_of(TOOLS), "required", "")
     assert grammar is not None
     found = [called for seed in range(10) for called in check(parse(name, generated(vocabulary, grammar, seed)), 32)]
     assert set(found) == set(SCHEMAS)
@@ -103,25 +95,25 @@ def test_required_gives_calls_of_the_tools(vocabulary: Vocabulary, name: str) ->
 def test_a_named_function_is_called_once(vocabulary: Vocabulary, name: str) -> None:
     form = AnswerFormat.of(SIGNS[name])
     for called in SCHEMAS:
-        grammar = form.forced(TOOLS, {"type": "function", "function": {"name": called}}, "")
+        grammar = form.forced(tools_of(TOOLS), {"type": "function", "function": {"name": called}}, "")
         assert grammar is not None
         for seed in range(3):
             assert check(parse(name, generated(vocabulary, grammar, seed)), 1) == [called]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_one_call_where_several_are_not_wanted(vocabulary: Vocabulary, name: str) -> None:
-    grammar = AnswerFormat.of(SIGNS[name]).forced(TOOLS, "required", "", parallel=False)
+def test_parallel_calls_can_be_turned_off(vocabulary: Vocabulary, name: str) -> None:
+    grammar = AnswerFormat.of(SIGNS[name]).forced(tools_of(TOOLS), "required", "", parallel=False)
     assert grammar is not None
     for seed in range(4):
         check(parse(name, generated(vocabulary, grammar, seed)), 1)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_the_format_writes_its_grammar_takes(vocabulary: Vocabulary, name: str) -> None:
-    """But for line breaks and spaces, which earlier calls may have otherwise: compared by what is read back."""
+def test_a_formats_grammar_accepts_the_calls_it_writes(vocabulary: Vocabulary, name: str) -> None:
+    """Compared by what is read back, because line breaks and spaces of earlier calls may differ."""
     form = AnswerFormat.of(SIGNS[name])
-    grammar = form.forced(TOOLS, "required", "")
+    grammar = form.forced(tools_of(TOOLS), "required", "")
     assert grammar is not None
     calls = [{"name": "write_file", "arguments": {"path": "a b/c.py", "lines": [1, 20]}}]
     text = form.format.write(calls).removesuffix("<|call|>")
@@ -135,7 +127,7 @@ def test_what_the_format_writes_its_grammar_takes(vocabulary: Vocabulary, name: 
 @pytest.mark.parametrize("prompt", ["<think>\n", ""])
 def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt: str) -> None:
     form = AnswerFormat.of("<think> </think> <tool_call>")
-    grammar = form.forced(TOOLS, "required", prompt)
+    grammar = form.forced(tools_of(TOOLS), "required", prompt)
     assert grammar is not None
     opening = "" if prompt else "<think>"
     constraint = Constraint(vocabulary, grammar)
@@ -148,21 +140,21 @@ def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt:
         check([delta for delta in deltas if not isinstance(delta, Reasoning)], 32)
 
 
-def test_reasoning_that_the_prompt_closed_does_not_come_again(vocabulary: Vocabulary) -> None:
+def test_there_is_no_reasoning_after_the_prompt_has_closed_it(vocabulary: Vocabulary) -> None:
     form = AnswerFormat.of("<think> </think> <tool_call>")
-    grammar = form.forced(TOOLS, "required", "<think>\n\n</think>\n\n")
-    assert grammar == AnswerFormat.of("<tool_call>").forced(TOOLS, "required", "")
+    grammar = form.forced(tools_of(TOOLS), "required", "<think>\n\n</think>\n\n")
+    assert grammar == AnswerFormat.of("<tool_call>").forced(tools_of(TOOLS), "required", "")
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_nothing_is_forced_where_nothing_was_asked_for(choice: Any) -> None:
-    assert AnswerFormat.of("").forced(TOOLS, choice, "") is None
+def test_without_a_tool_choice_nothing_is_forced(choice: Any) -> None:
+    assert AnswerFormat.of("").forced(tools_of(TOOLS), choice, "") is None
 
 
 @pytest.mark.parametrize("choice", ["sometimes", {}, {"function": {"name": "other"}}, {"function": 3}, 7, ["required"]])
-def test_a_choice_that_is_none_is_refused(choice: Any) -> None:
+def test_an_unknown_tool_choice_is_refused(choice: Any) -> None:
     with pytest.raises(OptionError, match="tool_choice"):
-        AnswerFormat.of("").forced(TOOLS, choice, "")
+        AnswerFormat.of("").forced(tools_of(TOOLS), choice, "")
 
 
 def test_required_without_tools_is_refused() -> None:
@@ -174,9 +166,9 @@ def test_required_without_tools_is_refused() -> None:
 def test_a_schema_that_cannot_be_kept_gives_any_object_unless_it_is_strict(vocabulary: Vocabulary, name: str) -> None:
     function = {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}
     form = AnswerFormat.of(SIGNS[name])
-    assert form.forced([{"function": function}], "required", "")
+    assert form.forced(tools_of([{"function": function}]), "required", "")
     with pytest.raises(OptionError, match="tool f"):
-        form.forced([{"function": {**function, "strict": True}}], "required", "")
+        form.forced(tools_of([{"function": {**function, "strict": True}}]), "required", "")
 
 
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
@@ -185,7 +177,7 @@ def test_a_response_format_is_kept(vocabulary: Vocabulary, name: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     for wanted in (schema, None):
         for seed in range(4):
-            parser = form.parser(None, "")
+            parser = form.parser((), "")
             deltas = joined(
                 [*parser.feed(generated(vocabulary, form.schema(wanted, ""), seed, b"final")), *parser.finish()]
             )

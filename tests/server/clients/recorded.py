@@ -1,7 +1,7 @@
 """What editors and agents send, written down from their sources: field names and values, with made-up text.
 
-Each `Recorded` names the file and the version it was read from. Whoever updates one reads the source again and changes
-`source` with it; tests beside this file check what the same source reads of the answer.
+Each `Recorded` names the file and the version it was read from. To update one, read the source again and change
+`source` as well. The tests in this folder check what the same source reads of the answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLINE = "cline/cline src/core/api/providers/openai.ts df61315"
 ROO = "RooCodeInc/Roo-Code src/api/providers/openai.ts 003d9d4"
 OPEN_WEBUI = "open-webui/open-webui backend/open_webui/routers/openai.py 671f577"
 AIDER = "aider-chat 0.86.2, recorded from a run against this server: fields, roles and lengths; the words are our own"
-NO_KEY = (("authorization", "Bearer"),)  # as the server reads it; the client sends a space behind
+NO_KEY = (("authorization", "Bearer"),)  # as the server reads it; the client sends a space after it
 
 VIM_INFILL = Recorded(
     "llama.vim",

@@ -1,4 +1,4 @@
-"""What many clients do: fields nobody knows, names, requests that are cut off. docs/CLIENTS.md has the table."""
+"""What many clients do: unknown fields, model names, cancelled requests. docs/CLIENTS.md has the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VIM = VIM_INFILL.body
 
 
 @pytest.mark.parametrize("more", [{"id_slot": number} for number in (0, 7, 10**6)] + [{"n_cmpl": 3}, {"lora": []}])
-def test_what_llama_vim_and_vscode_add_is_no_error(demo: Live, more: dict[str, Any]) -> None:
+def test_additional_fields_of_llama_vim_and_vscode_are_accepted(demo: Live, more: dict[str, Any]) -> None:
     assert "content" in demo.post("/infill", VIM | more).json()
 
 
@@ -31,7 +31,7 @@ def test_aliases_pass_through(scripted: Any) -> None:
     assert [model["id"] for model in anything.get("/v1/models").json()["data"]] == ["demo"]
 
 
-def test_agents_send_more_than_is_known(demo: Live) -> None:
+def test_unknown_fields_of_agents_are_accepted(demo: Live) -> None:
     """aider, Cline, Roo, llm, Open WebUI: temperature 0, parts, cache marks, fields of other servers."""
     part = {"type": "text", "text": "Add two numbers.", "cache_control": {"type": "ephemeral"}}
     body = {
@@ -51,8 +51,8 @@ def test_agents_send_more_than_is_known(demo: Live) -> None:
     assert demo.post("/v1/chat/completions", body, headers={"x-api-key": "sk-dummy"}).status_code == 200
 
 
-def test_every_key_stroke_cancels_the_one_before(demo: Live) -> None:
-    """40 requests, each cut off by the next (the long form, with times, is the bench's); no slot is lost."""
+def test_every_keystroke_cancels_the_request_before(demo: Live) -> None:
+    """40 requests, each cancelled by the next; no slot is lost. benchmarks/server.py has a long form with times."""
     text = "    return math.pi * radius ** 2  # the area of a circle"
     previous: socket.socket | None = None
     for length in range(40):

@@ -47,7 +47,7 @@ def run(command: str, live: Live, folder: Path) -> str:
     return done.stdout
 
 
-def test_there_are_some() -> None:
+def test_every_documented_command_is_found() -> None:
     """In every document, and wherever a line begins with `curl`: none is left out for how its block is marked."""
     for name in DOCUMENTS:
         lines = re.findall(r"^ *curl .*", (ROOT / name).read_text("utf-8"), re.MULTILINE)

@@ -54,7 +54,7 @@ def test_llama_vim_warms_up_the_whole_of_its_context(demo: Live) -> None:
     assert timings["prompt_n"] < 100
 
 
-def test_llama_vim_edits_behind_a_warm_up(scripted: Scripted) -> None:
+def test_llama_vim_edits_after_a_warm_up(scripted: Scripted) -> None:
     live = scripted()
     warm = send(live, recorded.VIM_EDIT_WARM_UP).json()
     assert warm["choices"][0]["message"]["content"] == ""
@@ -78,7 +78,7 @@ def test_llama_vscode_edits(demo: Live) -> None:
     assert send(demo, recorded.VSCODE_EDIT).json()["choices"][0]["message"]["content"]
 
 
-def test_llama_vscode_counts_before_it_asks(demo: Live) -> None:
+def test_llama_vscode_counts_tokens_before_its_request(demo: Live) -> None:
     """Its agent asks for the model, its context, the prompt of the conversation and the tokens of that."""
     models = demo.get("/v1/models").json()["data"]
     matched = next(model for model in models if model["id"] == "coder")
@@ -147,7 +147,7 @@ def test_zed_reads_every_chunk(scripted: Scripted) -> None:
     assert chunks[-1]["usage"].keys() >= {"prompt_tokens", "completion_tokens", "total_tokens"}
 
 
-def test_zed_looks_at_the_model(demo: Live) -> None:
+def test_zed_reads_the_models_properties(demo: Live) -> None:
     (first, _) = demo.get("/v1/models", headers={"accept": "application/json"}).json()["data"]
     assert first["meta"]["n_ctx"] == first["meta"]["n_ctx_train"] == 2048
     assert "status" not in first, "that would make it a router of many models, with a stream of events at /models/sse"

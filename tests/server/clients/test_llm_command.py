@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from live import Live
@@ -23,15 +22,16 @@ def word_count(text: str) -> int:
 """
 
 
-@pytest.fixture
-def llm(tmp_path: Path) -> Llm:
-    """`llm(live, "prompt", "-o", "temperature", "0")`."""
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Llm:
+    """`llm(live, "prompt", "-o", "temperature", "0")`. One home, because its first use makes a database: 1 s."""
+    home = tmp_path_factory.mktemp("llm")
 
     def run(live: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
         settings = f'- model_id: rest-local\n  model_name: demo\n  api_base: "{live.url}/v1"\n'
         settings += "  supports_tools: true\n  supports_schema: true\n"
-        (tmp_path / "extra-openai-models.yaml").write_text(settings)
-        environment = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "any"}
+        (home / "extra-openai-models.yaml").write_text(settings)
+        environment = os.environ | {"LLM_USER_PATH": str(home), "OPENAI_API_KEY": "any"}
         command = [sys.executable, "-m", "llm", "-m", "rest-local", *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -47,13 +47,13 @@ def test_it_prompts_and_streams(demo: Live, llm: Llm) -> None:
     assert whole.stdout.strip()
 
 
-def test_it_asks_for_a_schema(demo: Live, llm: Llm) -> None:
+def test_it_sends_a_schema(demo: Live, llm: Llm) -> None:
     done = llm(demo, "number", "--schema", json.dumps({"type": "object", "properties": {"small": {"type": "boolean"}}}))
     assert done.returncode == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
 
 
-def test_its_conversation_goes_on(demo: Live, llm: Llm) -> None:
+def test_it_continues_a_conversation(demo: Live, llm: Llm) -> None:
     first = llm(demo, "Add two numbers.", "-s", "You write Python.", "-o", "max_tokens", "8")
     assert first.returncode == 0, first.stderr
     second = llm(demo, "Now multiply them.", "-c", "-o", "max_tokens", "8")
@@ -61,7 +61,7 @@ def test_its_conversation_goes_on(demo: Live, llm: Llm) -> None:
     assert second.stdout.strip()
 
 
-def test_it_calls_a_tool_and_goes_on(scripted: Scripted, llm: Llm) -> None:
+def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
     """Two requests: the second has the call and its result in the conversation."""
     live = scripted()
     call = '<tool_call>\n{"name": "word_count", "arguments": {"text": "one two three"}}\n</tool_call>'
@@ -85,7 +85,7 @@ def test_it_calls_a_tool_and_goes_on(scripted: Scripted, llm: Llm) -> None:
     assert "3" in prompt.rpartition("word_count")[2], "the result is in the prompt"
 
 
-def test_it_says_what_was_wrong(scripted: Scripted, llm: Llm) -> None:
+def test_it_shows_the_error_message(scripted: Scripted, llm: Llm) -> None:
     live = scripted()
     done = llm(live, "hi", "-o", "max_tokens", "-7")
     assert done.returncode != 0

@@ -1,5 +1,5 @@
-"""The `openai` package, what `test_openai_client` beside the server's own tests does not do: the asynchronous client,
-calls as they stream, answers parsed into types, and a class for every error.
+"""The `openai` package, in addition to `test_openai_client`: the asynchronous client, streamed calls, parsed answers,
+and the class of every error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_many_asynchronous_streams_at_once(demo: Live) -> None:
     assert all(text and 0 < tokens <= 12 for text, tokens in answers)
 
 
-def test_a_stream_that_is_left_frees_its_slot(scripted: Scripted) -> None:
+def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
 
@@ -113,7 +113,7 @@ def test_arguments_are_parsed_into_a_type(scripted: Scripted) -> None:
     assert call.function.parsed_arguments == Place(path="a.py", line=7)
 
 
-def test_an_answer_that_was_cut_says_so(demo: Live) -> None:
+def test_an_answer_cut_by_a_limit_has_its_error_class(demo: Live) -> None:
     with client_of(demo) as client, pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(model="demo", messages=MESSAGES, response_format=Entry, max_tokens=2)
 
@@ -126,14 +126,16 @@ def test_an_answer_that_was_cut_says_so(demo: Live) -> None:
         ({"model": "gone", "messages": MESSAGES}, openai.NotFoundError),
     ],
 )
-def test_a_wrong_request_has_its_class(scripted: Scripted, options: Any, kind: type[openai.APIStatusError]) -> None:
+def test_an_invalid_request_has_its_error_class(
+    scripted: Scripted, options: Any, kind: type[openai.APIStatusError]
+) -> None:
     with client_of(scripted()) as client, pytest.raises(kind) as caught:
         client.chat.completions.create(**options)
     assert caught.value.type
     assert caught.value.body.keys() >= {"message", "type", "param", "code"}
 
 
-def test_a_wrong_key_and_a_foreign_page_have_their_class(scripted: Scripted) -> None:
+def test_a_wrong_key_and_a_foreign_page_have_their_error_classes(scripted: Scripted) -> None:
     live = scripted(keys=(b"right",))
     with client_of(live) as client, pytest.raises(openai.AuthenticationError) as refused:
         client.models.list()
@@ -150,8 +152,8 @@ def test_a_body_that_is_too_large_has_its_status(scripted: Scripted) -> None:
     assert caught.value.status_code == 413
 
 
-def test_a_full_queue_is_tried_again(scripted: Scripted) -> None:
-    """Its own retries: the server says when."""
+def test_the_client_retries_when_the_queue_is_full(scripted: Scripted) -> None:
+    """By its own retries, after the time that the server gives."""
     live = scripted(room=0)
     with client_of(live) as client, pytest.raises(openai.InternalServerError) as caught:
         client.completions.create(model="demo", prompt="x")
@@ -174,7 +176,7 @@ def test_a_full_queue_is_tried_again(scripted: Scripted) -> None:
     assert live.service.room.asked == 2
 
 
-def test_a_fault_in_the_middle_of_a_stream_is_raised(scripted: Scripted) -> None:
+def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     with client_of(live) as client:

@@ -1,4 +1,4 @@
-"""A deepened model says what the original says; a thinned one has the layers it was given."""
+"""A deepened model generates the tokens of the original, and a thinned model has the chosen layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reshaped import deepened, thinned
+from benchmarks.gguf_file import deepened, thinned
 from rest_local import Engine
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -15,8 +15,8 @@ from rest_local.paths import demo_model
 PROMPT = "import os\n\n\ndef read(path):\n"
 
 
-def said(model: Path) -> list[int]:
-    fixed = ModelOptions(flash_attention="off")  # else it is chosen by timing, and the last bits with it
+def generated(model: Path) -> list[int]:
+    fixed = ModelOptions(flash_attention="off")  # timing would choose it otherwise, and with it the last bits
     with Engine.load(model, n_ctx=256, threads=1, policy="off", options=fixed) as engine:
         stream = engine.generate(PROMPT, max_tokens=30)
         for _ in stream:
@@ -29,7 +29,7 @@ def test_added_layers_change_nothing(quant: str | None, tmp_path: Path) -> None:
     deep = deepened(demo_model(), tmp_path / "deep.gguf", 7, quant)
     with Model.open(deep) as model:
         assert model.n_layer == 7
-    assert said(deep) == said(demo_model())
+    assert generated(deep) == generated(demo_model())
 
 
 def test_layers_can_be_left_out(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""Tickets of the engine, awaited: what came, an end when the client goes away, an answer sent in events.
+"""Awaits the tickets of one HTTP request and sends their pieces as events.
 
-Contract: whatever ends the block (the last piece, a client that is gone, a server that stops, a fault), no ticket goes
-on running behind it. What came is handed on at once, but behind something that was handed on only after `PACE`, all of
-it together, or when an answer ends.
+Contract:
+
+- However a request ends (the last piece, a disconnected client, a server that stops, an error), none of its tickets
+  runs on after it.
+- The first pieces are passed on at once. After that, pieces are collected for `PACE` seconds, or until an answer ends,
+  and passed on together.
 """
 
 from __future__ import annotations
@@ -28,27 +31,25 @@ if TYPE_CHECKING:
 
 DONE = b"data: [DONE]\n\n"
 
-
 PACE = 0.010
-"""Seconds between two events of a stream, longer than which nothing is held: a screen shows 60 pictures a second.
+"""Seconds between two events of a stream at least. A screen shows 60 pictures a second.
 
-An event costs the loop 60 us where its code is in the processor's caches and 0.2 ms where a model went through them in
-between; a model of 0.9 ms a token that sent one for each lost a sixth of its speed on two cores."""
-
+An event costs the event loop 60 us, or 0.2 ms if a forward pass has replaced its code in the processor's caches. With
+one event a token, a model of 0.9 ms a token lost a sixth of its speed on two cores."""
 
 BACKLOG = 50_000
-"""Tokens and alternatives, about 100 bytes each, that may wait for a stream's reader; a step counts as one token."""
-
+"""Tokens and alternatives, about 100 bytes each, that may wait for a stream's client; a step counts as one token."""
 
 News = tuple[int, Sequence["Piece"] | None]
-"""The number of an answer and what came of it, at least one piece; None: it is done, with its result complete."""
+"""The number of an answer with its new pieces, at least one; None: the answer is complete, and so is its result."""
 
 
 class Pulse:
-    """Wakes one waiter in the loop that made it, from any thread, where that waiter wants it.
+    """Wakes one waiting task in the loop that made the pulse. The engine's thread calls it for every step.
 
-    A waiting reader calls `clear`, then looks, then waits: what comes in between wakes it. Where something came
-    `most_missed` times since the last look, `on_missed` is called, once, in the loop."""
+    The task calls `clear`, then looks for pieces, then waits: what arrives in between wakes it. If the pulse is called
+    `most_missed` times without a `clear`, it calls `on_missed` once, in the loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -59,7 +60,7 @@ class Pulse:
         self.on_missed: Callable[[], None] = lambda: None
 
     def __call__(self, ended: bool) -> None:
-        """Called in the engine's thread: something came, or an answer ended, which wakes in any case."""
+        """Something has arrived, or an answer has ended, which wakes the task in any case. Any thread."""
         self._missed += 1
         if self._missed == self.most_missed:
             with contextlib.suppress(RuntimeError):
@@ -67,24 +68,24 @@ class Pulse:
         if not (self._armed or ended):
             return
         self._armed = False
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             self._loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:
-        """Forget what woke before; only an end wakes."""
+        """Forget earlier calls. From here on only an end wakes the task."""
         self._event.clear()
         self._armed, self._missed = False, 0
 
     def arm(self) -> None:
-        """Anything wakes, once."""
+        """The next call wakes the task, whatever it is."""
         self._armed = True
 
     def disarm(self) -> None:
-        """Only an end wakes again; what has woken already stays."""
+        """Only an end wakes the task again. A call that came before still counts."""
         self._armed = False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Until it is woken, so many seconds at most."""
+        """Wait for a call, `seconds` at most."""
         timer = None if seconds is None else self._loop.call_later(seconds, self._event.set)
         try:
             await self._event.wait()
@@ -93,8 +94,8 @@ class Pulse:
                 timer.cancel()
 
 
-class Running:
-    """The tickets of one HTTP request. `entries`: what each of its tokens holds, itself and alternatives."""
+class TicketGroup:
+    """The tickets of one HTTP request. `entries`: tokens in a log-probability entry, alternatives included."""
 
     def __init__(self, tickets: Sequence[Ticket], pulse: Pulse, entries: int = 1) -> None:
         self.tickets, self._pulse, self._entries = list(tickets), pulse, entries
@@ -102,7 +103,7 @@ class Running:
         self._lagging = False
 
     def bound(self) -> None:
-        """It is read as it comes: end it where the reader lags so far that what waits would fill the memory."""
+        """Limit the backlog of a stream: end the request if its client reads so slowly that memory would fill up."""
         self._pulse.on_missed = self._lag
         self._pulse.most_missed = max(BACKLOG // self._entries, 1)
 
@@ -111,19 +112,19 @@ class Running:
         self.cancel()
 
     def stop(self, number: int) -> None:
-        """Ends one ticket because its answer is complete."""
+        """Cancel one ticket because its answer is complete."""
         self._stopped.add(number)
         self.tickets[number].cancel()
 
     def cancel(self) -> None:
-        """Ends what still runs; again does nothing."""
+        """Cancel the tickets that still run."""
         for ticket in self.tickets:
             ticket.cancel()
 
     async def pieces(self, *, meanwhile: bool = True) -> AsyncIterator[list[News]]:
-        """What came, until all tickets are done; not `meanwhile`: only what came of those that are done.
+        """New pieces, until all tickets are done. Without `meanwhile`, only the pieces of tickets that are done.
 
-        Raises what a ticket ended with, ServiceClosed where the service ended it.
+        Raises the error of a ticket, and ServiceClosed if the service cancelled one.
         """
         open_ = dict(enumerate(self.tickets))
         while open_:
@@ -142,19 +143,19 @@ class Running:
                 await self._pulse.wait(left)
 
     def _look(self, open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
-        """What there is now; if that is nothing, the pulse wakes when there is."""
+        """The pieces there are now. If there are none, the pulse wakes the task when there are."""
         self._pulse.clear()
         news = _taken(open_, meanwhile)
         if not news and meanwhile:
             self._pulse.arm()
-            news = _taken(open_, meanwhile)  # what came in between woke nobody
+            news = _taken(open_, meanwhile)  # pieces that arrived in between woke no task
             if news:
-                self._pulse.disarm()  # nothing is to wake who waits for the time of the next event
+                self._pulse.disarm()  # the task then waits for the time of the next event
         return news
 
     @contextlib.asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
-        """While the block runs, a client that goes away ends the tickets. They have ended when it is left."""
+        """Cancels the tickets if the client disconnects while the block runs, and in any case at its end."""
         async with watched(receive, self.cancel):
             try:
                 yield
@@ -168,15 +169,15 @@ class Running:
         if self._lagging and number not in self._stopped:
             return ReaderTooSlow()
         if ticket.result.finish_reason == "cancelled" and number not in self._stopped:
-            return ServiceClosed()  # or the client is gone, and reads no answer anyway
+            return ServiceClosed()  # or the client has disconnected, and reads no answer anyway
         return None
 
 
 def _taken(open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
-    """What came of each; of those that are not done only `meanwhile`."""
+    """The new pieces of each ticket; with `meanwhile` also of tickets that are not done."""
     news: list[News] = []
     for number, ticket in open_.items():
-        done = ticket.done  # before the pieces are taken: what comes in between is there at the next look
+        done = ticket.done  # read before the pieces, so that no piece of a ticket that is done is missed
         if (done or meanwhile) and (pieces := ticket.poll()):
             news.append((number, pieces))
         if done:
@@ -186,7 +187,7 @@ def _taken(open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
 
 @contextlib.asynccontextmanager
 async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[None]:
-    """While the block runs, `gone` is called where the client goes away. The request's body has been read before."""
+    """Calls `gone` if the client disconnects while the block runs. The request's body must have been read before."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -201,17 +202,18 @@ async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[N
 
 
 class EventStream(Response):
-    """Server-sent events. What fails behind the first byte is the last event; its HTTP status has been sent."""
+    """Server-sent events. After streaming has started, an error arrives as the last event, because the HTTP status is
+    already sent."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, running: Running, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, tickets: TicketGroup, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._running, self._events = running, events
+        self._tickets, self._events = tickets, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._running.attended(receive):
+        async with self._tickets.attended(receive):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for data in self._events:
@@ -223,10 +225,10 @@ class EventStream(Response):
 
 
 def event(value: Any) -> bytes:
-    """One event that holds a JSON value."""
+    """One event with a JSON value."""
     return b"data: " + to_json(value, inf_nan_mode="null") + b"\n\n"
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A JSON answer; numbers that JSON has no word for are null."""
+    """A JSON response; NaN and infinity become null."""
     return Response(to_json(value, inf_nan_mode="null"), status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's answers: counts, times, log-probabilities. Knows nothing about HTTP or how text is made."""
+"""Fields of OpenAI's and llama-server's answers: counts, times, log-probabilities, origins. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ if TYPE_CHECKING:
     from rest_local.decoding.stream import Piece, Result
     from rest_local.llama.vocabulary import Vocabulary
 
-COARSE_MS = 100
-"""To which times are rounded where steps are not shown."""
+COARSE_MS = 100  # where steps are hidden, times are rounded to multiples of this
 
 
 def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
+    """An id that cannot be guessed."""
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps: bool) -> dict[str, Any]:
-    """OpenAI's `usage` for `choices` answers to each prompt, next to each other in `results`.
+    """OpenAI's `usage`.
 
-    `predicted`: the client sent a prediction, and is told how much of it came true. How much of a prompt was in memory
-    is told only where `shows_steps`: it tells how much of it another client sent before."""
+    choices      answers to each prompt, which are neighbours in `results`
+    predicted    the client sent a prediction: count how much of it was accepted
+    shows_steps  count how much of the prompts was cached, which tells what other clients sent before
+    """
     firsts = Timings.total(result.timings for result in results[::choices])
     cached = firsts.cached_tokens
     prompt = cached + firsts.prompt_tokens
@@ -50,8 +51,11 @@ def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps:
 
 
 def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
-    """llama-server's `timings` over all answers. Where not `shows_steps`, what drafting did is left out, and what tells
-    of the prompt's part in memory: `prompt_n` is then all of it, without a time, and the answer's time is rounded."""
+    """llama-server's `timings` over all answers.
+
+    Without `shows_steps`, counts of drafts are left out, and so is what tells how much of the prompt was cached:
+    `prompt_n` is then the whole prompt, without a time, and the time of the answer is rounded.
+    """
     total = Timings.total(result.timings for result in results)
     if not shows_steps:
         rounded = COARSE_MS * round(total.predicted_ms / COARSE_MS)
@@ -90,8 +94,10 @@ def native_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) ->
 def completion_logprobs(
     vocabulary: Vocabulary, entries: Sequence[TokenLogprobs], offset: int, first: int | None = None
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion. `offset`: characters of the answer before the first entry; `first`: a token
-    before them that nothing comes before, the first one of a prompt: null, as OpenAI gives for it.
+    """`choices[].logprobs` of a completion.
+
+    offset   characters of the answer before the first entry
+    first    the first token of an echoed prompt, which has no log-probability: null, as in OpenAI's answers
     """
     unknown: list[None] = [] if first is None else [None]
     ids = [*([] if first is None else [first]), *(entry.token for entry in entries)]
@@ -111,7 +117,7 @@ def completion_logprobs(
 
 
 def origins(texts: Sequence[str], piece: Piece) -> list[dict[str, Any]]:
-    """What the page shows of each token of a piece: its text and where it was drafted from."""
+    """The text and the source of each token of a piece, for the page."""
     found = []
     origin_of = piece.origins or (None,) * len(piece.tokens)
     for text, token, source, origin in zip(texts, piece.tokens, piece.sources, origin_of, strict=True):

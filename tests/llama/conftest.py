@@ -1,0 +1,23 @@
+"""Fixtures for the tests of the llama room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rest_local.llama import child
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of each child process that is started."""
+    started: list[tuple[Any, ...]] = []
+    run = child.run
+
+    def recorded(*arguments: Any) -> Any:
+        started.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr(child, "run", recorded)
+    return started
