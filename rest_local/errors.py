@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree. Each message names what failed, the cause and the way out.
+"""All errors, as one tree. Each message names what failed, the cause and the way out.
 
     RestLocalError                     exit 1
     ├── OptionError                    exit 2: a wrong option or argument
@@ -6,7 +6,7 @@
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
-    │   └── AdapterInvalid             a LoRA adapter that is none, is damaged, or fits another model
+    │   └── AdapterInvalid             not a LoRA adapter, damaged, or of another model
     ├── GenerationError
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
@@ -63,7 +63,7 @@ class OptionError(RestLocalError):
 
 
 class InputInvalid(RestLocalError):
-    """A file or directory that was given as input cannot be used. `what`: it was given as, such as "grammar file"."""
+    """A file or directory that was given as input cannot be used. `what`: its role, such as "grammar file"."""
 
     def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"{what} {path}: {cause}")
@@ -140,7 +140,7 @@ class GrammarsBusy(GenerationError):
 
 
 class QueueFull(GenerationError):
-    """As many requests wait as may."""
+    """The queue of waiting requests is full."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} requests are waiting already; try again later")
@@ -171,10 +171,10 @@ class DecodeFailed(GenerationError):
 
 
 class Unexpected(GenerationError):
-    """The request ended with an error that nobody expected, whose text may hold anything."""
+    """The request ended with an unexpected error, whose text may hold anything."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(f"the request ended with an error that nobody expected: {error!r}; the log says where")
+        super().__init__(f"the request ended with an unexpected error: {error!r}; the log says where")
 
 
 class DatastoreError(RestLocalError):

@@ -1,6 +1,6 @@
-"""Where rest-local keeps files of its own: a cache that can be deleted at any time, and data that cannot.
+"""The directories of rest-local: a cache that can be deleted at any time, and data that cannot.
 
-Knows nothing about what is kept there. Directories are made on first use, for the user alone (0700).
+Directories are made on first use, readable by the user only (0700).
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ def cache_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """What the user made (datastores, history): `$REST_LOCAL_DATA`, or the platform's user data directory.
+    """The user's data (datastores, history): `$REST_LOCAL_DATA`, or the platform's user data directory.
     Raises OSError where it cannot be made."""
     return _made(os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False))
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replaces `path` as a whole: a reader sees the old content or the new, never a part. Raises OSError.
+    """Replace `path` as a whole: a reader sees the old content or the new content, never a part. Raises OSError.
 
-    Unless `durable`, not synced to disk: after a power cut the file may be gone or empty, which a cache can bear."""
+    It is synced to disk only if `durable`. Else the file may be gone or empty after a power cut, which a cache can
+    bear.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -124,7 +124,7 @@ class Conversation:
 
 
 def note(text: str) -> None:
-    """A line about the session, not of it: stderr, dim on a terminal that allows colour."""
+    """Print a line about the session on stderr, dim on a terminal that allows colour."""
     plain = bool(os.environ.get("NO_COLOR")) or not sys.stderr.isatty()
     click.echo(text if plain else click.style(text, dim=True), err=True)
 

@@ -79,8 +79,9 @@ def generate(
 
 
 def _finish(result: Result, printed: int, as_json: bool) -> None:
-    """The last line: of JSON, or the end of the text's own, behind what an interrupt found held back (text that could
-    have become a stop string)."""
+    """Print the last line: the JSON, or the end of the text. After an interrupt that is also the text that was held
+    back because it could have become a stop string.
+    """
     if as_json:
         click.echo(result.to_json())
         return

@@ -26,7 +26,7 @@ class Shown(logging.Handler):
 
 
 class Announced(logging.Handler):
-    """One line on stderr for each record, where that is a terminal: somebody waits there."""
+    """One line on stderr for each record, where that is a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr.isatty():

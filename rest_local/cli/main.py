@@ -25,7 +25,7 @@ ENVIRONMENT = "REST_LOCAL"
 
 
 class LazyGroup(click.Group):
-    """Loads `rest_local.cli.NAME` when command NAME is asked for; the module's attribute NAME is the command."""
+    """Loads `rest_local.cli.NAME` when command NAME is used; the module's attribute NAME is the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,4 +1,4 @@
-"""The engine: a model, its memory cells, its datastores and its history, and the generations that use them.
+"""The engine: a model with its KV cache, datastores and history, and the calls that generate with it.
 
     with Engine.load("model.gguf", datastores=["mycode"]) as engine:
         stream = engine.generate("def main():", max_tokens=100)
@@ -6,10 +6,13 @@
             print(piece.text, end="")
         print(stream.result.draft.tokens_per_step)
 
-Contract: on one thread; `rest_local.decoding.service` gives it a thread of its own. With one slot, a generation ends
-the one before; with more, as many run in the same forward passes. The prefix that a prompt shares with an earlier one
-is kept in the cells. What `policy`, datastores, history and drafting do can change the speed of an answer; in exact
-mode not a bit of it, in fast mode a token only at a near-tie (DESIGN.md section 4).
+Contract:
+
+- An engine belongs to one thread; `Service` and `AsyncEngine` give it a thread of its own.
+- With one slot, a request cancels the one before. With more slots, as many run in the same forward passes.
+- The prefix that a prompt shares with an earlier one stays in the KV cache.
+- Drafting, the policy, datastores and history change the speed of an answer. In exact mode they change no bit of it, in
+  fast mode a token only at a near-tie (DESIGN.md section 4).
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ class Engine:
 
     @property
     def warnings(self) -> list[str]:
-        """What is off, and why; the first exact request of an engine that is not exact may add to them."""
+        """What is switched off, and why. The first exact request of an engine that is not exact may add to them."""
         return self._core.lanes.warnings
 
     @property
@@ -115,16 +118,16 @@ class Engine:
 
     @property
     def calibration(self) -> dict[str, Any]:
-        """How far the cost curve can be trusted: final or provisional, its age, noise and uncertainty by size."""
+        """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
         return self._core.lane.tuning.state()
 
     def compare(self) -> None:
-        """Run the self-test of `self_test`, if it was never run: some seconds, while nothing is asked."""
+        """Run the self-test of `self_test`, if it was never run: some seconds. Only while no request runs."""
         self._core.lane.compare()
 
     def tune(self, report: Progress | None = None) -> Measured:
-        """Measure the cost curve thoroughly, while nothing is asked, and keep it for the next start: about 700 plain
-        steps. Raises ModelError, and ValueError where the clock stands still.
+        """Measure the cost curve thoroughly and keep it for the next start: about 700 plain steps. Only while no
+        request runs. Raises ModelError, and ValueError where the clock stands still.
         """
         return self._core.lane.tune(report)
 
@@ -249,9 +252,10 @@ class Engine:
         return stream
 
     def tokenize(self, text: str, *, most: int | None = None) -> list[int]:
-        """Token ids with the model's start token and parsed special tokens; a start token the text has is not
-        doubled. Raises PromptTooLong where there are more than `most`, as soon as that is known: the number it tells is
-        then an estimate, from how much of the text that many took.
+        """Token ids with the model's start token and parsed special tokens. A start token in the text is not doubled.
+
+        Raises PromptTooLong where there are more than `most`, as soon as that is known. The number in it is then an
+        estimate, from the part of the text that was tokenized.
         """
         vocabulary = self.model.vocabulary
         tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most).tolist()

@@ -1,4 +1,4 @@
-"""What a caller may ask for in one generation; checked when it is made, as far as no model is needed for that.
+"""One request for an answer: its options, checked when it is made as far as no model is needed for that.
 
 `Request` has the fields, their meaning and their checks. `RequestOptions` and `ChatOptions` repeat only the names and
 types, for the keyword arguments of `Engine.generate` and `Engine.chat`; a test compares them.

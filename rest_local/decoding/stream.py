@@ -22,8 +22,8 @@ from rest_local.llama.detokenizer import Detokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain in one step, and the step's tokens with the source of each (`target`: nobody drafted
-    it); log-probabilities and origins by token, where they were asked for.
+    """Text that became certain in one step, and the tokens of the step with the source of each (`target`: it was not
+    drafted); log-probabilities and origins by token, where the request wants them.
     """
 
     text: str
@@ -66,8 +66,8 @@ class Result:
 class StopFinder:
     """Finds the first stop string in text that arrives in parts; holds back what may be the beginning of one.
 
-    Where one begins another, the shorter is found. What a part costs hardly depends on how many there are, but on how
-    many lengths they have: 4 characters take 6 us against 256 stop strings of 20 lengths, 7 us against 16 384.
+    Where one begins another, the shorter is found. The cost of a part depends on the number of different lengths and
+    hardly on the number of stop strings: 4 characters take 6 us with 256 stop strings of 20 lengths, 7 us with 16 384.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -84,7 +84,7 @@ class StopFinder:
         return bool(self._stops)
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Text that is certain, and whether a stop string was found behind it."""
+        """Text that is certain, and whether a stop string follows it."""
         seen = len(self._held)
         self._held += text
         if found := self._find(seen):
@@ -96,12 +96,12 @@ class StopFinder:
         return certain, False
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """The text that was held back and is not a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _find(self, seen: int) -> tuple[int, str] | None:
-        """The leftmost stop string that ends behind the first `seen` characters: where, and which."""
+        """The leftmost stop string that ends after the first `seen` characters: its place and its text."""
         held = self._held
         found = [
             (begin, stop)
@@ -119,7 +119,7 @@ class StopFinder:
 
 
 class Answer:
-    """Takes the tokens of each step, gives pieces of text, and completes the result when it ends."""
+    """Takes the tokens of each step, returns pieces of text, and completes the result at the end."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Answer:
 
     def receive(self, tokens: Sequence[int], begun: float) -> None:
         """The tokens of a step that began at `begun` (`time.perf_counter`): how many of them the answer has `left`, and
-        whether it is `ended`. Looks at text only where stop strings are asked for; `take` does the rest.
+        whether it is `ended`. Looks at text only where there are stop strings; `take` does the rest.
         """
         if self._begun is None:
             self._begun = begun
@@ -167,7 +167,7 @@ class Answer:
         self._count_time()
 
     def take(self, step: Step) -> Piece:
-        """What the step received last gives to read."""
+        """The piece of the step that was received last."""
         kept = self._kept
         text = self._read(step.tokens) if self._text is None else self._text
         piece = Piece(

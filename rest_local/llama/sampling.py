@@ -1,6 +1,6 @@
-"""How a token is chosen from the logits: the options of the usual llama.cpp chain, checked when they are made.
+"""How a token is chosen from the logits: the options of the usual llama.cpp chain, checked on construction.
 
-Knows nothing about llama.cpp; `sampler` turns a `Sampling` into its samplers.
+This module does not use llama.cpp; `sampler` makes a chain of samplers from a `Sampling`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ MAX_SEED = 0xFFFFFFFE  # llama.cpp takes 0xFFFFFFFF for "any seed"
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of one generation, with the defaults of llama-server but for the temperature: 0 is greedy.
+    """Options of one request. The defaults are those of llama-server, except the temperature: 0 is greedy.
 
     Attributes:
         temperature: 0 = the likeliest token; else logits are divided by it
         top_k: keep the k likeliest (0 = all)
         top_p: keep the smallest set of mass top_p
         min_p: drop what has less than min_p of the likeliest's probability
-        seed: 0 .. 2^32 - 2; None = a random one, which `Sampler.seed` tells
+        seed: 0 .. 2^32 - 2; None = a random one, which `Sampler.seed` returns
         repeat_penalty: greater than 0; 1 = off
         repeat_last_n: how many of the newest tokens the penalties count, the prompt's included (0 = off, -1 = all)
         presence_penalty: 0 = off
         frequency_penalty: 0 = off
         logit_bias: pairs of token id and bias added to its logit; -inf forbids the token
-        grammar: what `rest_local.grammar` makes of GBNF, Lark or a JSON schema
+        grammar: the result of `gbnf`, `lark` or `json_schema`
 
     Raises OptionError for a value outside these.
     """

@@ -64,9 +64,9 @@ class GrammarAlone(Auto):
     def looks_up(self, at: StepContext, repeats: object) -> bool:
         return False
 
-    def book(self, done: StepCost) -> None:
+    def account(self, done: StepCost) -> None:
         ms = float(self.curve.at(done.n_ctx)[done.n_nodes])
-        super().book(done._replace(decode_ms=ms, driver_ms=0.1, updates_curve=False))
+        super().account(done._replace(decode_ms=ms, driver_ms=0.1, updates_curve=False))
 
 
 @pytest.fixture(scope="module")
@@ -112,5 +112,5 @@ def test_an_answer_drafted_from_its_grammar_is_plain(engine: Engine, name: str) 
         assert stream.result.tokens == plain.result.tokens
         assert stream.result.text == plain.result.text
         assert stream.result.finish_reason == plain.result.finish_reason
-    assert set(stream.result.draft["by_source"]) == {"grammar"}
-    assert stream.result.draft["by_source"]["grammar"]["accepted"] > 5
+    assert set(stream.result.draft.by_source) == {"grammar"}
+    assert stream.result.draft.by_source["grammar"].accepted > 5

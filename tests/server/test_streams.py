@@ -15,6 +15,7 @@ from live import Live, served
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.verify import Relaxed
 from rest_local.errors import DecodeFailed, ModelNotFound
 from rest_local.server.run import Serving, listen
 from rest_local.server.settings import Settings
@@ -269,6 +270,22 @@ def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripte
     assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("a\nb")
     without = live.post(CHAT_PATH, CHAT | {"stream": False}).json()["usage"]
     assert "completion_tokens_details" not in without
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, None), ("strict", "strict"), ("relaxed", Relaxed()), ("relaxed:5,0.25", Relaxed(5, 0.25))],
+)
+def test_the_text_of_verify_becomes_its_rule(scripted: Scripted, text: str | None, expected: Any) -> None:
+    live = scripted()
+    assert live.post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": text}}).status_code == 200
+    assert live.service.tickets[-1].request.verify == expected
+
+
+def test_a_text_of_verify_that_names_no_rule_is_refused(scripted: Scripted) -> None:
+    answer = scripted().post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": "loose"}})
+    assert answer.status_code == 400
+    assert "verify loose" in answer.json()["error"]["message"]
 
 
 SYSTEM = {"role": "system", "content": "You say hi. " * 8}
