@@ -104,6 +104,11 @@ class FixedBudget(AlwaysLooksUp):
         plan.best_rate = 0.0
         return plan
 
+    def plan(self, n_ctx: int, limit: int) -> Plan:
+        """The same number of nodes for a sequence that drafts alone, at the usual cost and without its budget."""
+        super().plan(n_ctx, limit)
+        return self.joint_plan(n_ctx, limit, self._n_other)
+
 
 class SlowModel(Auto):
     """Accounts for each decode with the time of a model whose plain step takes 20 ms, not of the small one."""
