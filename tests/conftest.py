@@ -69,7 +69,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def shared_data() -> Callable[[str], Path]:
     """`shared_data("ggml-vocab-qwen2.gguf")`: a read-only input that is not part of the project; skips where absent.
 
-    Looked for in `$REST_LOCAL_SHARED`, else in `shared/data` beside the project."""
+    Looked for in `$REST_LOCAL_SHARED`, else in `shared/data` next to the project."""
     root = Path(os.environ.get("REST_LOCAL_SHARED") or Path(__file__).parents[2] / "shared" / "data")
 
     def find(name: str) -> Path:

@@ -20,7 +20,7 @@ PACKAGE = Path(rest_local.__file__).parent
 LIBRARIES = ("numpy", "llama_cpp", "llguidance", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
 HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn")
 
-# Who may import whom, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) belong to all.
+# Which room may import which, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) serve all.
 BELOW: dict[str, set[str]] = {
     "grammar": set(),
     "chat": {"grammar"},

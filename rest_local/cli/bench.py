@@ -92,7 +92,7 @@ def bench() -> None:
     type=click.Choice(POLICY_NAMES),
     default="auto",
     show_default=True,
-    help="Who decides what is drafted.",
+    help="What decides what is drafted.",
 )
 @click.option(
     "--budget", type=click.IntRange(1, 63), metavar="N", help="Draft the N likeliest nodes at every step instead."

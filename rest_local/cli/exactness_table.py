@@ -17,7 +17,7 @@ WIDTH = 80
 CASES = (("chains", False), ("chains", True), ("trees", False), ("trees", True))
 EXPLANATION = """\
 Rows of logits that differ in any bit from the same rows evaluated one at a
-time, of those compared; + is beside another sequence in the same cells. Flips
+time, of those compared; + is with another sequence in the KV cache. Flips
 are rows whose likeliest token changed, gap the largest distance of the two best
 tokens there. Plain and x16 are the times of a step of 1 and of 16 tokens, the
 fastest being 1."""

@@ -18,7 +18,7 @@ from rest_local.decoding.config import EngineConfig
 
 @pytest.fixture
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
-    """Return a function that puts a FakeEngine with the given scripts behind every command."""
+    """Return a function that puts a FakeEngine with the given scripts to every command."""
 
     def install(*scripts: list[FakePiece | BaseException], **fields: Any) -> FakeEngine:
         engine = FakeEngine([list(script) for script in scripts or (HELLO,)], **fields)

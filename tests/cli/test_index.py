@@ -114,7 +114,7 @@ def test_another_models_vocabulary_is_refused(corpus, monkeypatch):
 
 
 class WordVocabulary(ByteVocabulary):
-    """A dot belongs to the word behind it, as in most vocabularies."""
+    """A dot belongs to the word after it, as in most vocabularies."""
 
     name, size, hash = "words", 5000, "d0" * 32
     words: ClassVar[list[str]] = []

@@ -1,5 +1,5 @@
-"""Ctrl-C while llama.cpp evaluates a large batch: the batch is broken off, not waited for, and nobody swallows the
-interrupt.
+"""Ctrl-C while llama.cpp evaluates a large batch: the batch is broken off, not waited for, and no handler swallows
+the interrupt.
 """
 
 from __future__ import annotations

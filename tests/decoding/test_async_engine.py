@@ -1,4 +1,4 @@
-"""`AsyncEngine`: the answers of `Engine`, an event loop that is never blocked, and no request that nobody reads."""
+"""`AsyncEngine` gives the answers of `Engine`, never blocks the event loop, and leaves no request without a reader."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) 
 
 @pytest.mark.parametrize("call", range(2, 8))
 def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> None:
-    """Nobody expects it, so it ends the step; the pass before was delivered, the cells are what is committed."""
+    """An unexpected error ends the step; the pass before was delivered, the cells are what is committed."""
     device = FakeDevice(n_slots=2)
     scheduler = ahead(device)
     sequences = [sequence_of(device, [n], 12, Draws(n)) for n in (3, 5)]

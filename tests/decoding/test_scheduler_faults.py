@@ -313,7 +313,7 @@ def test_a_prediction_may_be_an_array() -> None:
 def test_a_fault_while_trees_grow_together_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trees of all requests grow in one loop; below the root more is read, and a draft model asked."""
     monkeypatch.setattr(Acceptance, "estimate", lambda self, cell: 0.9)
-    monkeypatch.setattr(TokenCalibrator, "calibrate", lambda self, behind, candidates: [])
+    monkeypatch.setattr(TokenCalibrator, "calibrate", lambda self, bigram, candidates: [])
     backend = FakeBackend(n_ctx=512, n_slots=3)
     asked = [[n] * 40 for n in range(3)]
     sequences = [sequence_of(backend, prompt, 12, None, fortune("deep"), Keen(FLAT)) for prompt in asked]

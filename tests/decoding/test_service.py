@@ -355,7 +355,7 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
 def test_the_same_prompt_again_gives_the_same_answer(arch: str, tiny_model: TinyModel) -> None:
-    """Behind answers of any length: those shorter than what recurrent state can be rolled back by as well."""
+    """After answers of any length, also those shorter than what recurrent state can be rolled back by."""
     with (
         Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, slots=2, exact=True) as engine,
         Service(engine) as service,

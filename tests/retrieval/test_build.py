@@ -314,8 +314,8 @@ def test_what_was_removed_stays_removed_after_a_power_cut(tmp_path):
     assert names(tmp_path) == set()
 
 
-def _read_until(path: Path, everyone: Any, stop: Any, problems: Any) -> None:
-    everyone.wait(120)
+def _read_until(path: Path, barrier: Any, stop: Any, problems: Any) -> None:
+    barrier.wait(120)
     reads = 0
     while not stop.is_set() or reads < 3:
         reads += 1
@@ -334,15 +334,13 @@ def test_eight_readers_see_the_old_or_the_new_commit(tmp_path):
     path = make(tmp_path / "store", OLD)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
-    everyone, stop, problems = context.Barrier(9), context.Event(), context.SimpleQueue()
+    barrier, stop, problems = context.Barrier(9), context.Event(), context.SimpleQueue()
     # Daemons, because a reader that still runs when the writer fails must not block the end of the test run.
-    readers = [
-        context.Process(target=_read_until, args=(path, everyone, stop, problems), daemon=True) for _ in range(8)
-    ]
+    readers = [context.Process(target=_read_until, args=(path, barrier, stop, problems), daemon=True) for _ in range(8)]
     for reader in readers:
         reader.start()
     try:
-        everyone.wait(120)
+        barrier.wait(120)
         for turn in range(40):
             make(path, OLD if turn % 2 else NEW)
     finally:

@@ -218,10 +218,10 @@ def test_a_history_is_forgotten_while_another_process_has_it_open() -> None:
     assert answers_in(kept.path) == [[7, 8]]  # the forgotten answer does not return
 
 
-def _write(path: Path, answers: list[list[int]], everyone: Any) -> None:
+def _write(path: Path, answers: list[list[int]], barrier: Any) -> None:
     warnings: list[str] = []
     logging.getLogger("rest_local.history").addFilter(lambda record: warnings.append(record.getMessage()) or True)
-    everyone.wait(120)
+    barrier.wait(120)
     for answer in answers:
         kept = History.open(path, VOCABULARY, wait_s=60)
         kept.add(answer)
@@ -233,9 +233,9 @@ def test_concurrent_writers_lose_nothing(home: Path) -> None:
     answers = random_answers(90, 40)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
-    everyone = context.Barrier(3)
+    barrier = context.Barrier(3)
     writers = [
-        context.Process(target=_write, args=(home / "toy", answers[n::3], everyone), daemon=True) for n in range(3)
+        context.Process(target=_write, args=(home / "toy", answers[n::3], barrier), daemon=True) for n in range(3)
     ]
     for writer in writers:
         writer.start()
@@ -251,11 +251,11 @@ def test_concurrent_writers_lose_nothing(home: Path) -> None:
 def test_concurrent_writing_and_forgetting_never_fail(home: Path) -> None:
     """Both run at full speed. The content at the end is intact."""
     context = multiprocessing.get_context("forkserver")
-    everyone = context.Barrier(2)
+    barrier = context.Barrier(2)
     answers = random_answers(60, 20)
-    writer = context.Process(target=_write, args=(home / "toy", answers, everyone), daemon=True)
+    writer = context.Process(target=_write, args=(home / "toy", answers, barrier), daemon=True)
     writer.start()
-    everyone.wait(120)
+    barrier.wait(120)
     forgotten = 0
     while writer.is_alive():
         for listed in list_histories():

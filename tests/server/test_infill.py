@@ -40,8 +40,8 @@ def test_special_tokens_in_a_file_are_text(engine: Any) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 300), st.integers(0, 300), st.lists(st.integers(0, 120), max_size=4), st.integers(0, 500))
-def test_a_gap_always_leaves_room(engine: Any, before: int, behind: int, extra: list[int], answer: int) -> None:
-    prefix, suffix = " x" * before + "end", "begin" + " y" * behind
+def test_a_gap_always_leaves_room(engine: Any, before: int, after: int, extra: list[int], answer: int) -> None:
+    prefix, suffix = " x" * before + "end", "begin" + " y" * after
     files = [(f"{n}.py", " z" * size) for n, size in enumerate(extra)]
     tokens = infill_tokens(engine, prefix, suffix, files, "", answer)
     assert len(tokens) < engine.n_ctx

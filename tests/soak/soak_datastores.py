@@ -1,4 +1,4 @@
-"""Hours of a datastore's life in minutes: builds killed at random moments, and readers beside a writer.
+"""Hours of a datastore's life in minutes: builds killed at random moments, and readers while a writer works.
 
 Not collected by `make test`, whose tests kill at every step of one small build; `make soak` names this file.
 REST_LOCAL_SOAK_SECONDS is the time of each test, 60 without it.

@@ -134,7 +134,7 @@ def test_damaged_requests(live: Live) -> None:
 
 
 def settled(live: Live) -> None:
-    """Nobody asks for anything, so no slot is busy; and the next request works."""
+    """There is no request, so no slot is busy; and the next request works."""
     for _ in range(600):
         if not any(slot["is_processing"] for slot in live.get("/slots").json()):
             break
