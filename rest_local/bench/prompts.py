@@ -78,7 +78,7 @@ def unseen_prompt(chat: bool) -> Prompt:
     if chat:
         return Prompt("unseen", "a short story", "Write a story of 200 words about a lighthouse keeper.", chat=True)
     text = (standard_library() / "csv.py").read_text(encoding="utf-8")
-    return Prompt("unseen", "the module csv", window(text, "class DictReader", 700))
+    return Prompt("unseen", "csv.py", window(text, "class DictReader", 700))
 
 
 def stored_prompt(code: Path | None) -> Prompt:
@@ -88,7 +88,7 @@ def stored_prompt(code: Path | None) -> Prompt:
     """
     if code is None:
         text = (standard_library() / "queue.py").read_text(encoding="utf-8")
-        return Prompt("stored", "the module queue", window(text, "class Queue", 1000))
+        return Prompt("stored", "queue.py", window(text, "class Queue", 1000))
     path, text = _source_of(code)
     return Prompt("stored", path.name, begin_of(text, 800)[-1600:])
 

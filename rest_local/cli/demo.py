@@ -182,11 +182,12 @@ def demo_prompts(engine: Engine, code: Path | None, is_demo_model: bool) -> list
 
 
 def describe(comparison: Comparison) -> str:
-    """One line of result."""
-    plain, drafted = comparison.plain, comparison.drafted
-    speeds = f"{plain.tokens_per_second:.0f} -> {drafted.tokens_per_second:.0f} tokens/s"
+    """One line of result, within 80 columns for the demo model. The ratio is the median over pairs of runs, so it is
+    not that of two speeds, of which only the drafted one is shown.
+    """
+    speed = f"{comparison.drafted.tokens_per_second:.0f} tokens/s"
     same = "same output" if comparison.identical else "output differs at near-ties"
-    return f"{comparison.speedup:5.2f} x  {speeds}, {same}: {_what(comparison)}"
+    return f"{comparison.speedup:5.2f} x  {speed}, {same}: {_what(comparison)}"
 
 
 def _what(comparison: Comparison) -> str:
@@ -194,14 +195,14 @@ def _what(comparison: Comparison) -> str:
         accepted, tokens = comparison.drafted.result.draft.accepted, len(comparison.drafted.result.tokens)
         return f"{comparison.prompt.title}, {accepted / max(tokens, 1):.0%} drafted"
     if comparison.speedup >= REPEATS:  # the answer repeats itself
-        return f"{comparison.prompt.title}, nothing stored: drafted from the text so far"
+        return f"{comparison.prompt.title}, not stored: repeats its own text"
     costs = "costs nothing" if comparison.speedup >= FREE else f"costs {1 - comparison.speedup:.0%}"
     return f"{comparison.prompt.title}, nothing to find: {costs}"
 
 
 def _next_step(is_demo_model: bool) -> str:
     if is_demo_model:
-        return "The demo model is tiny (1 ms a token). Yours: rest-local demo -m MODEL --code FOLDER"
+        return "The demo model is tiny. Yours: rest-local demo -m MODEL --code FOLDER"
     return "Go on: rest-local chat -m MODEL, or rest-local serve -m MODEL for an editor"
 
 

@@ -35,11 +35,11 @@ def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, 
     assert done.code == 0
     lines = done.out.splitlines()
     assert done.out.count("-- plain\nHello\n-- drafted\nHello\n") == 1
-    assert lines[-3] == " 1.50 x  100 -> 150 tokens/s, same output: the module queue, 60% drafted"
-    assert lines[-2].endswith("the module csv, nothing stored: drafted from the text so far")
+    assert lines[-3] == " 1.50 x  150 tokens/s, same output: queue.py, 60% drafted"
+    assert lines[-2].endswith("csv.py, not stored: repeats its own text")
     assert "-m MODEL --code FOLDER" in lines[-1]
     assert "{" not in done.out
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 80
     assert engine.config.datastores == ("stdlib",)
     assert engine.config.exact
 
@@ -50,7 +50,7 @@ def test_what_it_costs_is_said_where_it_costs_something(
 ) -> None:
     engine = fake_engine()
     engine.speeds[None] = speed
-    assert f"the module csv, nothing to find: {costs}" in call("demo", "--repeats", "1").out
+    assert f"csv.py, nothing to find: {costs}" in call("demo", "--repeats", "1").out
 
 
 def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> None:
@@ -85,7 +85,7 @@ def test_a_model_with_a_chat_template_edits_a_file(fake_engine: Install, call: C
     done = call("demo", "-m", str(tmp_path / "model.gguf"), "--repeats", "1")
     assert done.code == 0
     assert "queue.py, one name changed" in done.out
-    assert "a short story, nothing stored" in done.out
+    assert "a short story, not stored" in done.out
 
 
 def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Call) -> None:
