@@ -22,6 +22,7 @@ from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.planning.trigger import LOOKUP_MS
 
 REFRESH_STEPS = 16  # steps after which the price table is computed again from the cost curve
+REFRESH_MS = 50.0  # at least this much time of plain steps: with what the curve has observed it takes 0.2 ms
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
@@ -89,7 +90,7 @@ def _smoothed(now: float, ms: float) -> float:
 
 class Prices:
     """Milliseconds of a step by its number of tokens, and the smallest slope from each size on. Computed again every
-    REFRESH_STEPS steps and every 128 tokens of context, which takes 60 us.
+    REFRESH_STEPS steps, or more where they are quick, and every 128 tokens of context, which takes 60 us.
     """
 
     def __init__(self, curve: CostCurve, driver: Driver) -> None:
@@ -111,7 +112,7 @@ class Prices:
             rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
             slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
-            self._bucket, self._refresh_in = n_ctx >> 7, REFRESH_STEPS
+            self._bucket, self._refresh_in = n_ctx >> 7, max(REFRESH_STEPS, int(REFRESH_MS / cost[0]))
         return self._tables
 
 

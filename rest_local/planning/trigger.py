@@ -23,6 +23,8 @@ LONGEST_WAIT = 16  # steps
 SMOOTHING = 1 / 32  # weight of a lookup against the earlier ones, after the first 32
 EXPLORATIONS = 20_000  # lookups that are made to learn. Without them, HumanEval with a datastore and chat with history
 # on a GPU lose 4 to 5%, because nothing is learned from skipped lookups
+EXPLORATION_PRICE = 0.05  # plain steps: a lookup that costs more is made only where it pays. It costs a quarter of a
+# plain step of 0.6 ms, and text without matches lost 2% more
 COARSE_STRENGTH = 16  # lookups that the coarse cell counts for
 START = 0.3  # plain steps that a lookup is expected to save before any is made
 EXPLORATION_VALUE = 0.005  # plain steps that a lookup is worth for what is learned from it
@@ -80,9 +82,9 @@ class Trigger:
     def learn(self, saving: float, price: float, found: bool = False) -> None:
         """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without a draft.
         `found`: whether there were candidates. The first EXPLORATIONS lookups with candidates that do not pay count as
-        worth their price, because the acceptance rates are learned from them.
+        worth their price, if that is at most EXPLORATION_PRICE, because the acceptance rates are learned from them.
         """
-        if found and saving < price and self.gains.explored < EXPLORATIONS:
+        if found and saving < price and price <= EXPLORATION_PRICE and self.gains.explored < EXPLORATIONS:
             self.gains.explored += 1
             saving = price
         for cell in {self._cell, self._coarse}:
