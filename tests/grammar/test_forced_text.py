@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.spelling import tokens_of
 
 from rest_local.grammar import Grammar, forced, gbnf, json_schema, lark
 from rest_local.grammar.constraint import Constraint
@@ -61,24 +61,6 @@ STYLES: list[dict[str, Any]] = [
 def vocabulary() -> Iterator[Vocabulary]:
     with Model.open(demo_model(), vocab_only=True) as model:
         yield model.vocabulary
-
-
-@pytest.fixture(
-    scope="module",
-    params=["demo", "ggml-vocab-qwen2.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-llama-spm.gguf"],
-)
-def any_vocabulary(request: pytest.FixtureRequest, shared_data: Callable[[str], Path]) -> Iterator[Vocabulary]:
-    path = demo_model() if request.param == "demo" else shared_data(request.param)
-    with Model.open(path, vocab_only=True) as model:
-        yield model.vocabulary
-
-
-def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
-    """The vocabulary's tokens of a text that begins a line; SentencePiece would put a space before it."""
-    tokens = vocabulary.tokenize("\n" + text).tolist()
-    while b"".join(map(vocabulary.piece, tokens)) != text.encode():
-        del tokens[0]
-    return [int(token) for token in tokens]
 
 
 def bytes_of(vocabulary: Vocabulary, text: bytes) -> list[int]:
@@ -326,8 +308,8 @@ def test_looking_ahead_as_far_as_a_text_of_100_kB_ends_no_answer(vocabulary: Voc
         constraint.forced(32)
         assert constraint.allows(token)
         constraint.advance(token)
-    beside = Constraint(vocabulary, json_schema({"const": json.loads(text)}))
-    assert beside.longest(tokens_of(vocabulary, text[:300])) > 100
+    second = Constraint(vocabulary, json_schema({"const": json.loads(text)}))
+    assert second.longest(tokens_of(vocabulary, text[:300])) > 100
 
 
 def test_a_clone_drafts_on_its_own(vocabulary: Vocabulary) -> None:
