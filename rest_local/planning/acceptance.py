@@ -58,10 +58,7 @@ class Acceptance:
     """Beta counts per cell with decay. Not thread safe. Holds lists of a few thousand floats."""
 
     def __init__(self) -> None:
-        self._marginal = [_marginal_of(cell) for cell in range(N_CELLS)]
-        rates = shipped_rates()
-        self._prior = _marginal_priors(rates)
-        self._lift = [rate / self._prior[m] for rate, m in zip(rates, self._marginal, strict=True)]
+        self._marginal, self._prior, self._lift = _shipped_tables()
         self._hits = [0.0] * N_CELLS
         self._seen = [0.0] * N_CELLS
         self._new_hits = [0.0] * N_CELLS  # since the last `drain`, without decay
@@ -124,6 +121,16 @@ class Acceptance:
     def seen(self, cell: int) -> float:
         """The number of observations in a cell."""
         return self._seen[cell]
+
+
+@cache
+def _shipped_tables() -> tuple[list[int], list[float], list[float]]:
+    """By cell its marginal, by marginal the prior rate, by cell its rate over that prior. All instances share the lists
+    and do not change them.
+    """
+    rates, marginals = shipped_rates(), [_marginal_of(cell) for cell in range(N_CELLS)]
+    priors = _marginal_priors(rates)
+    return marginals, priors, [rate / priors[m] for rate, m in zip(rates, marginals, strict=True)]
 
 
 @cache
