@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 from support.fake_sequences import FLAT, Alone, Silent
 
+from rest_local.decoding import constrain
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows, grammar_cell
-from rest_local.grammar import Grammar, gbnf, json_schema, lark
+from rest_local.grammar import Grammar, forced, gbnf, json_schema, lark
 from rest_local.grammar.constraint import Constraint
 from rest_local.grammar.forced import CERTAIN, ForcedText
 from rest_local.kv_cache.backend import Capability
@@ -38,6 +39,15 @@ GRAMMARS: dict[str, Grammar] = {
     "call": lark('start: "<call>\\n" body "\\n</call>"\nbody: %json {"const": {"value": [1, 2]}}'),
     "digits": lark("start: /[0-9]{40}/"),
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_time_passes() -> Iterator[None]:
+    """No draft is left out because a busy machine took long over it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forced, "_clock", lambda: 0.0)
+        patch.setattr(constrain, "_clock", lambda: 0.0)
+        yield
 
 
 @pytest.fixture(scope="module")
