@@ -142,7 +142,7 @@ class DraftsDisplay:
     """The text as the model writes it, drafted tokens underlined in the colour of their source."""
 
     def __init__(self, console: Console, engine: Engine) -> None:
-        from rest_local.llama.detokenizer import Detokenizer
+        from rest_local.llama.vocabulary import Detokenizer
 
         self._console = console
         self._detokenizer = Detokenizer(engine.model.vocabulary.piece)
