@@ -137,6 +137,10 @@ class ChatStream(Stream):
         super().__init__(core, sequence)
         self._chat = chat
 
+    def parser(self) -> AnswerParser:
+        """Splits the text of the pieces into reasoning, text and calls while they come."""
+        return self._chat.parser()
+
     @property
     def message(self) -> dict[str, Any]:
         """The finished answer in OpenAI's form, to append to the messages: role, content, reasoning_content,

@@ -49,6 +49,7 @@ class FakeStream:
         return Result(
             text="".join(piece.text for piece in self._said),
             tokens=tokens,
+            sources=[source for piece in self._said for source in piece.sources],
             finish_reason="cancelled" if self._cancelled else "stop",
             draft=DraftStatistics(
                 steps=steps,
@@ -61,15 +62,34 @@ class FakeStream:
         )
 
 
+class FakeChatStream(FakeStream):
+    """The same with a message. Its answers have no reasoning unless `<think>` begins them."""
+
+    def parser(self) -> Any:
+        from rest_local.chat.tools import AnswerFormat
+
+        return AnswerFormat.of("<think>").parser([], "")
+
+    @property
+    def message(self) -> dict[str, Any]:
+        from rest_local.chat.tools import message_of
+
+        parser = self.parser()
+        return message_of([*parser.feed(self.result.text), *parser.finish()])
+
+
 @dataclass
 class FakeEngine:
-    """Answers each `generate` with the next script of `scripts`, the last one for ever."""
+    """Answers each `generate` and `chat` with the next script of `scripts`, the last one for ever."""
 
     scripts: list[list[FakePiece | BaseException | Callable[[], None]]]
     warnings: list[str] = field(default_factory=list)
     config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
     arguments: list[dict[str, Any]] = field(default_factory=list)
+    conversations: list[list[dict[str, str]]] = field(default_factory=list)
+    datastores: list[Any] = field(default_factory=list)
+    n_ctx: int = 4096
     closed: bool = False
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
     model: Any = field(
@@ -125,6 +145,33 @@ class FakeEngine:
         if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
             raise script[0]
         return FakeStream(script, self.speeds[arguments["policy"]] if "policy" in arguments else 500.0)
+
+    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeChatStream:
+        self.conversations.append([dict(message) for message in messages])
+        self.arguments.append(arguments)
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
+            raise script[0]
+        return FakeChatStream(script, 500.0)
+
+    def plain_step_ms(self, result: Result) -> float:
+        return 5.0
+
+    def save_cells(self, path: Any) -> bool:
+        path.write_text("cells")
+        return True
+
+    def load_cells(self, path: Any) -> int:
+        return 7 if path.exists() else 0
+
+    def use_datastores(self, datastores: Sequence[Any]) -> None:
+        self.datastores = list(datastores)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"cells_used": 12}
+
+    def close(self) -> None:
+        self.closed = True
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

@@ -46,7 +46,8 @@ class NamedSession:
         try:
             self._lock.acquire()
         except Timeout:
-            raise InputInvalid("session", name, "open in another process; close it there, or give another name") from None
+            cause = "open in another process; close it there, or give another name"
+            raise InputInvalid("session", name, cause) from None
 
     @property
     def exists(self) -> bool:
