@@ -139,9 +139,7 @@ def test_cells_that_do_not_fit_are_not_used(
     assert "do not fit" in caplog.text
 
 
-def test_missing_files_are_no_fault(
-    tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_files_are_no_fault(tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(tiny_model("llama")) as engine:
         assert engine.load_cells(tmp_path / "none") == 0
         assert not engine.save_cells(tmp_path / "empty"), "nothing was evaluated"

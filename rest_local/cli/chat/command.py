@@ -10,6 +10,7 @@ An answer that Ctrl-C stopped ends one question with 130, and a conversation goe
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,27 +80,21 @@ def chat(
     asked = _question(question)
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     open_ = partial(_open, template=template)
-    interactive = asked is None
-    named = None if session is None else NamedSession(session)
-    try:
-        engine = open_(config)
-        with Talk(
-            engine,
-            Settings(sampling, tokens, stop),
-            system=system,
-            session=named,
-            as_json=as_json,
-            quiet=quiet,
-            interactive=interactive,
-            reopen=open_,
-        ) as talk:
-            if asked is None:
-                converse(talk, keep=config.history, greet=not as_json)
-            elif talk.ask(asked):
-                raise KeyboardInterrupt
-    finally:
-        if named is not None:
-            named.close()
+    with ExitStack() as stack:
+        named = None if session is None else stack.enter_context(NamedSession(session))
+        kept = None if named is None else named.read()  # what is wrong with it is told before the model is loaded
+        settings = Settings(sampling, tokens, stop)
+        talk = stack.enter_context(
+            Talk(open_(config), settings, as_json=as_json, quiet=quiet, interactive=asked is None, reopen=open_)
+        )
+        if named is not None and kept is not None:
+            talk.resume(named, kept)
+        if system is not None:
+            talk.conversation.system = system
+        if asked is None:
+            converse(talk, keep=config.history, greet=not as_json)
+        elif talk.ask(asked):
+            raise KeyboardInterrupt
 
 
 def _question(argument: str | None) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -33,6 +34,7 @@ _NUMBERS = tuple(
 )  # of `Sampling`, set by name
 _OWN = ("tokens", "stop", "markdown")
 KEYS = (*_NUMBERS, *_OWN)
+WIDEST = 100  # columns of a help text
 
 
 class Leave(Exception):
@@ -71,7 +73,6 @@ def perform(talk: Talk, text: str) -> None:
 
 
 def _help(talk: Talk, argument: str) -> None:
-    width = max(len(f"/{name} {command.usage}") for name, command in COMMANDS.items())
     rows = [(f"/{name} {command.usage}", command.help) for name, command in COMMANDS.items()]
     rows += [
         ('"""', "begins a message of many lines, up to the next one"),
@@ -80,7 +81,9 @@ def _help(talk: Talk, argument: str) -> None:
         ("Ctrl-C", "stop the answer; what came of it stays"),
         ("Ctrl-D", "leave"),
     ]
-    note("\n".join(f"{usage:<{width}}  {told}" for usage, told in rows))
+    formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, WIDEST))
+    formatter.write_dl(rows)
+    note(formatter.getvalue().rstrip())
 
 
 def _set(talk: Talk, argument: str) -> None:
@@ -141,14 +144,14 @@ def _load(talk: Talk, argument: str) -> None:
     if talk.session is not None and talk.session.name == argument:
         raise OptionError(f"session {argument} is the present one")
     session = NamedSession(argument)
-    if not session.exists:
-        session.close()
-        raise InputInvalid("session", argument, "not found; /load lists what there is")
     try:
-        talk.resume(session)
+        if not session.exists:
+            raise InputInvalid("session", argument, "not found; /load lists what there is")
+        conversation = session.read()
     except BaseException:
         session.close()
         raise
+    talk.resume(session, conversation)
 
 
 def _save(talk: Talk, argument: str) -> None:

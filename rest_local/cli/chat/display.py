@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import click
-
 from rest_local.cli.chat.blocks import Block, Blocks
 from rest_local.cli.chat.region import Region
 from rest_local.cli.chat.rendering import dim_lines, lines_of, visible
@@ -57,19 +55,20 @@ class Plain:
 
     def __init__(self, at_terminal: bool = False) -> None:
         self._at_terminal = at_terminal
-        self._text = "\n"
+        self._text = ""  # the newest part
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         self._print(deltas)
 
     def finish(self, deltas: Sequence[Delta]) -> None:
         self._print(deltas)
-        click.echo("", nl=not self._text.endswith("\n") or self._text == "\n")
+        if not self._text.endswith("\n"):
+            _write("\n")
 
     def _print(self, deltas: Sequence[Delta]) -> None:
         text = _content(deltas)
         if text:
-            click.echo(visible(text) if self._at_terminal else text, nl=False)
+            _write(visible(text) if self._at_terminal else text)
             self._text = text
 
 
@@ -156,7 +155,7 @@ class DraftsDisplay:
 
     def finish(self, deltas: Sequence[Delta]) -> None:
         if self._last != "\n":
-            click.echo()
+            _write("\n")
 
     def _print(self, text: str) -> None:
         """Print text that is certain. It may come later than its tokens, where it could begin a stop string."""

@@ -87,22 +87,18 @@ class Talk:
         engine: Engine,
         settings: Settings,
         *,
-        system: str | None = None,
-        session: NamedSession | None = None,
         as_json: bool = False,
         quiet: bool = False,
         interactive: bool = False,
         reopen: Callable[[EngineConfig], Engine] | None = None,
     ) -> None:
         self.engine, self.settings = engine, settings
-        self.conversation = Conversation(system)
+        self.conversation = Conversation()
         self.session: NamedSession | None = None
         self.totals = Totals()
         self.interactive = interactive
         self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
         self._cells_are_new = False  # since they were read from or written to the file of the session
-        if session is not None:
-            self.resume(session)
 
     # Answers
 
@@ -122,7 +118,7 @@ class Talk:
     def regenerate(self) -> bool:
         """Another answer to the newest question: with another seed, and drawn where the settings are greedy."""
         sampling = self.settings.sampling
-        if sampling.temperature == 0:
+        if sampling.temperature == 0 and self.conversation.question is not None:
             sampling = replace(sampling, temperature=ANOTHER)
             note(f"greedy answers do not change; this one is drawn at temperature {ANOTHER}")
         if sampling.seed is not None:
@@ -197,13 +193,8 @@ class Talk:
 
     # Sessions
 
-    def resume(self, session: NamedSession) -> None:
-        """Go on with a session, whose name is free from now on for this chat alone. A system message that was given
-        replaces that of the session. Raises InputInvalid.
-        """
-        conversation = session.read()
-        if self.conversation.system is not None and self.session is None:
-            conversation.system = self.conversation.system
+    def resume(self, session: NamedSession, conversation: Conversation) -> None:
+        """Go on with a session that holds this conversation, and close it in the end."""
         self.leave_session()
         self.session, self.conversation = session, conversation
         if not conversation.messages:
