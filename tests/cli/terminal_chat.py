@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[2])]  # that of this file is there
 
-from fake_cli_engine import FakeChatStream, FakeEngine, FakePiece
+from fake_cli_engine import FakeChatStream, FakeEngine, FakePiece  # noqa: E402
 
 MARKDOWN = """# Result
 

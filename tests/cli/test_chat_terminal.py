@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) ->
     answered(terminal)
     scrolled = terminal.screen(scrolled=True)
     words = scrolled.split()
-    numbers = [int(word) for before, word in zip(words, words[1:], strict=False) if before == "line"]
+    numbers = [int(word) for before, word in pairwise(words) if before == "line"]
     assert numbers == list(range(1, 301))
 
 

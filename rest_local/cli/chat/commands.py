@@ -305,7 +305,7 @@ COMMANDS = {
     "retry": Command(lambda talk, argument: talk.retry(), "", "answer the newest question again, as things are set"),
     "edit": Command(_edit, "", "change the newest question in $EDITOR, and ask it"),
     "file": Command(_file, "PATH", "send a file with the next message"),
-    "datastore": Command(_datastore, "add|remove|list [NAME]", "what drafts are looked up in"),
+    "datastore": Command(_datastore, "add|remove|list", "what drafts are looked up in"),
     "drafts": Command(_drafts, "[on|off]", "underline drafted tokens, in the colour of their source"),
     "stats": Command(_stats, "", "what drafting did in this chat"),
     "model": Command(_model, "[MODEL]", "show the model, or go on with another one"),

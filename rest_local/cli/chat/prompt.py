@@ -113,6 +113,8 @@ def _session(complete: Complete, history: History) -> Any:
     from prompt_toolkit.output.color_depth import ColorDepth
     from prompt_toolkit.shortcuts import CompleteStyle
 
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # needed for menus only, and slow terminals answer late
+
     class Completions(Completer):
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
             for text, start in complete(document.text_before_cursor):
