@@ -116,6 +116,13 @@ class Engine:
     def cost_curve(self) -> CostCurve:
         return self._core.lane.tuning.curve
 
+    def plain_step_ms(self, n_ctx: int) -> float:
+        """The expected milliseconds of a step without drafts at `n_ctx` tokens of context: the forward pass by the cost
+        curve, which every plain step corrects, and the driver's own time.
+        """
+        lane = self._core.lane
+        return float(lane.tuning.curve.expected(n_ctx)[0]) + lane.auto.driver.step
+
     @property
     def calibration(self) -> dict[str, Any]:
         """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
