@@ -2,9 +2,9 @@
 
 - tokens/s: tokens of the answer by the time from its first step to its last; evaluating the prompt is not in it.
 - x plain: what plain decoding of the same answer would have taken, by what the answer took. Plain decoding takes a
-  step for each token. The time of such a step is that of the cost curve, which every plain step corrects, and of the
-  driver, at the middle of the answer (`Engine.plain_step_ms`). It is an estimate: `rest-local demo` and `bench` run
-  both.
+  step for each token. The time of such a step is the mean of the steps of this answer in which nothing was drafted,
+  measured under the same load; where they are fewer than four it is that of the cost curve (`Engine.plain_step_ms`).
+  It is an estimate: `rest-local demo` runs both.
 - the percentage: tokens of the answer that were drafted and accepted, by source where there are several.
 
 Pure functions of a `Result`; knows nothing about terminals.
@@ -26,10 +26,7 @@ NAMES = {"model": "the draft model", "grammar": "the grammar", "prediction": "th
 
 def line_of(engine: Engine, result: Result) -> str:
     """The line about an answer of this engine."""
-    timings = result.timings
-    middle = timings.cached_tokens + timings.prompt_tokens + timings.predicted_tokens // 2
-    names = [store.path.name for store in engine.datastores]
-    return statistics_line(result, engine.plain_step_ms(middle), names)
+    return statistics_line(result, engine.plain_step_ms(result), [store.path.name for store in engine.datastores])
 
 
 def statistics_line(result: Result, plain_ms: float | None, datastores: Sequence[str] = ()) -> str:

@@ -116,12 +116,16 @@ class Engine:
     def cost_curve(self) -> CostCurve:
         return self._core.lane.tuning.curve
 
-    def plain_step_ms(self, n_ctx: int) -> float:
-        """The expected milliseconds of a step without drafts at `n_ctx` tokens of context: the forward pass by the cost
-        curve, which every plain step corrects, and the driver's own time.
+    def plain_step_ms(self, result: Result) -> float:
+        """What a plain step took, or would have taken, in the middle of an answer, in milliseconds: the mean forward
+        pass of the steps of the answer in which nothing was drafted, or, where these are fewer than four, the pass by
+        the cost curve; and the driver's own time.
         """
-        lane = self._core.lane
-        return float(lane.tuning.curve.expected(n_ctx)[0]) + lane.auto.driver.step
+        lane, draft, timings = self._core.lane, result.draft, result.timings
+        if draft.plain_steps >= 4:
+            return draft.plain_ms_per_step + lane.auto.driver.step
+        middle = timings.cached_tokens + timings.prompt_tokens + timings.predicted_tokens // 2
+        return float(lane.tuning.curve.expected(middle)[0]) + lane.auto.driver.step
 
     @property
     def calibration(self) -> dict[str, Any]:

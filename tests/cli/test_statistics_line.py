@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rest_local.cli.statistics_line import drafted_share, line_of, speedup, statistics_line
@@ -45,12 +47,14 @@ def test_without_a_plain_time_nothing_is_compared() -> None:
     assert statistics_line(answer(drafted=0), 5.0) == "0.0 tokens/s, nothing drafted"
 
 
-def test_plain_decoding_is_about_as_fast_as_plain_decoding() -> None:
+def test_the_line_of_an_engine_compares_with_its_plain_step() -> None:
     with Engine.load(demo_model(), n_ctx=512, threads=1, policy="off") as engine:
         stream = engine.generate("def main():", max_tokens=16)
         assert list(stream)
         line = line_of(engine, stream.result)
-        plain = engine.plain_step_ms(16)
-    assert "tokens/s" in line
+        draft, measured = stream.result.draft, engine.plain_step_ms(stream.result)
+        few = replace(stream.result, draft=replace(draft, plain_steps=3))
+        assert engine.plain_step_ms(few) != measured, "by the cost curve"
     assert " x plain, nothing drafted" in line
-    assert 0.01 < plain < 10_000
+    assert draft.plain_steps == draft.steps == 16
+    assert draft.plain_ms_per_step == draft.decode_ms_per_step < measured
