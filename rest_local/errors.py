@@ -17,6 +17,7 @@
     │   ├── ServiceClosed              the engine's thread takes no more requests
     │   ├── ReaderTooSlow              the reader of a stream lags too far
     │   ├── DecodeFailed               llama_decode refused or broke, with its code
+    │   ├── EditRefused                what came of an edit is not written
     │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
         ├── DatastoreNotFound
@@ -168,6 +169,14 @@ class DecodeFailed(GenerationError):
             f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again"
         )
         self.code = code
+
+
+class EditRefused(GenerationError):
+    """The answer of a model is not written to the file that it was to change."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str) -> None:
+        super().__init__(f"file {path}: {cause}; nothing was written; {way_out}")
+        self.path, self.cause = path, cause
 
 
 class Unexpected(GenerationError):

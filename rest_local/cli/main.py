@@ -20,7 +20,8 @@ from rest_local.cli import interrupt
 from rest_local.cli.messages import in_options
 from rest_local.errors import RestLocalError
 
-COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench")  # the order of --help
+# In the order of --help.
+COMMANDS = ("generate", "chat", "edit", "serve", "index", "history", "demo", "doctor", "tune", "bench")
 ENVIRONMENT = "REST_LOCAL"
 
 

@@ -9,7 +9,7 @@ import re
 
 import click
 
-from rest_local.errors import printable
+from rest_local.errors import RestLocalError, printable
 
 OPTIONS = {
     "cells": "--cells",
@@ -17,6 +17,7 @@ OPTIONS = {
     "exclude": "--exclude",
     "flash_attention": "--flash-attn",
     "include": "--include",
+    "max_tokens": "--tokens",
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "repack=False": "--no-repack",
@@ -33,3 +34,15 @@ def in_options(message: str) -> str:
 def warn(message: str) -> None:
     """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
     click.echo(f"rest-local: warning: {printable(in_options(message))}", err=True)
+
+
+def fail(error: RestLocalError) -> str:
+    """The line of an error on stderr, where the command goes on. Returns its message."""
+    message = in_options(str(error))
+    click.echo(f"rest-local: error: {message}", err=True)
+    return message
+
+
+def say(text: str) -> None:
+    """One line on stderr about what the command did."""
+    click.echo(printable(text), err=True)
