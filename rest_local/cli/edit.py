@@ -88,11 +88,12 @@ def edit(
     paths, instruction = read_arguments(arguments, request)
     files = read_files(paths)
     target = read_output(output, files, may_replace=yes or _at_terminal())
-    do = CHECK if check else WRITE if yes or _is_new(target) else ASK if _at_terminal() and not as_json else SHOW
+    is_new = target == "-" or (isinstance(target, Path) and not target.exists())
+    do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
     require_model(config)
     with opening.open_engine(with_context(config, files, instruction)) as engine:
         require_template(engine)
-        edits = Edits(engine, instruction, sampling, tokens, target, do, quiet, as_json)
+        edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
         try:
             for file in files:
                 edits.edit(file)
@@ -151,11 +152,6 @@ def read_output(output: str | None, files: Sequence[TextFile], *, may_replace: b
     return path
 
 
-def _is_new(target: str | Path | None) -> bool:
-    """Whether there is nothing that a write to --output could destroy."""
-    return target == "-" or (isinstance(target, Path) and not target.exists())
-
-
 def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -190,7 +186,8 @@ def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: s
         *counts, n_instruction = (
             len(model.vocabulary.tokenize(text, most=LARGEST_OWN)) for text in (*(f.text for f in files), instruction)
         )
-        most = min(LARGEST_OWN, model.n_ctx_train or LARGEST_OWN)
+        trained = model.metadata.get(f"{model.metadata.get('general.architecture')}.context_length", "")
+        most = min(LARGEST_OWN, int(trained) if trained.isdecimal() else LARGEST_OWN)  # `n_ctx_train` is not read
     needed = needed_tokens(max(counts), n_instruction)
     if needed > most:
         warn(f"a context of {most} tokens is opened, and a file with its edit may need {needed}; `n_ctx` sets another")
@@ -236,8 +233,8 @@ class Change:
 class Edits:
     """Edits one file after the other, and writes what was accepted at the end.
 
-    `target`: where the new text goes, as of `read_output`. `do`: ASK, WRITE, CHECK or SHOW. `failed`: whether anything
-    was refused, or would change and may not.
+    `target`: where the new text goes, as of `read_output`. `only_new`: a target that exists is not replaced. `do`: ASK,
+    WRITE, CHECK or SHOW. `failed`: whether anything was refused, or would change and may not.
     """
 
     engine: Engine
@@ -245,6 +242,7 @@ class Edits:
     sampling: Sampling
     tokens: int
     target: str | Path | None
+    only_new: bool
     do: str
     quiet: bool
     as_json: bool
@@ -341,6 +339,8 @@ class Edits:
             return
         try:
             if isinstance(self.target, Path):
+                if self.only_new and self.target.exists():
+                    raise EditRefused(self.target, "was made meanwhile", "--yes replaces it")
                 write_whole(self.target, content, like=self.target if self.target.exists() else file.target)
             elif file.is_unchanged():
                 write_whole(file.target, content, like=file.target)

@@ -105,5 +105,10 @@ def _between(lines: Sequence[str], begin: _Fence, end: _Fence) -> Sequence[str]:
     return [line.removeprefix(begin.indent) for line in lines[begin.line + 1 : end.line]]
 
 
-def _likeness(block: Sequence[str], old: Sequence[str]) -> float:
-    return SequenceMatcher(None, block, old).ratio()
+def _likeness(block: Sequence[str], old: Sequence[str]) -> tuple[int, int]:
+    """How many lines with a letter or digit the two have in common in the same order; of equal ones, the shorter block
+    is more alike.
+    """
+    before, after = ([line for line in lines if any(map(str.isalnum, line))] for lines in (old, block))
+    same = sum(match.size for match in SequenceMatcher(None, before, after).get_matching_blocks())
+    return same, -len(block)
