@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sys
+import textwrap
+from typing import TextIO
 
 import click
 
@@ -51,7 +54,18 @@ def fail(error: RestLocalError) -> str:
 
 def say(text: str) -> None:
     """One line on stderr about what the command did."""
-    click.echo(printable(text), err=True)
+    click.echo(fitted(printable(text), sys.stderr), err=True)
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """A line of words, broken between them for the width of a terminal and indented further; for a pipe as it is."""
+    if not stream.isatty():
+        return text
+    indent = text[: len(text) - len(text.lstrip())]
+    width = max(shutil.get_terminal_size().columns - 1, 20)
+    return textwrap.fill(
+        text, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False, tabsize=4
+    )
 
 
 PROGRESS = "rest_local.tuning.progress"
