@@ -23,14 +23,17 @@ def unified_diff(path: Path, old: str, new: str) -> Iterator[str]:
     names = (name, name) if path.is_absolute() else (f"a/{name}", f"b/{name}")
     before, after = ([line + end for line, end in lines_of(text)] for text in (old, new))
     for line in difflib.unified_diff(before, after, *names):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        if line.endswith("\n"):
+            yield line
+        else:
+            yield from (f"{line}\n", "\\ No newline at end of file\n")
 
 
 def coloured(line: str) -> str:
-    """A line of a diff for a terminal, without its end. What a file holds cannot control the terminal. Plain where
-    NO_COLOR is set or the terminal is dumb.
+    """A line of a diff for a terminal, without its end and without byte order marks. What a file holds cannot control
+    the terminal. Plain where NO_COLOR is set or the terminal is dumb.
     """
-    shown = "\t".join(map(printable, line.rstrip("\r\n").split("\t")))
+    shown = "\t".join(map(printable, line.rstrip("\r\n").replace("\ufeff", "").split("\t")))
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return shown
     if line.startswith(("--- ", "+++ ")):
