@@ -35,8 +35,8 @@ BELOW: dict[str, set[str]] = {
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "cli": {
-        "server", "bench", "editing", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat",
-        "grammar",
+        "server", "bench", "editing", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval",
+        "llama", "chat", "grammar",
     },
 }  # fmt: skip
 

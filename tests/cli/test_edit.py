@@ -315,7 +315,7 @@ def test_an_output_that_cannot_be_is_refused(model: Install, edit: Call, file: P
 
 def test_instruction_from_a_file_and_from_a_pipe(model: Install, edit: Call, file: Path) -> None:
     engine = model(fenced(NEW))
-    request = file.parent / "REQUEST.md"
+    request = file.parent / "request.md"
     request.write_text("make y\n\n    20\n")
     assert edit(file, "--from", request, "--yes").code == 0
     assert edit(file, "--from", "-", "--yes", stdin=b"make y 30\n").code == 0
