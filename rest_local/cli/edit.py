@@ -128,6 +128,9 @@ def _read_request(path: Path) -> str:
 
 def read_files(paths: Sequence[Path]) -> list[TextFile]:
     """All files, each once. Raises InputInvalid for the first that cannot be edited."""
+    missing = next((path for path in paths if len(paths) > 1 and not os.path.lexists(path)), None)
+    if missing is not None:
+        raise InputInvalid("file", missing, "does not exist; put the instruction in quotes if this is a part of it")
     files = [TextFile.read(path) for path in paths]
     return list({file.target: file for file in reversed(files)}.values())[::-1]
 

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import FakeEngine, FakePiece
+from fake_cli_engine import FakeEngine, FakePiece, FakeStream
 
 from rest_local.cli import edit as edit_module
 from rest_local.cli.edit import LARGEST_OWN, with_context
@@ -359,6 +360,24 @@ def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert f"error: file {bad}: " in done.err
     assert (engine.prompts, file.read_text()) == ([], OLD)
+
+
+def test_an_instruction_without_quotes_is_recognized(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    done = edit(file, "make", "y", "20")
+    assert (done.code, done.err.count("\n"), engine.prompts) == (1, 1, [])
+    assert "file make: does not exist; put the instruction in quotes" in done.err
+
+
+def test_an_answer_after_a_context_shift_is_refused(
+    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FakeStream.result
+    monkeypatch.setattr(FakeStream, "result", property(lambda self: replace(whole.__get__(self), truncated=True)))
+    model(fenced(NEW))
+    done = edit(file, "make y 20", "--yes", "--context-shift")
+    assert (done.code, file.read_text()) == (1, OLD)
+    assert "a context shift dropped the beginning of the file; nothing was written" in done.err
 
 
 def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, file: Path) -> None:
