@@ -122,9 +122,11 @@ class Engine:
         """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
         return self._core.lane.tuning.state()
 
-    def compare(self) -> None:
-        """Run the self-test of `self_test`, if it was never run: some seconds. Only while no request runs."""
-        self._core.lane.compare()
+    def compare(self, seconds: float = math.inf) -> None:
+        """Run the self-test of `self_test`, if it was never run: some seconds, for an exact engine at most `seconds`.
+        Only while no request runs.
+        """
+        self._core.lane.compare(seconds)
 
     def tune(self, report: Progress | None = None) -> Measured:
         """Measure the cost curve thoroughly and keep it for the next start: about 700 plain steps. Only while no
