@@ -16,12 +16,14 @@ from importlib import import_module
 import click
 
 from rest_local import __version__
-from rest_local.cli import interrupt
+from rest_local.cli import interrupt, settings
 from rest_local.cli.messages import in_options
 from rest_local.errors import RestLocalError
 
-COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench")  # the order of --help
-ENVIRONMENT = "REST_LOCAL"
+COMMANDS = (  # in the order of --help
+    "generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench", "config", "completion",
+)  # fmt: skip
+UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 
 
 class LazyGroup(click.Group):
@@ -34,20 +36,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"rest_local.cli.{cmd_name}"), cmd_name)
-        _read_environment(command)
+        settings.prepare(command, configured=cmd_name not in UNCONFIGURED)
         return command
-
-
-def _read_environment(command: click.Command) -> None:
-    """Option --top-k reads REST_LOCAL_TOP_K in every command. Click's own way would be REST_LOCAL_GENERATE_TOP_K, and
-    would go by the name of the argument (`as_json`), not by that of the option. An option that deletes, or
-    that means something else in another command, takes no part (`allow_from_autoenv`)."""
-    for option in command.params:
-        if isinstance(option, click.Option) and option.allow_from_autoenv:
-            name = next((name for name in option.opts if name.startswith("--")), option.opts[0])  # others are aliases
-            option.envvar = f"{ENVIRONMENT}_{name.lstrip('-').replace('-', '_').upper()}"
-    for child in getattr(command, "commands", {}).values():
-        _read_environment(child)
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,7 +47,7 @@ def cli(ctx: click.Context) -> None:
     """Run local GGUF models faster, with the same output.
 
     Text that was written before (your code, this conversation) is drafted and the model verifies it many tokens at a
-    time. Every option can be set in the environment: --top-k is REST_LOCAL_TOP_K.
+    time. Every option can be set in the environment (--top-k is REST_LOCAL_TOP_K) and in a file (see `config`).
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 import click
 
 from rest_local.cli.load_options import SECTIONS, load_options
-from rest_local.cli.main import ENVIRONMENT, cli
+from rest_local.cli.main import cli
 from rest_local.cli.sections import section_of
+from rest_local.cli.settings import ENVIRONMENT
 
 HEAD = f"""# Command line
 
