@@ -25,6 +25,12 @@ def data_dir() -> Path:
     return _made(os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False))
 
 
+def datastores_home() -> Path:
+    """The directory of named datastores: `$REST_LOCAL_DATASTORES`, or `datastores` in the user's data directory."""
+    given = os.environ.get("REST_LOCAL_DATASTORES")
+    return Path(given) if given else data_dir() / "datastores"
+
+
 def config_file() -> Path:
     """The configuration of the command line, which need not exist: `$REST_LOCAL_CONFIG`, or `config.toml` in the
     platform's user configuration directory."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import OptionError
 
@@ -118,7 +119,7 @@ class ReplayChoice:
         return partial(make_policy, self.policy)
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def bench() -> None:
     """Measure drafting on recorded answers."""
 

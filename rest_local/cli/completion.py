@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class, shell_complete
+
+from rest_local.errors import RestLocalError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 PROGRAM = "rest-local"
 VARIABLE = "_REST_LOCAL_COMPLETE"  # set by the script, for every completion
 SHELLS = ("bash", "zsh", "fish")
-_PLACES = {
-    "bash": "~/.local/share/bash-completion/completions/rest-local",
-    "zsh": "~/.zfunc/_rest-local  # a folder of $fpath",
-    "fish": "~/.config/fish/completions/rest-local.fish",
-}
-
-Items = list[CompletionItem]  # type: ignore[type-arg]  # older versions of click take no argument
 
 
 @click.command()
@@ -34,6 +32,8 @@ def completion(shell: str) -> None:
     zsh:  rest-local completion zsh > ~/.zfunc/_rest-local     # a folder of $fpath
     fish: rest-local completion fish > ~/.config/fish/completions/rest-local.fish
     """
+    from click.shell_completion import get_completion_class
+
     from rest_local.cli.main import cli
 
     script = get_completion_class(shell)
@@ -41,18 +41,26 @@ def completion(shell: str) -> None:
     click.echo(script(cli, {}, PROGRAM, VARIABLE).source())
 
 
-def answer(command: click.Command) -> int | None:
-    """Answer the script of a shell and return the exit code; None where no script asks."""
-    instruction = os.environ.get(VARIABLE)
-    return shell_complete(command, {}, PROGRAM, VARIABLE, instruction) if instruction else None
+def answer(command: click.Command) -> int:
+    """Answer the script of a shell, which has set VARIABLE, and return the exit code. What fails offers nothing."""
+    from click.shell_completion import shell_complete
+
+    try:
+        return shell_complete(command, {}, PROGRAM, VARIABLE, os.environ[VARIABLE])
+    except (OSError, RestLocalError):
+        return 1
 
 
-def _starting(names: Iterable[str], incomplete: str) -> Items:
+def _starting(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
-def _files(incomplete: str) -> Items:
+def _files(incomplete: str) -> list[CompletionItem[str]]:
     """Let the shell complete a path."""
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -60,7 +68,7 @@ def _is_path(text: str) -> bool:
     return os.sep in text or text.startswith("~")
 
 
-def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of datastores, or a path."""
     if _is_path(incomplete):
         return _files(incomplete)
@@ -69,14 +77,14 @@ def datastores(context: click.Context, parameter: click.Parameter, incomplete: s
     return _starting(_folders(str(datastores_home())), incomplete) or _files(incomplete)
 
 
-def histories(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+def histories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of histories."""
     from rest_local.paths import data_dir
 
     return _starting(_folders(os.path.join(data_dir(), "history")), incomplete)
 
 
-def models(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+def models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """GGUF files of this folder, or a path."""
     if _is_path(incomplete):
         return _files(incomplete)
@@ -84,8 +92,10 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
     return _starting(found, incomplete) or _files(incomplete)
 
 
-def keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+def keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Keys of the configuration, with the help of their options."""
+    from click.shell_completion import CompletionItem
+
     from rest_local.cli.main import cli
     from rest_local.cli.settings import options_by_key
 
@@ -97,7 +107,7 @@ def keys(context: click.Context, parameter: click.Parameter, incomplete: str) ->
     ]
 
 
-def values(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+def values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """What the option of the key in the same command line takes."""
     from rest_local.cli.main import cli
     from rest_local.cli.settings import options_by_key

@@ -52,7 +52,7 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     Checks the whole file. Without KEY only what is set is shown.
     """
     options, found = _options(), Settings.load()
-    settings.parse_all(found, options)
+    settings.check_all(found, options)
     for key in keys:
         _check_key(key, options)
     model = model or _model(found)
@@ -113,7 +113,7 @@ def unset(key: str, profile: str | None) -> None:
         raise RestLocalError(f"{key} is not set in {_place(path, profile)}; `rest-local config show` lists what is")
     del table[key]
     if profile is not None and not table:
-        del document[PROFILE][profile]  # type: ignore[union-attr]  # a table, as `table` came from it
+        del tables[profile]
     _write(path, document)
     click.echo(printable(f"{key} removed from {_place(path, profile)}"))
 

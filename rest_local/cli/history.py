@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 
 if TYPE_CHECKING:
     from rest_local.retrieval.histories import HistoryEntry
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def history() -> None:
     """List and forget the answers that are kept to draft from.
 

@@ -13,6 +13,7 @@ import click
 
 from rest_local.cli.inputs import model_path
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _DEPTH = 8
 model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def index() -> None:
     """Build, search and remove datastores of your own code and text."""
 
@@ -117,8 +118,9 @@ def info(name: str, as_json: bool) -> None:
 def list_(as_json: bool) -> None:
     """List the datastores that have a name."""
     from rest_local.errors import DatastoreError
+    from rest_local.paths import datastores_home
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.home import datastore_path, datastores_home, list_datastores
+    from rest_local.retrieval.home import datastore_path, list_datastores
 
     rows: list[dict[str, Any]] = []
     for name in list_datastores():

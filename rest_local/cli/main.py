@@ -16,8 +16,9 @@ from importlib import import_module
 import click
 
 from rest_local import __version__
-from rest_local.cli import interrupt, settings
+from rest_local.cli import completion, interrupt, settings
 from rest_local.cli.messages import in_options
+from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import RestLocalError
 
 COMMANDS = (  # in the order of --help
@@ -26,7 +27,7 @@ COMMANDS = (  # in the order of --help
 UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SummaryGroup):
     """Loads `rest_local.cli.NAME` when command NAME is used; the module's attribute NAME is the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -118,4 +119,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets "?", never a traceback
             stream.reconfigure(errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(completion.answer(cli) if completion.VARIABLE in os.environ else run(sys.argv[1:]))

@@ -124,7 +124,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode) and mode & _OTHERS:
+            if os.name != "nt" and stat.S_ISREG(mode) and mode & _OTHERS:  # Windows has no such modes
                 shown = f"{stat.S_IMODE(mode):04o}"
                 raise OptionError(f"API key file: other users can read or change it (mode {shown}); chmod 600 it")
             return parse_keys(file.read())

@@ -19,13 +19,14 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rest_local.cli.sections import HelpContext
 from rest_local.errors import ConfigInvalid, RestLocalError
 
 ENVIRONMENT = "REST_LOCAL"
@@ -53,7 +54,7 @@ def prepare(command: click.Command, configured: bool = True) -> None:
     Click's own way would be REST_LOCAL_GENERATE_TOP_K, and would go by the name of the argument (`as_json`), not by
     that of the option.
     """
-    command.context_class = ConfiguredContext if configured else click.Context
+    command.context_class = ConfiguredContext if configured else HelpContext
     for parameter in command.params:
         key = key_of(parameter)
         if key is not None:
@@ -168,7 +169,8 @@ def read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigInvalid(path, None, f"not UTF-8 text at byte {error.start}; save it as UTF-8") from error
     except OSError as error:
-        raise ConfigInvalid(path, None, f"{error.strerror or error}; `rest-local config path` tells its place") from error
+        cause = f"{error.strerror or error}; REST_LOCAL_CONFIG names another file"
+        raise ConfigInvalid(path, None, cause) from error
 
 
 def matches(glob: str, model: str | None) -> bool:
@@ -257,7 +259,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         raise ConfigInvalid(path, int(found[1]) if found else None, f"no TOML: {cause}; correct it there") from error
 
 
-class ConfiguredContext(click.Context):
+class ConfiguredContext(HelpContext):
     """Looks up in the configuration what neither the command line nor the environment gave."""
 
     def lookup_default(self, name: str, call: bool = True) -> Any:
@@ -300,7 +302,7 @@ class ConfiguredContext(click.Context):
         return found.value if found and isinstance(found.value, str) else None
 
 
-def parse_all(settings: Settings, options: Mapping[str, list[click.Option]]) -> None:
+def check_all(settings: Settings, options: Mapping[str, Sequence[click.Option]]) -> None:
     """Check every key and value of a file. Raises ConfigInvalid for the first fault."""
     settings.check_keys(options)
     for key in sorted(settings.keys()):

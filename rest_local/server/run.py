@@ -65,8 +65,10 @@ log = logging.getLogger("rest_local.server")
 
 def connection_limit() -> int:
     """Connections that can be open at once: the free descriptors of this process, less a reserve."""
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MAX_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
