@@ -255,8 +255,9 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         return dict(tomlkit.parse(text).unwrap())
     except ValueError as error:
         found = re.search(r"line (\d+)", str(error))
-        cause = re.sub(r" *\(?at .*line.*$", "", str(error))
-        raise ConfigInvalid(path, int(found[1]) if found else None, f"no TOML: {cause}; correct it there") from error
+        line = int(found[1]) if found else text.count("\n") + 1  # at the end of the document
+        cause = re.sub(r" *\(?at (line|end of doc).*$", "", str(error))
+        raise ConfigInvalid(path, line, f"no TOML: {cause}; correct it there") from error
 
 
 class ConfiguredContext(HelpContext):
