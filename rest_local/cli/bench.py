@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
 from rest_local.decoding.config import POLICY_NAMES
@@ -127,7 +128,10 @@ def bench() -> None:
 @bench.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--vocab", metavar="GGUF", help="A model or vocabulary file to tokenize with. Default: the model of --model."
+    "--vocab",
+    metavar="GGUF",
+    shell_complete=completion.models,
+    help="A model or vocabulary file to tokenize with. Default: the model of --model.",
 )
 @click.option(
     "--git",
@@ -140,7 +144,14 @@ def bench() -> None:
     "--edits", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Edits of a repository."
 )
 @click.option("--predict", is_flag=True, help="With --git: give the old file as the request's prediction, too.")
-@click.option("-d", "--datastore", multiple=True, metavar="NAME", help="Draft from this datastore, too; repeatable.")
+@click.option(
+    "-d",
+    "--datastore",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.datastores,
+    help="Draft from this datastore, too; repeatable.",
+)
 @click.option(
     "--history",
     metavar="N|FILE",
@@ -176,6 +187,8 @@ def bench() -> None:
     "-m",
     "--model",
     metavar="MODEL",
+    allow_from_autoenv=False,  # elsewhere it chooses a model; here it also turns a replay into minutes of decoding
+    shell_complete=completion.models,
     help="Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
 )
 @click.option(

@@ -27,10 +27,8 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(shell: str) -> None:
     """Print the script that completes command lines in a shell.
 
-    \b
-    bash: rest-local completion bash > ~/.local/share/bash-completion/completions/rest-local
-    zsh:  rest-local completion zsh > ~/.zfunc/_rest-local     # a folder of $fpath
-    fish: rest-local completion fish > ~/.config/fish/completions/rest-local.fish
+    bash reads it from ~/.local/share/bash-completion/completions/rest-local, zsh from the file _rest-local in a folder
+    of $fpath, fish from ~/.config/fish/completions/rest-local.fish.
     """
     from click.shell_completion import get_completion_class
 

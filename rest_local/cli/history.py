@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
 
@@ -43,7 +44,7 @@ def list_(as_json: bool) -> None:
 
 
 @history.command()
-@click.argument("name", required=False, metavar="[NAME]")
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=completion.histories)
 @click.option("--all", "everything", is_flag=True, allow_from_autoenv=False, help="Forget every history.")
 @click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
 @json_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.inputs import model_path
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
@@ -24,7 +25,9 @@ PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
 
-model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
+model_option = click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="GGUF file whose vocabulary is used."
+)
 
 
 @click.group(cls=SummaryGroup)
@@ -94,7 +97,7 @@ def build(
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @json_option
 def info(name: str, as_json: bool) -> None:
     """Show what a datastore holds and how it was built."""
@@ -142,7 +145,7 @@ def list_(as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @click.argument("text")
 @model_option
 @json_option
@@ -168,7 +171,7 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @json_option
 def remove(name: str, as_json: bool) -> None:
     """Delete a datastore."""
@@ -184,7 +187,7 @@ def remove(name: str, as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @json_option
 def check(name: str, as_json: bool) -> None:
     """Compare every file of a datastore with its checksum."""

@@ -78,7 +78,7 @@ def _placeholder(argument: click.Argument) -> str:
 
 def _row(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    if isinstance(option.type, click.Choice):
+    if isinstance(option.type, click.Choice) and not option.metavar:
         value = "|".join(map(str, option.type.choices))
     else:
         value = "" if option.is_flag else option.metavar or ""

@@ -11,15 +11,27 @@ from typing import Any
 import click
 
 WIDEST = 100  # columns of help: longer lines are hard to read
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are broken
 _COLUMN = 30  # columns for names at most, a third of a narrow terminal
 
 
 class Help(click.HelpFormatter):
-    """Click's layout, with a column of names that leaves a narrow terminal enough for the text."""
+    """Click's layout, with a column of names that leaves a narrow terminal enough for the text, and without line breaks
+    inside of --context-shift.
+    """
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(text.replace("-", _HYPHEN))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = _COLUMN, col_spacing: int = 2) -> None:
         """Write rows of a name and its text; a name that is too long gets a line of its own."""
-        super().write_dl(list(rows), min(col_max, self.width // 3), col_spacing)
+        unbroken = [(name, text.replace("-", _HYPHEN)) for name, text in rows]
+        super().write_dl(unbroken, min(col_max, self.width // 3), col_spacing)
+
+    def getvalue(self) -> str:
+        """The text so far."""
+        return super().getvalue().replace(_HYPHEN, "-")
 
 
 class HelpContext(click.Context):
@@ -67,7 +79,7 @@ class SectionedCommand(click.Command):
         """Write the options into the formatter, a heading for each section."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 sections.setdefault(section_of(parameter), []).append(record)
         for title, records in sections.items():
