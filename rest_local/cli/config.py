@@ -85,6 +85,8 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
     """
     options, path = _options(), _path()
     _check_key(key, options)
+    if profile == "":
+        raise OptionError("--profile: give a glob, for example 'qwen*'; '*' is every model")
     if key == MODEL and profile is not None:
         raise OptionError("model: the model chooses the profile, so a profile cannot hold it; leave out --profile")
     value = _value(options[key], values)
@@ -159,7 +161,7 @@ def _row(key: str, options: Sequence[click.Option], found: Settings, model: str 
     if in_file is None:
         return {"key": key, "value": _default(options), "source": "default"}
     line = found.line(key, in_file.profile)
-    if in_file.profile:
+    if in_file.profile is not None:
         return {"key": key, "value": in_file.value, "source": "profile", "profile": in_file.profile, "line": line}
     return {"key": key, "value": in_file.value, "source": "file", "line": line}
 
@@ -235,6 +237,8 @@ def _write(path: Path, document: TOMLDocument) -> None:
     from rest_local.paths import write_atomically
 
     target = path.resolve()
+    if target.exists() and not target.is_file():  # /dev/null, say: it would be replaced by a file
+        raise ConfigInvalid(path, None, "not a regular file; REST_LOCAL_CONFIG names another one")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o600

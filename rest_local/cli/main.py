@@ -64,7 +64,10 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as exit_:  # --help, --version
         return exit_.exit_code
     except click.ClickException as error:
-        return _fail(_usage_line(error), error.exit_code)
+        message = _usage_line(error)
+        if "\n" in message:  # the help of a group that was called without a command
+            return _say(message, error.exit_code)
+        return _fail(message, error.exit_code)
     except RestLocalError as error:
         return _fail(in_options(str(error)), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -85,8 +88,12 @@ def _usage_line(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
+    return _say(f"rest-local: error: {message}", code)
+
+
+def _say(message: str, code: int) -> int:
     try:
-        click.echo(f"rest-local: error: {message}", err=True)
+        click.echo(message, err=True)
         sys.stdout.flush()
     except OSError:
         _output_closed()

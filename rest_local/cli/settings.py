@@ -87,10 +87,10 @@ def _commands(command: click.Command) -> Iterator[click.Command]:
 
 @dataclass(frozen=True)
 class Found:
-    """A value and where it came from. `profile`: the glob of its table, empty for the top of the file."""
+    """A value and where it came from. `profile`: the glob of its table, None for the top of the file."""
 
     value: Any
-    profile: str = ""
+    profile: str | None = None
 
 
 class Settings:
@@ -117,15 +117,14 @@ class Settings:
         """All keys at the top and in the profiles."""
         return {*self._top, *(key for table in self._profiles.values() for key in table)}
 
-    def profiles(self, key: str) -> list[str]:
-        """The tables that hold a key, in the order of the file, "" for the top."""
-        return ["" for table in [self._top] if key in table] + [
-            glob for glob, table in self._profiles.items() if key in table
-        ]
+    def profiles(self, key: str) -> list[str | None]:
+        """The tables that hold a key, in the order of the file, None for the top."""
+        top: list[str | None] = [None] if key in self._top else []
+        return [*top, *(glob for glob, table in self._profiles.items() if key in table)]
 
-    def value(self, key: str, profile: str = "") -> Any:
+    def value(self, key: str, profile: str | None = None) -> Any:
         """The value in one table. Raises KeyError."""
-        return (self._profiles[profile] if profile else self._top)[key]
+        return (self._top if profile is None else self._profiles[profile])[key]
 
     def find(self, key: str, model: str | None) -> Found | None:
         """The value that counts for a model, named as -m names it; None: the demo model."""
@@ -134,7 +133,7 @@ class Settings:
                 return Found(self._profiles[glob][key], glob)
         return Found(self._top[key]) if key in self._top else None
 
-    def line(self, key: str, profile: str = "") -> int | None:
+    def line(self, key: str, profile: str | None = None) -> int | None:
         """The line on which a value ends, from 1."""
         lines = self._text.splitlines(keepends=True)
         for number in range(1, len(lines) + 1):
@@ -142,7 +141,7 @@ class Settings:
                 table = _parse(self.path, "".join(lines[:number]))
             except ConfigInvalid:  # in the middle of a value of several lines
                 continue
-            if profile:
+            if profile is not None:
                 table = table.get(PROFILE, {}).get(profile, {})
             if key in table:
                 return number
@@ -153,7 +152,7 @@ class Settings:
         known = sorted({*known} - {MODEL})
         for key in sorted(self.keys()):
             for profile in self.profiles(key):
-                if key == MODEL and profile:
+                if key == MODEL and profile is not None:
                     cause = "the model chooses the profile, so a profile cannot hold it"
                     raise ConfigInvalid(self.path, self.line(key, profile), f"{key}: {cause}")
                 if key not in known and key != MODEL:
@@ -286,7 +285,7 @@ class ConfiguredContext(HelpContext):
         if not isinstance(settings, Settings):
             settings = Settings.load()
             own = {key_of(parameter) for parameter in self.command.params}
-            if settings.keys() - own or settings.profiles(MODEL) not in ([], [""]):
+            if settings.keys() - own or settings.profiles(MODEL) not in ([], [None]):
                 settings.check_keys(options_by_key(self.find_root().command))
             self.meta[_META] = settings
         return settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import tomlkit
 
 from rest_local import paths
+from rest_local.cli import settings
 
 Call = Callable[..., Any]
 
@@ -140,6 +142,7 @@ def test_set_writes_a_value_of_the_options_kind(
         (["top-k", "1", "2"], "top-k: takes one value, not 2"),
         (["model", "x", "--profile", "q*"], "model: the model chooses the profile"),
         (["verify", "loose"], "verify: "),
+        (["ctx", "5", "--profile", ""], "--profile: give a glob, for example 'qwen*'"),
     ],
 )
 def test_set_refuses_what_a_command_would_refuse(call: Call, path: Path, arguments: list[str], message: str) -> None:
@@ -265,6 +268,27 @@ def test_a_write_that_fails_leaves_the_file(call: Call, path: Path, monkeypatch:
     assert f"configuration {path}: cannot be written: No space left on device" in done.err
     assert path.read_text() == KEPT
     assert sorted(place.name for place in path.parent.iterdir()) == ["config.toml"]
+
+
+def test_what_is_no_file_is_not_replaced(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is set with a device for a file, such as /dev/null; it must stay one. A socket stands for it here."""
+    listener = socket.socket(socket.AF_UNIX)
+    monkeypatch.chdir(path.parent)  # the path of a socket has a limit
+    listener.bind("device")
+    listener.close()
+    monkeypatch.setenv("REST_LOCAL_CONFIG", "device")
+    monkeypatch.setattr(settings, "read", lambda path: "")
+    done = call("config", "set", "top-k", "20")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "not a regular file" in done.err
+    assert (path.parent / "device").is_socket()
+
+
+def test_a_profile_with_an_empty_name_can_be_read_and_removed(call: Call, path: Path) -> None:
+    path.write_text('[profile.""]\nctx = 5\n')
+    assert call("config", "show").code == 0
+    assert call("config", "unset", "ctx", "--profile", "").code == 0
+    assert read(path) == {}
 
 
 def test_line_ends_of_windows_stay(call: Call, path: Path) -> None:
