@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rest_local.drafting.drafter import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        ConfigInvalid,
         CorpusEmpty,
         CorpusTooLarge,
         DatastoreCorrupt,
@@ -77,6 +78,7 @@ __all__ = [
     "AsyncEngine",
     "AsyncStream",
     "ChatStream",
+    "ConfigInvalid",
     "CorpusEmpty",
     "CorpusTooLarge",
     "Datastore",

@@ -3,6 +3,7 @@
     RestLocalError                     exit 1
     ├── OptionError                    exit 2: a wrong option or argument
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
+    ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
@@ -69,6 +70,14 @@ class InputInvalid(RestLocalError):
     def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"{what} {path}: {cause}")
         self.path, self.cause = path, cause
+
+
+class ConfigInvalid(RestLocalError):
+    """The configuration file cannot be used. `line`: from 1, None if it concerns the file as a whole."""
+
+    def __init__(self, path: str | PathLike[str], line: int | None, cause: str) -> None:
+        super().__init__(f"configuration {path}{f':{line}' if line else ''}: {cause}")
+        self.path, self.line, self.cause = path, line, cause
 
 
 class ModelError(RestLocalError):

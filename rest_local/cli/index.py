@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.inputs import model_path
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:
@@ -23,10 +25,12 @@ PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
 
-model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
+model_option = click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="GGUF file whose vocabulary is used."
+)
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def index() -> None:
     """Build, search and remove datastores of your own code and text."""
 
@@ -93,7 +97,7 @@ def build(
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @json_option
 def info(name: str, as_json: bool) -> None:
     """Show what a datastore holds and how it was built."""
@@ -117,8 +121,9 @@ def info(name: str, as_json: bool) -> None:
 def list_(as_json: bool) -> None:
     """List the datastores that have a name."""
     from rest_local.errors import DatastoreError
+    from rest_local.paths import datastores_home
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.home import datastore_path, datastores_home, list_datastores
+    from rest_local.retrieval.home import datastore_path, list_datastores
 
     rows: list[dict[str, Any]] = []
     for name in list_datastores():
@@ -140,7 +145,7 @@ def list_(as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @click.argument("text")
 @model_option
 @json_option
@@ -166,7 +171,7 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @json_option
 def remove(name: str, as_json: bool) -> None:
     """Delete a datastore."""
@@ -182,7 +187,7 @@ def remove(name: str, as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @json_option
 def check(name: str, as_json: bool) -> None:
     """Compare every file of a datastore with its checksum."""

@@ -8,18 +8,12 @@ import secrets
 from pathlib import Path
 
 from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
-from rest_local.paths import data_dir
+from rest_local.paths import datastores_home
 from rest_local.retrieval.files import LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, owns
 
 DEFAULT_NAME = "default"
 _REMOVED = ".removed-"
-
-
-def datastores_home() -> Path:
-    """The directory of named datastores: $REST_LOCAL_DATASTORES, or the user's data directory."""
-    given = os.environ.get("REST_LOCAL_DATASTORES")
-    return Path(given) if given else data_dir() / "datastores"
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:

@@ -243,6 +243,7 @@ def forget(
         if count == 0:
             return 0
         if count == len(held) and whole:
+            store.close()  # Windows renames no directory whose files are mapped
             remove_locked(path, files)
             return count
         if count == len(held):
