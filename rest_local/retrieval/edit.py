@@ -17,7 +17,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
-from rest_local.retrieval.home import holds_files, remove_locked
+from rest_local.retrieval.home import find, holds_files, remove_index_locked
 from rest_local.retrieval.rows import Int32Array
 
 
@@ -31,22 +31,23 @@ def add(
     files: Files | None = None,
     mmap: bool | None = None,
 ) -> Manifest:
-    """Add documents, each a name and token ids. Creates the datastore if it does not exist.
+    """Add documents, each a name and token ids, to the index for this vocabulary. Creates a datastore that does not
+    exist, but not an index that an existing one lacks, which would hold these documents alone.
 
     `recipe`: of a new datastore; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
     DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
     without any token. After an error the existing datastore is intact.
     """
-    files = files or Files()
-    with locked(path, wait_s, make=files):
+    files, directory = files or Files(), find(path, vocabulary.hash)
+    with locked(directory, wait_s, make=files):
         try:
             store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
         except DatastoreNotFound:
-            return commit(path, documents, vocabulary=vocabulary, recipe=recipe, files=files)
+            return commit(directory, documents, vocabulary=vocabulary, recipe=recipe, files=files)
         with store:
             keep, kept = _divided(store, {name for name, _ in documents}, sum(len(t) + 1 for _, t in documents))
             recipe = dict(store.manifest.recipe)
-        return commit(path, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
+        return commit(directory, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
 
 
 def forget(
@@ -57,22 +58,24 @@ def forget(
     files: Files | None = None,
     whole: bool = False,
     mmap: bool | None = None,
+    vocabulary_hash: str | None = None,
 ) -> int:
-    """Remove the documents with these names. Returns their number.
+    """Remove the documents with these names from the index for a vocabulary, None: the first one. Returns their number.
 
-    A datastore is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
+    An index is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
     raised. `mmap`: as for `add`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked,
     DatastoreUnwritable.
     """
-    if not holds_files(path):
+    directory = find(path, vocabulary_hash)
+    if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
-    with locked(path, wait_s), Datastore.open(path, mmap=mmap) as store:
+    with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         held = store.document_names()
         count = sum(name in names for name in held)
         if count == 0:
             return 0
         if count == len(held) and whole:
-            remove_locked(path, files)
+            remove_index_locked(path, directory, files)
             return count
         if count == len(held):
             raise OptionError(
@@ -80,7 +83,7 @@ def forget(
             )
         keep, kept = _divided(store, names, 0)
         manifest = store.manifest
-        commit(path, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
+        commit(directory, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
         return count
 
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rest_local.errors import CorpusEmpty
+from rest_local.errors import CorpusEmpty, DatastoreError
 from rest_local.retrieval.build import Progress, build
 from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, walk
 from rest_local.retrieval.format import Manifest, VocabularyId
-from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.home import datastore_path, is_walk, newest_manifest
 from rest_local.retrieval.rows import Int32Array
 
+WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Tokenize = Callable[[str], Int32Array]
@@ -88,21 +89,30 @@ def build_datastore(
     max_file_size: int = MAX_FILE_SIZE,
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    replace: bool = True,
 ) -> Built:
-    """Build the datastore `name` (or a path) from the text files below `paths`. It replaces an existing one.
+    """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
+    It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
     `rest_local.retrieval.corpus.walk` decides which files are taken. `recipe`: fields to record in addition to paths
     and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
 
     Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable. After an error the existing datastore is intact.
+    DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
     """
+    report = progress or (lambda what, amount: None)
     skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]
-    files = walk(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size, skipped=skipped)
     noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
+    files = walk(**noted, skipped=skipped, looked_at=lambda size: report("read", size))
     try:
         return build_from_texts(
-            name, files, vocabulary=vocabulary, recipe={**noted, **(recipe or {})}, progress=progress, skipped=skipped
+            name,
+            files,
+            vocabulary=vocabulary,
+            recipe={**noted, **(recipe or {})},
+            progress=progress,
+            skipped=skipped,
+            replace=replace,
         )
     except CorpusEmpty as error:
         raise CorpusEmpty(", ".join(str(path) for path in paths), skipped.summary()) from error
@@ -116,13 +126,41 @@ def build_from_texts(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     skipped: Skipped | None = None,
+    replace: bool = True,
 ) -> Built:
     """As `build_datastore`, from (document name, text) of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
     documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report)
+    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
     return Built(path, manifest, skipped or Skipped())
+
+
+def rebuild_datastore(
+    name: str | os.PathLike[str],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+) -> Built:
+    """Build a datastore for a vocabulary from the paths and filters that its newest index was built from.
+
+    `recipe`: fields to record in addition. Raises as `build_datastore`, and `recorded_recipe`.
+    """
+    noted = recorded_recipe(datastore_path(name))
+    return build_datastore(name, **noted, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+
+
+def recorded_recipe(path: Path) -> dict[str, Any]:
+    """The arguments of a walk over the text of a datastore: those that its newest index was built with.
+
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, and DatastoreError if it holds text of another origin.
+    """
+    recipe = newest_manifest(path).recipe
+    if not is_walk(recipe):
+        raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
+    return recipe_of(**{key: recipe[key] for key in WALK if key in recipe})
 
 
 def recipe_of(

@@ -19,7 +19,7 @@ from test_build import Counting
 from test_history import answers_in
 
 from rest_local.retrieval import Datastore, History, Segment, VocabularyId, history
-from rest_local.retrieval.datastore import read_manifest
+from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, file_name, owns, sealed
 
