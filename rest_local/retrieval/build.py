@@ -38,8 +38,7 @@ from rest_local.retrieval.format import (
     pack_documents,
 )
 from rest_local.retrieval.home import folders, writing
-from rest_local.retrieval.packing import order_of, pack, width_of
-from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.rows import Int32Array, order_of, pack, width_of
 from rest_local.retrieval.segment import join
 
 SEGMENT_TOKENS = 1 << 26

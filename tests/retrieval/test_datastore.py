@@ -30,8 +30,8 @@ from rest_local.errors import (
     DatastoreVocabulary,
 )
 from rest_local.retrieval import MAX_MATCH, Datastore, VocabularyId, build
-from rest_local.retrieval.home import build_command, read_manifest
 from rest_local.retrieval.format import KINDS, MANIFEST, Manifest, sealed
+from rest_local.retrieval.home import build_command, read_manifest
 
 FROZEN = Path(__file__).parent.parent / "data" / "datastore-format-1"
 CONTEXT = np.array([9, 9, 2])
