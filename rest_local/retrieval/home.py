@@ -154,11 +154,11 @@ def is_walk(recipe: Mapping[str, Any]) -> bool:
     return bool(recipe.get("paths")) and "kind" not in recipe
 
 
-def build_command(path: Path, recipe: Mapping[str, Any]) -> str:
-    """The command line that builds a datastore's index for a model."""
+def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:
+    """The command line that builds a datastore's index for a model, given by its path."""
     name = short_name(path)
     words = ["rebuild", name] if is_walk(recipe) else ["build", "PATH", "-o", name]
-    return shlex.join(["rest-local", "index", *words, "-m", "MODEL"])
+    return shlex.join(["rest-local", "index", *words, "-m", model])
 
 
 @contextlib.contextmanager

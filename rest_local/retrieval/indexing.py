@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
 from rest_local.retrieval.build import Progress, build, commit
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, walk
+from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, measure, walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
@@ -38,9 +39,11 @@ from rest_local.retrieval.home import (
     newest_manifest,
     remove_index_locked,
 )
-from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.rows import Int32Array, width_of
 
 WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
+SAMPLE_S = 0.3
+SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Tokenize = Callable[[str], Int32Array]
@@ -89,6 +92,7 @@ class Built:
             "segments": len(self.manifest.segments),
             "bytes": self.bytes,
             "skipped": dict(self.skipped.counts),
+            "unwanted": dict(self.skipped.kinds),
             "secrets": self.skipped.secrets,
         }
 
@@ -176,6 +180,37 @@ def recorded_recipe(path: Path) -> dict[str, Any]:
     if not is_walk(recipe):
         raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
     return recipe_of(**{key: recipe[key] for key in WALK if key in recipe})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an index will be. text: bytes of the files that a walk reads; disk: bytes of the index."""
+
+    files: int
+    text: int
+    disk: int
+    seconds: float
+
+
+def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estimate:
+    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`."""
+    files, text = measure(**recipe)
+    sizes: deque[int] = deque()
+    done = tokens = 0
+    began = time.perf_counter()
+    for _, ids in tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize):
+        done, tokens = done + sizes.popleft(), tokens + len(ids)
+        if time.perf_counter() - began > SAMPLE_S:
+            break
+    share = max(text / done, 1.0) if done else 0.0
+    seconds = (time.perf_counter() - began) * share + tokens * share / SORTED_A_SECOND
+    return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
+
+
+def _noting_sizes(documents: Iterable[tuple[str, str]], sizes: deque[int]) -> Iterator[tuple[str, str]]:
+    for name, text in documents:
+        sizes.append(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
+        yield name, text
 
 
 def recipe_of(
