@@ -221,8 +221,9 @@ def list_(as_json: bool) -> None:
                 rows.append({"name": name, "error": str(error)})
     if as_json:
         return _print_json({"home": str(datastores_home()), "datastores": rows})
+    width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        click.echo(printable(f"{row['name']:<20} {row.get('error') or _line(row)}"))
+        click.echo(printable(f"{row['name']:<{width}}  {row.get('error') or _line(row)}"))
     if not rows:
         click.echo(f"no datastores in {datastores_home()}; make one with `rest-local index build PATH`")
     return None
@@ -230,8 +231,8 @@ def list_(as_json: bool) -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     vocabulary = row["vocabulary"]
-    held = f"{row['tokens']:>14,} tokens  {building.size(row['bytes']):>9}"
-    return f"{held}  {vocabulary['name']} {vocabulary['hash'][:12]}"
+    held = f"{row['tokens']:>13,} tokens {building.size(row['bytes']):>9}"
+    return f"{held}  {vocabulary['hash'][:8]} {vocabulary['name']}"
 
 
 @index.command()

@@ -231,7 +231,9 @@ def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterat
             base = os.path.basename(path)
             relative = base if single else path[len(below) :]
             wanted = include.match_file(relative) if filters.include else _by_extension(base)
-            if (filters.exclude and exclude.match_file(relative)) or not (wanted or (single and not filters.include)):
+            if filters.exclude and exclude.match_file(relative):
+                skipped.add("excluded")
+            elif not (wanted or (single and not filters.include)):
                 skipped.add(UNWANTED, base)
             elif not filters.allow_secrets and secret_name(base):
                 skipped.add("secret", path)
