@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
     from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
-    from rest_local.decoding.service import Service, Ticket
+    from rest_local.decoding.service import Service
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
@@ -124,7 +124,6 @@ __all__ = [
     "Stream",
     "TemplateFailed",
     "TemplateTooCostly",
-    "Ticket",
     "Timings",
     "TokenLogprobs",
     "Unexpected",
@@ -141,7 +140,7 @@ _HOMES = {
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),
     "rest_local.decoding.request": ("Request",),
-    "rest_local.decoding.service": ("Service", "Ticket"),
+    "rest_local.decoding.service": ("Service",),
     "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),

@@ -17,7 +17,9 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +32,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.core import EngineCore, Unusable
-from rest_local.decoding.request import STRICT, ChatOptions, Request, RequestOptions
+from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
 from rest_local.errors import OptionError, PromptTooLong
@@ -165,7 +167,9 @@ class Engine:
         On an engine of one slot, the stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong,
         OptionError, DecodeFailed.
         """
-        return self._begin(Stream(self._core, self._core.prepare(self.request(prompt, **options))))
+        return self._begin(
+            Stream(self._core.prepare(self.request(prompt, **options)), self._step_until, self._core.cancel)
+        )
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatStream:
         """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
@@ -182,7 +186,7 @@ class Engine:
         Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
         """
         request, chat = self.chat_request(messages, **options)
-        return self._begin(ChatStream(self._core, self._core.prepare(request), chat))
+        return self._begin(ChatStream(self._core.prepare(request), self._step_until, self._core.cancel, chat))
 
     def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
         """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.
@@ -203,29 +207,12 @@ class Engine:
                 given[name] = tuple(given[name])
         return Request([int(token) for token in prompt], **given)
 
-    def chat_request(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        json_schema: Mapping[str, Any] | bool | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> tuple[Request, Chat]:
+    def chat_request(self, messages: Sequence[Mapping[str, Any]], **given: Unpack[ChatOptions]) -> tuple[Request, Chat]:
         """The request that `chat` makes of its arguments, and what makes a message of its result. From any thread.
         Raises as `request`, ModelError, TemplateFailed.
         """
-        chat = Chat(
-            self.model,
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-            json_schema=json_schema,
-            template_variables=template_variables,
-        )
+        options: dict[str, Any] = {**given}
+        chat = Chat(self.model, messages, **{name: options.pop(name) for name in CHAT_ONLY & options.keys()})
         sampling = options.get("sampling", Sampling())
         if chat.grammar is not None:
             if sampling.grammar is not None:
@@ -242,14 +229,22 @@ class Engine:
         self._running, sequence = stream, stream.sequence
         try:
             self._core.submit(sequence)
-            while not sequence.done and (not sequence.is_admitted or sequence.is_prefilling):
-                self._core.step()
+            self._step_until(lambda: sequence.done or (sequence.is_admitted and not sequence.is_prefilling))
             if sequence.error:
                 raise sequence.error
         except BaseException:
             stream.cancel()
             raise
         return stream
+
+    def _step_until(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Do forward passes until then; False where `timeout` seconds were over before."""
+        over = math.inf if timeout is None else time.monotonic() + timeout
+        while not until():
+            if time.monotonic() >= over:
+                return False
+            self._core.step()
+        return True
 
     def tokenize(self, text: str, *, most: int | None = None) -> list[int]:
         """Token ids with the model's start token and parsed special tokens. A start token in the text is not doubled.
