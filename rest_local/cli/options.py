@@ -107,6 +107,11 @@ _ENGINE_OPTIONS = (
         help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
     ),
     _engine(
+        "--build-missing/--no-build-missing",
+        default=None,
+        help="Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
+    ),
+    _engine(
         "-c",
         "--ctx",
         "--ctx-size",

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.core import EngineCore
+from rest_local.decoding.core import EngineCore, Unusable
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
@@ -55,13 +55,14 @@ class Engine:
     Not thread safe, except `request`, `chat_request` and what only reads: `Service` gives it a thread of its own.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         """Open the model and the datastores; estimate the cost curve the first time.
 
-        Takes the load time of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
-        ModelError, DatastoreError, OptionError.
+        unusable: decides about a datastore that cannot be opened, by default its error is raised. Takes the load time
+        of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises ModelError,
+        DatastoreError, OptionError.
         """
-        self._core = EngineCore(config)
+        self._core = EngineCore(config, unusable)
         self._running: Stream | None = None
 
     @classmethod
