@@ -6,13 +6,15 @@ does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rest_local.errors import OptionError
-from rest_local.grammar.grammar import Grammar, json_rule, json_schema, lark
+from rest_local.grammar.grammar import Grammar, json_schema, lark
+from rest_local.grammar.schema import json_rule, widened
 
 _MARKS = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\])")  # texts that may be special tokens
 Special = Callable[[str], int | None]
@@ -62,7 +64,7 @@ class Lark:
         return self.add("/(.|\\n)*/", f"[suffix={_quoted(marker)}]")
 
     def json(self, schema: Mapping[str, Any] | bool, strict: str = "", fallback: str = "{}", **options: str) -> str:
-        """The values of a schema. A schema that cannot be kept is replaced by the schema `fallback`, JSON text.
+        """The values of a schema. What cannot be kept is left out, or gives way to the schema `fallback`, JSON text.
 
         `strict`: what the schema belongs to; then raises OptionError instead, with this in its message.
         """
@@ -71,12 +73,22 @@ class Lark:
         except OptionError as error:
             if strict:
                 raise OptionError(f"{strict}: {error}") from error
-            schema = json.loads(fallback)
+            schema = _kept(schema, fallback)
         return self.add(json_rule(schema, **options))
 
     def grammar(self, start: str) -> Grammar:
         """The grammar with this body as its start rule. Raises OptionError."""
         return lark("\n".join([f"start: {start}", *self._rules]))
+
+
+def _kept(schema: Mapping[str, Any] | bool, fallback: str) -> Mapping[str, Any]:
+    """What can be kept of a schema that cannot be kept."""
+    if isinstance(schema, Mapping) and (wider := widened(schema)) != schema:
+        with contextlib.suppress(OptionError):
+            json_schema(wider)
+            return wider
+    given: dict[str, Any] = json.loads(fallback)
+    return given
 
 
 def _quoted(text: str) -> str:
