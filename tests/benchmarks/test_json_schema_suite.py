@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks import json_schema_suite
+from benchmarks.json_schema_suite import Bytes, Compositions
 
 
 def _test(data: object, valid: bool) -> dict[str, object]:
@@ -33,11 +35,19 @@ def test_cases_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     json_schema_suite.main()
     said = capsys.readouterr().out
     assert "| mixed | 4 | 1 | 1 | 2 closed, 1 digits, 1 order | 1 | 1 |" in said
-    assert "| optional/more | 1 | 1 | 0 | 0 | 0 | 0 |" in said
+    assert "| optional more | 1 | 1 | 0 | 0 | 0 | 0 |" in said
     assert json.loads(said.splitlines()[-1]) == {
         "draft7": {"schemas": 5, "refused": 2, "accepted": 1, "rejected": 1, "broken": 1, "restricted": 4}
     }
     assert "broken      mixed: " in said
+
+
+def test_compositions_are_compared_with_a_validator(tmp_path: Path) -> None:
+    cases = [{"description": "", "schema": schema, "tests": tests} for schema, tests in CASES[1:3]]
+    (tmp_path / "mixed.json").write_text(json.dumps(cases))
+    found = Counter(kind for kind, _ in Compositions(tmp_path).run(60, Bytes()))
+    assert min(found["accepted"], found["rejected"], found["restricted"]) > 10
+    assert not found["broken"]
 
 
 def test_a_folder_without_cases_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
