@@ -13,40 +13,64 @@ from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
 from rest_local.errors import PromptTooLong
 from rest_local.server.answer_fields import completion_logprobs
-from rest_local.server.answering import Generating, OpenAIAnswer, Part
+from rest_local.server.answering import Answered, Asked, Generating, OpenAIAnswer, Part
 from rest_local.server.bodies import MAX_PROMPTS, CompletionBody
 from rest_local.server.errors import ApiError
 from rest_local.server.parsing import parse
 from rest_local.server.prompts import infill_tokens, plain_prompts, prompt_text
 from rest_local.server.requests import grammar_of, longest_prompt, request_of, shifts_context
-from rest_local.server.streaming import TicketGroup
 
 
 async def completions(request: HttpRequest) -> Response:
     """OpenAI's completions: one prompt or several, one answer to each or several."""
     asked = Generating.of(request, await parse(request, CompletionBody))
-    engine, body, n = asked.engine, asked.body, asked.body.n or 1
-    top = _top_logprobs(body)
-    prompts: list[list[int]] = []
-    scores: list[list[TokenLogprobs]] = []
+    completion = Completion(asked)
+    if completion.echoes_logprobs:
+        requests = await asked.state.workers.run(request, completion.requests)
+        prompts, top = completion.to_score()
+        completion.scores = await asked.state.scoring.scores(request, asked.service, prompts, top)
+        tickets = await asked.submit(request, lambda: requests)
+    else:
+        tickets = await asked.submit(request, completion.requests)
+    return await completion.answer(tickets.tickets).respond(request, tickets)
 
-    def prepare() -> list[Request]:
-        prompts.extend(_prompts(engine, body, n))
+
+class Completion:
+    """One completion: `requests` must be called first, in a worker thread, then `answer`. Knows no HTTP.
+
+    `scores`: by prompt, where it `echoes_logprobs`; to be set before `answer`.
+    """
+
+    def __init__(self, asked: Asked[CompletionBody]) -> None:
+        self._asked = asked
+        self._top = _top_logprobs(asked.body)
+        self._prompts: list[list[int]] = []
+        self.scores: list[list[TokenLogprobs]] = []
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the answer contains the log-probabilities of the prompts."""
+        return bool(self._asked.body.echo) and self._top is not None
+
+    def requests(self) -> list[Request]:
+        """One for each choice. Raises ApiError, OptionError, PromptTooLong."""
+        engine, body, n = self._asked.engine, self._asked.body, self._asked.body.n or 1
+        self._prompts = _prompts(engine, body, n)
         grammar = grammar_of(body)
         return [
-            request_of(engine, body, prompt, logprobs=top, grammar=grammar, choice=choice)
-            for prompt in prompts
+            request_of(engine, body, prompt, logprobs=self._top, grammar=grammar, choice=choice)
+            for prompt in self._prompts
             for choice in range(n)
         ]
 
-    if body.echo and top is not None:
-        requests = await asked.state.workers.run(request, prepare)
-        _check_length(engine, body, prompts)
-        scores = await asked.state.scoring.scores(request, asked.service, prompts, top)
-        tickets = await asked.submit(request, lambda: requests)
-    else:
-        tickets = await asked.submit(request, prepare)
-    return await CompletionAnswer(asked, tickets, prompts, scores).respond(request)
+    def to_score(self) -> tuple[list[list[int]], int]:
+        """The prompts to score, and how many of the likeliest tokens to report. Raises PromptTooLong, ApiError 400."""
+        _check_length(self._asked.engine, self._asked.body, self._prompts)
+        return self._prompts, self._top or 0
+
+    def answer(self, answered: Sequence[Answered]) -> CompletionAnswer:
+        """The answer. `answered`: for each of the requests."""
+        return CompletionAnswer(self._asked, answered, self._prompts, self.scores)
 
 
 def _prompts(engine: Engine, body: CompletionBody, n: int) -> list[list[int]]:
@@ -88,12 +112,12 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
 
     def __init__(
         self,
-        asked: Generating[CompletionBody],
-        tickets: TicketGroup,
+        asked: Asked[CompletionBody],
+        answered: Sequence[Answered],
         prompts: Sequence[Sequence[int]],
         scores: Sequence[Sequence[TokenLogprobs]],
     ) -> None:
-        super().__init__(asked, tickets, per_prompt=asked.body.n or 1)
+        super().__init__(asked, answered, per_prompt=asked.body.n or 1)
         self._prompts, self._scores = prompts, scores
         self._sent = [0] * len(self.choices)  # characters, for text_offset
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,36 +28,52 @@ async def embeddings(request: HttpRequest) -> Response:
     """OpenAI's embeddings: one vector of length 1 for each input."""
     body = await parse(request, EmbeddingBody)
     state = state_of(request)
-    _, engine = state.loaded()
-    model = state.check_model(body.model)
-    if pooling(engine.model) is None:
-        raise ApiError(501, "the model makes no embeddings; serve one that was trained for them", code="no_embeddings")
-    prompts, vectors = await state.workers.run(request, lambda: _vectors(state, body))
-    count = sum(map(len, prompts))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
-        for index, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return json_response({"object": "list", "model": model, "data": data, "usage": usage})
+    service, engine = state.loaded()
+    embedding = Embedding(engine, body, state.check_model(body.model))
+
+    def embed(prompt: list[int]) -> NDArray[np.float32]:
+        # In the engine's thread, one text at a time: other requests wait for one text, not for all of them.
+        return service.run(lambda engine: _embedder(state, engine).embed(prompt))
+
+    return json_response(await state.workers.run(request, lambda: embedding.answer(embed)))
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """One request for embeddings. `model`: the name to answer with. Knows no HTTP. Raises ApiError 501 if the model
+    makes no embeddings.
+    """
+
+    engine: Engine
+    body: EmbeddingBody
+    model: str
+
+    def __post_init__(self) -> None:
+        if pooling(self.engine.model) is None:
+            raise ApiError(
+                501, "the model makes no embeddings; serve one that was trained for them", code="no_embeddings"
+            )
+
+    def answer(self, embed: Callable[[list[int]], NDArray[np.float32]]) -> dict[str, Any]:
+        """OpenAI's object. `embed` gives the vector of one text. Raises ApiError 400, PromptTooLong, and what `embed`
+        raises.
+        """
+        body, size = self.body, self.engine.model.n_embd
+        prompts = plain_prompts(self.engine, body.input, MAX_PROMPTS)
+        if body.dimensions is not None and body.dimensions > size:
+            raise ApiError(400, f"dimensions: the model has {size}", param="dimensions")
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(embed(prompt), body)}
+            for index, prompt in enumerate(prompts)
+        ]
+        count = sum(map(len, prompts))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return {"object": "list", "model": self.model, "data": data, "usage": usage}
 
 
 async def rerank(request: HttpRequest) -> Response:
     """The response of llama-server for a model that cannot rerank. No reranking model is supported here."""
     raise ApiError(501, "rerank is not supported; use a server with a reranking model", code="no_reranking")
-
-
-def _vectors(state: State, body: EmbeddingBody) -> tuple[list[list[int]], list[NDArray[np.float32]]]:
-    service, engine = state.loaded()
-    prompts = plain_prompts(engine, body.input, MAX_PROMPTS)
-    if body.dimensions is not None and body.dimensions > engine.model.n_embd:
-        raise ApiError(400, f"dimensions: the model has {engine.model.n_embd}", param="dimensions")
-
-    def one(prompt: list[int]) -> NDArray[np.float32]:
-        # In the engine's thread, one text at a time: other requests wait for one text, not for all of them.
-        return service.run(lambda engine: _embedder(state, engine).embed(prompt))
-
-    return prompts, [one(prompt) for prompt in prompts]
 
 
 def _embedder(state: State, engine: Engine) -> Embedder:

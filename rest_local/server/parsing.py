@@ -36,7 +36,11 @@ async def parse(request: Request, kind: type[Checked]) -> Checked:
 
 def check(data: bytes, kind: type[Checked]) -> Checked:
     """The body in JSON bytes. Raises ApiError 400."""
-    value = load(data)
+    return checked(load(data), kind)
+
+
+def checked(value: Any, kind: type[Checked]) -> Checked:
+    """A JSON value as a body. Raises ApiError 400."""
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     try:
