@@ -31,17 +31,14 @@ from rest_local.decoding.sequence import error_of
 from rest_local.llama.embedding import Embedder
 from rest_local.llama.sampling import MAX_SEED
 from rest_local.server.answering import Asked
-from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody
+from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, check
 from rest_local.server.chat import Chat
-from rest_local.server.completions import Completion
-from rest_local.server.embeddings import Embedding
+from rest_local.server.completions import Completion, Embedding
 from rest_local.server.errors import ApiError, at_field
-from rest_local.server.parsing import check
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
-    from rest_local.decoding.logprobs import TokenLogprobs
-    from rest_local.decoding.scoring import Scorer
+    from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 
 _PREFIXES = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 
@@ -154,7 +151,7 @@ class Worker:
         return self._embedder.embed(prompt)
 
     def _scores(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
-        from rest_local.decoding.scoring import Scorer
+        from rest_local.decoding.logprobs import Scorer
 
         if self._scorer is None:
             self._scorer = Scorer(self.engine)

@@ -1,4 +1,7 @@
-"""Renders chat templates in a child process: a template that loops or allocates without end costs only the child.
+"""Renders the chat template of a model: messages in, prompt text out, as Hugging Face's `apply_chat_template` does.
+
+Templates come with model files, which are not trusted. They are rendered in a sandbox and in a child process: a
+template that loops or allocates without end costs only the child.
 
 Contract:
 
@@ -9,6 +12,10 @@ Contract:
   taken over the child.
 
 A chat of 20 messages takes 0.28 ms; in this process it took 0.06 ms.
+
+The sandbox is Jinja's immutable one, with what chat templates expect. A template reaches no Python internals and
+changes none of its arguments. The rules are those of transformers' `utils/chat_template_utils.py`: trim_blocks,
+lstrip_blocks, loop controls, `generation`, raise_exception, tojson.
 """
 
 from __future__ import annotations
@@ -25,12 +32,86 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rest_local import stop
 from rest_local.errors import TemplateFailed, TemplateTooCostly
+
+MAX_REPEAT = 1 << 20  # length of a repeated text or list; no chat template needs a longer one
+
+
+class _Generation(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's tokens for training; it has no effect here."""
+
+    tags = {"generation"}  # noqa: RUF012 - the attribute is Jinja's
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Also refuses `'x' * 10**9` and the like, which would exhaust memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        for value, times in ((left, right), (right, left)):
+            too_long = (
+                isinstance(value, (str, list, tuple)) and isinstance(times, int) and len(value) * times > MAX_REPEAT
+            )
+            if too_long or (operator == "**" and isinstance(times, (int, float)) and abs(times) > 64):
+                raise jinja2.TemplateRuntimeError(f"{operator} gives too large a result")
+        return super().call_binop(context, operator, left, right)
+
+
+def render_here(template: str, names: Mapping[str, Any]) -> str:
+    """Renders in this process. Raises TemplateFailed, and TypeError for a value that the template misuses."""
+    try:
+        return _compiled(template).render(names)
+    except jinja2.TemplateError as error:
+        raise TemplateFailed(error.message or type(error).__name__) from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
+        raise TemplateFailed(f"{type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension])
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
+    return environment.from_string(template)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
 
 SECONDS = 5.0
 """For one template. The largest conversation that the server accepts (8 MB) renders in well under one second."""
@@ -143,12 +224,12 @@ atexit.register(_renderer.close)
 
 
 def render_limited(template: str, names: Mapping[str, Any]) -> str:
-    """`rest_local.chat.sandbox.render_here` in the child of this process."""
+    """`rest_local.chat.renderer.render_here` in the child of this process."""
     return _renderer.render(template, names)
 
 
 def _answer(request: bytes) -> dict[str, str]:
-    from rest_local.chat.sandbox import render_here
+    from rest_local.chat.renderer import render_here
 
     template, names = pickle.loads(request)
     try:
@@ -183,3 +264,35 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    bos: str | None,
+    eos: str | None,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt for a conversation. Special tokens are spelled out: tokenize with special=True, add_special=False.
+
+    messages    dicts with `role` and `content`, and what else the template reads
+    bos, eos    the texts of the vocabulary's start and end tokens, None where it has none
+    variables   further names for the template, such as enable_thinking
+
+    Raises TemplateFailed where the template is not valid Jinja, refuses the messages or does what the sandbox forbids;
+    TemplateTooCostly where it exceeds a limit of time or memory; ServiceClosed where the thread is stopped.
+    """
+    names: dict[str, Any] = {**(variables or {}), "messages": list(messages), "tools": tools, "documents": None}
+    names |= {"bos_token": bos or "", "eos_token": eos or "", "add_generation_prompt": add_generation_prompt}
+    try:
+        return render_limited(template, names)
+    except TypeError as error:
+        if tools is not None:
+            raise TemplateFailed(f"TypeError: {error}") from error
+    try:  # some templates loop over `tools` without a check that there are any
+        return render_limited(template, names | {"tools": []})
+    except TypeError as error:
+        raise TemplateFailed(f"TypeError: {error}") from error

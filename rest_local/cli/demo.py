@@ -42,7 +42,7 @@ class Column:
     def __init__(self, engine: Engine) -> None:
         from rich.text import Text
 
-        from rest_local.llama.detokenizer import Detokenizer
+        from rest_local.llama.vocabulary import Detokenizer
 
         self.text: Text = Text()
         self.tokens = self.steps = 0
@@ -143,7 +143,7 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
     """The path of the datastore to draft from, and what it holds: of `code` for as long as the demo runs, else of this
     interpreter's standard library, which is kept for the next time.
     """
-    from rest_local.bench.stdlib import ensure
+    from rest_local.bench.prompts import ensure
     from rest_local.llama.model import Model
     from rest_local.retrieval.indexing import build_datastore
 

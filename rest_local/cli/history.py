@@ -78,7 +78,7 @@ def _ask(names: list[str]) -> None:
 
 
 def _forget_acceptance(name: str) -> None:
-    from rest_local.decoding.persistence import acceptance_path
+    from rest_local.decoding.core import acceptance_path
 
     acceptance_path(name).unlink(missing_ok=True)
 

@@ -54,7 +54,7 @@ def _count(reading: int) -> None:
 
 def _break_off() -> None:
     """End the `llama_decode` that runs, if one does, so that the handler's turn comes. Loads nothing by itself."""
-    abort_all = getattr(sys.modules.get("rest_local.llama.breaker"), "abort_all", None)
+    abort_all = getattr(sys.modules.get("rest_local.llama.context"), "abort_all", None)
     if abort_all is not None:
         abort_all()
 

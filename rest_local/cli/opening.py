@@ -21,9 +21,9 @@ def open_engine(config: EngineConfig) -> Engine:
     with a warning, since it could only have made the answer faster. The default datastore is left out with a warning
     whatever is wrong with it. Raises ModelError, DatastoreError, OptionError.
     """
-    from rest_local.cli import log
+    from rest_local.cli import messages
 
-    log.show_warnings()
+    messages.show_warnings()
     engine = _open_undamaged(config) if config.datastores else _open_with_default(config)
     for warning in engine.warnings:
         warn(warning)

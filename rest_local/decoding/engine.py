@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.batch import Finished, answers
-from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.core import EngineCore
 from rest_local.decoding.request import STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
-from rest_local.decoding.streaming import ChatStream, Stream
+from rest_local.decoding.streaming import Chat, ChatStream, Stream
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.llama.model import Model

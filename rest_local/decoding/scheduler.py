@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, SequenceFailed
 from rest_local.decoding.sequence import Sequence, error_of
-from rest_local.drafting.text import common_prefix
+from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import Slot, count_cells

@@ -37,8 +37,7 @@ from rest_local.retrieval.format import (
     owns,
     pack_documents,
 )
-from rest_local.retrieval.packing import order_of, pack, width_of
-from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.rows import Int32Array, order_of, pack, width_of
 from rest_local.retrieval.segment import join
 
 SEGMENT_TOKENS = 1 << 26

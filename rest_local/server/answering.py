@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece
-from rest_local.llama.detokenizer import Detokenizer
+from rest_local.llama.vocabulary import Detokenizer
 from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters

@@ -22,9 +22,8 @@ from rest_local.chat.tools import (
 from rest_local.decoding.request import Request
 from rest_local.server.answer_fields import chat_logprobs
 from rest_local.server.answering import Answered, Asked, Generating, OpenAIAnswer, Part
-from rest_local.server.bodies import ChatBody, NamedTool
+from rest_local.server.bodies import ChatBody, NamedTool, parse
 from rest_local.server.errors import ApiError
-from rest_local.server.parsing import parse
 from rest_local.server.prompts import chat_text, template_of
 from rest_local.server.requests import chat_grammar, longest_prompt, request_of, shifts_context
 

@@ -17,14 +17,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.errors import DatastoreError, DatastoreNotFound, ServiceClosed, printable
+from rest_local.retrieval.corpus import secret_content, secret_name
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.edit import add, forget
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import datastore_path, list_datastores
-from rest_local.retrieval.secret import secret_content, secret_name
-from rest_local.server.bodies import DocumentBody, SearchBody
+from rest_local.retrieval.indexing import add, forget
+from rest_local.server.bodies import DocumentBody, SearchBody, parse
 from rest_local.server.errors import ApiError, from_error
-from rest_local.server.parsing import parse
 from rest_local.server.prompts import prompt_text
 from rest_local.server.state import state_of
 from rest_local.server.streaming import json_response

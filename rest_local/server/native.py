@@ -12,8 +12,7 @@ from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.server.answer_fields import native_logprobs, timings
 from rest_local.server.answering import Answer, Answered, Asked, Generating, Part
-from rest_local.server.bodies import InfillBody, NativeBody
-from rest_local.server.parsing import parse
+from rest_local.server.bodies import InfillBody, NativeBody, parse
 from rest_local.server.prompts import infill_tokens, native_prompts, prompt_text
 from rest_local.server.requests import grammar_of, longest_prompt, request_of
 from rest_local.server.streaming import event

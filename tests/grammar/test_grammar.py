@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark, tokens
-from rest_local.grammar.builder import Lark
 from rest_local.grammar.constraint import Constraint
+from rest_local.grammar.grammar import Lark
 from rest_local.grammar.tokens import Tokens
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
