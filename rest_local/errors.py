@@ -3,6 +3,8 @@
     RestLocalError                     exit 1
     ├── OptionError                    exit 2: a wrong option or argument
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
+    ├── OutputInvalid                  an output of a batch contains something else
+    ├── OutputUnwritable               disk full, permission; what was written stays
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
@@ -67,6 +69,23 @@ class InputInvalid(RestLocalError):
 
     def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"{what} {path}: {cause}")
+        self.path, self.cause = path, cause
+
+
+class OutputInvalid(RestLocalError):
+    """A file that a batch is to add its answers to contains something else. It was not changed."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "give another output, or `replace` to write it anew"
+        super().__init__(f"output {path} {cause}; {way_out}")
+        self.path, self.cause = path, cause
+
+
+class OutputUnwritable(RestLocalError):
+    """The output of a batch cannot be written. The lines that were written before stay."""
+
+    def __init__(self, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
         self.path, self.cause = path, cause
 
 
