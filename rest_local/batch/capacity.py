@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rest_local.batch.jobs import EMBEDDING, Job
+from rest_local.batch.jobs import EMBEDDING, LIMITS, Job
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS
@@ -29,9 +29,9 @@ _UNKNOWN = 2 << 30  # bytes of free memory where the system does not say
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
-def fitted(config: EngineConfig, jobs: Sequence[Job]) -> EngineConfig:
-    """The config with slots and cells for these jobs. An engine of exact settings decodes one request at a time, so its
-    config is left as it is. Raises ModelError, OptionError.
+def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = None) -> EngineConfig:
+    """The config with slots and cells for these jobs. `max_tokens`: as for `Worker`. An engine of exact settings decodes
+    one request at a time, so its config is left as it is. Raises ModelError, OptionError.
     """
     generating = [job for job in jobs if job.error is None and job.url != EMBEDDING]
     if config.exact or len(generating) < 2:
@@ -40,7 +40,7 @@ def fitted(config: EngineConfig, jobs: Sequence[Job]) -> EngineConfig:
     with Model.open(path, vocab_only=True) as model:
         n_ctx = config.context_length(model.n_ctx_train)
         cell_bytes = bytes_per_cell(model)
-    needs = sorted((cells_of(job, n_ctx) for job in generating), reverse=True)
+    needs = sorted((cells_of(job, n_ctx, max_tokens) for job in generating), reverse=True)
     size = sum(file.stat().st_size for file in _files(path))
     slots, cells = room_for(needs, n_ctx, cell_bytes, int(_SHARE * (free_memory(config) - size)))
     return replace(config, slots=slots, cells=cells)
@@ -60,11 +60,11 @@ def room_for(needs: Sequence[int], n_ctx: int, cell_bytes: int, memory: int) -> 
     return slots, -(-cells // 256) * 256
 
 
-def cells_of(job: Job, n_ctx: int) -> int:
-    """An estimate of the tokens of a request and its answers."""
+def cells_of(job: Job, n_ctx: int, max_tokens: int | None = None) -> int:
+    """An estimate of the tokens of a request and one answer."""
     body = json.loads(job.body)
-    limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens", "n_predict")]
-    most = next((limit for limit in limits if isinstance(limit, int) and limit >= 0), n_ctx)
+    given = next((body[name] for name in LIMITS if body.get(name) is not None), max_tokens)
+    most = given if isinstance(given, int) and given >= 0 else n_ctx
     prompt = len(job.body) / BYTES_PER_TOKEN + TEMPLATE_TOKENS
     return min(round(prompt) + most, n_ctx)
 
