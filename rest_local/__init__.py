@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
+    from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
         ModelInvalid,
         ModelNotFound,
         OptionError,
+        OutputInvalid,
+        OutputUnwritable,
         PromptEmpty,
         PromptTooLong,
         QueueFull,
@@ -90,6 +93,7 @@ __all__ = [
     "DraftStatistics",
     "Engine",
     "EngineConfig",
+    "Finished",
     "GenerationError",
     "Grammar",
     "GrammarsBusy",
@@ -103,6 +107,8 @@ __all__ = [
     "ModelOptions",
     "OptionError",
     "Origin",
+    "OutputInvalid",
+    "OutputUnwritable",
     "Override",
     "Piece",
     "Placement",
@@ -135,6 +141,7 @@ __all__ = [
 
 _HOMES = {
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
+    "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),

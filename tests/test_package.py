@@ -33,9 +33,10 @@ BELOW: dict[str, set[str]] = {
     "decoding": {"calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
+    "batch": {"server", "decoding", "llama"},
     "cli": {
-        "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat",
-        "grammar",
+        "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama",
+        "chat", "grammar",
     },
 }  # fmt: skip
 

@@ -33,6 +33,7 @@ from rest_local.server.errors import ApiError
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETION, EMBEDDING)
+LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the fields of a body that limit an answer
 MOST_BYTES = 64 << 20  # of a line: a prompt of 10 million tokens is about 40 MB of text
 LONGEST_ID = 512
 GZIP = b"\x1f\x8b"

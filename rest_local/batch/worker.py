@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
-from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, Job
+from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.results import Timings
 from rest_local.decoding.sequence import error_of
@@ -58,13 +58,16 @@ class JobAnswer:
 
 
 class Worker:
-    """Answers with an engine, in the thread that owns it. `model`: the name to answer with; None: the file's name.
+    """Answers with an engine, in the thread that owns it.
+
+    model       the name to answer with; None: that of the file
+    max_tokens  the most tokens of an answer, for bodies that do not say; None: as many as the context holds
 
     Close it before the engine; a context manager does.
     """
 
-    def __init__(self, engine: Engine, model: str | None = None) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, model: str | None = None, *, max_tokens: int | None = None) -> None:
+        self.engine, self._max_tokens = engine, max_tokens
         self.model = engine.model.path.stem if model is None else model
         self._embedder: Embedder | None = None
         self._scorer: Scorer | None = None
@@ -127,6 +130,8 @@ class Worker:
     def _asked(self, body: Any, job: Job) -> Asked[Any]:
         if body.seed is None or body.seed == -1:
             body.seed = seed_of(job.custom_id)
+        if all(getattr(body, name, None) is None for name in LIMITS):
+            body.max_tokens = self._max_tokens
         return Asked(self.engine, body, self.model, shows_steps=False, fingerprint=f"rest-local-{__version__}")
 
     def _end(self, ended: _Running) -> JobAnswer:

@@ -20,7 +20,18 @@ from rest_local.cli import interrupt
 from rest_local.cli.messages import in_options
 from rest_local.errors import RestLocalError
 
-COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench")  # the order of --help
+COMMANDS = (
+    "generate",
+    "chat",
+    "batch",
+    "serve",
+    "index",
+    "history",
+    "demo",
+    "doctor",
+    "tune",
+    "bench",
+)  # the order of --help
 ENVIRONMENT = "REST_LOCAL"
 
 

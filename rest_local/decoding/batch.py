@@ -2,7 +2,8 @@
 
 Contract:
 
-- As many requests as the engine has slots are decoded together. The next one starts as soon as a slot is free.
+- As many requests are decoded together as give the most tokens per second by the cost curve, and at most as many as the
+  engine has slots. The next one starts as soon as one has ended.
 - An error of one request ends that request and no other.
 - An engine of exact settings has one slot, so its requests take turns.
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.request import Request
 from rest_local.decoding.sequence import Sequence as DecodingSequence
 from rest_local.decoding.stream import Result
@@ -23,6 +25,9 @@ from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.decoding.core import EngineCore
+
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,12 @@ class Batch:
         self._core = core
         self._running: dict[int, DecodingSequence] = {}
         self._numbers = count()
+        self._width = len(core.slots)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request would be decoded at once."""
-        return len(self._running) < len(self._core.slots)
+        """Whether one more request is to be decoded now."""
+        return len(self._running) < self._width
 
     @property
     def busy(self) -> bool:
@@ -75,6 +81,8 @@ class Batch:
         """One forward pass for all that run; the requests that have ended, the first given first."""
         self._core.step()
         ended = {number: sequence for number, sequence in self._running.items() if sequence.done}
+        if ended:
+            self._width = self._best_width()
         for number in ended:
             del self._running[number]
         return [Finished(n, each.request, each.result, each.error) for n, each in ended.items()]
@@ -86,6 +94,20 @@ class Batch:
         for number in list(self._running if numbers is None else numbers):
             if (sequence := self._running.pop(number, None)) is not None:
                 self._core.cancel(sequence)
+
+    def _best_width(self) -> int:
+        """How many at a time give the most tokens per second. Weights are read once for all of them, but the attention
+        of each passes over the cells of all, so with long texts fewer can be faster.
+        """
+        lane = self._core.lane
+        cells = lane.scheduler.cells_in_use / max(len(lane.scheduler.admitted), 1)
+        widths = [n for n in WIDTHS if n < len(self._core.slots)] + [len(self._core.slots)]
+        return best_width(lane.tuning.curve, cells, widths)
+
+
+def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
+    """Of `widths` the one with the most tokens per second, without drafts, where each sequence has so many cells."""
+    return max(widths, key=lambda n: n / float(curve.at(round(n * cells))[n - 1]))
 
 
 def answers(core: EngineCore, requests: Iterable[Request]) -> Iterator[Finished]:
