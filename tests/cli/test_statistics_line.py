@@ -53,8 +53,12 @@ def test_the_line_of_an_engine_compares_with_its_plain_step() -> None:
         assert list(stream)
         line = line_of(engine, stream.result)
         draft, measured = stream.result.draft, engine.plain_step_ms(stream.result)
-        few = replace(stream.result, draft=replace(draft, plain_steps=3))
-        assert engine.plain_step_ms(few) != measured, "by the cost curve"
+        by_batch = [
+            engine.plain_step_ms(replace(stream.result, draft=replace(draft, plain_steps=3, decode_ms_per_step=ms)))
+            for ms in (0.0, 0.001, 1e6)
+        ]
+    assert by_batch[1] - by_batch[0] == pytest.approx(0.001), "a batch costs no less than a plain step"
+    assert 0.001 < by_batch[2] < 1e6, "by the cost curve"
     assert " x plain, nothing drafted" in line
     assert draft.plain_steps == draft.steps == 16
     assert draft.plain_ms_per_step == draft.decode_ms_per_step < measured
