@@ -44,9 +44,18 @@ class FakeStream:
     def cancel(self) -> None:
         self._cancelled = True
 
+    def parser(self) -> Any:
+        from rest_local.chat.tools import AnswerFormat
+
+        return AnswerFormat.of("<think>").parser([], "")
+
     @property
-    def message(self) -> dict[str, str]:
-        return {"role": "assistant", "content": self.result.text}
+    def message(self) -> dict[str, Any]:
+        """The answer; it has reasoning where `<think>` begins it."""
+        from rest_local.chat.tools import message_of
+
+        parser = self.parser()
+        return message_of([*parser.feed(self.result.text), *parser.finish()])
 
     @property
     def result(self) -> Result:
@@ -57,11 +66,7 @@ class FakeStream:
             text="".join(piece.text for piece in self._said),
             tokens=tokens,
             sources=[source for piece in self._said for source in piece.sources],
-<<<<<<< HEAD
-            finish_reason="cancelled" if self._cancelled else "stop",
-=======
             finish_reason="cancelled" if self._cancelled else "length" if self._most == len(tokens) else "stop",
->>>>>>> main
             draft=DraftStatistics(
                 steps=steps,
                 generated=len(tokens),
@@ -71,22 +76,6 @@ class FakeStream:
             ),
             timings=Timings(predicted_tokens=len(tokens), predicted_ms=1e3 * len(tokens) / self._speed),
         )
-
-
-class FakeChatStream(FakeStream):
-    """The same with a message. Its answers have no reasoning unless `<think>` begins them."""
-
-    def parser(self) -> Any:
-        from rest_local.chat.tools import AnswerFormat
-
-        return AnswerFormat.of("<think>").parser([], "")
-
-    @property
-    def message(self) -> dict[str, Any]:
-        from rest_local.chat.tools import message_of
-
-        parser = self.parser()
-        return message_of([*parser.feed(self.result.text), *parser.finish()])
 
 
 @dataclass
@@ -101,9 +90,6 @@ class FakeEngine:
     datastores: Sequence[Any] = ()
     n_ctx: int = 1024
     arguments: list[dict[str, Any]] = field(default_factory=list)
-    conversations: list[list[dict[str, str]]] = field(default_factory=list)
-    datastores: list[Any] = field(default_factory=list)
-    n_ctx: int = 4096
     closed: bool = False
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
     model: Any = field(
@@ -162,22 +148,11 @@ class FakeEngine:
         return FakeStream(script, speed, arguments.get("max_tokens"))
 
     def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
-        self.messages.append(list(messages))
+        self.messages.append([dict(message) for message in messages])
         return self.generate(self.chat_prompt(messages), **arguments)
 
     def plain_step_ms(self, result: Result) -> float:
         return 4.0  # the streams take 2 ms a token
-
-    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeChatStream:
-        self.conversations.append([dict(message) for message in messages])
-        self.arguments.append(arguments)
-        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
-        if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
-            raise script[0]
-        return FakeChatStream(script, 500.0)
-
-    def plain_step_ms(self, result: Result) -> float:
-        return 5.0
 
     def save_cells(self, path: Any) -> bool:
         path.write_text("cells")

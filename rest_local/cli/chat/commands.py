@@ -98,8 +98,8 @@ def _set(talk: Talk, argument: str) -> None:
     elif name in _NUMBERS:
         talk.settings = replace(talk.settings, sampling=_with_number(talk.settings.sampling, name, value.strip()))
     elif name == "tokens":
-        if not value.strip().isdecimal() or int(value) < 1:
-            raise OptionError(f"/set tokens {value}: give a number from 1 on")
+        if not (value.strip() == "-1" or value.strip().isdecimal()):
+            raise OptionError(f"/set tokens {value}: give a number; -1: until the answer ends")
         talk.settings = replace(talk.settings, tokens=int(value))
     elif name == "stop":
         talk.settings = replace(talk.settings, stop=(value,) if value else ())
