@@ -270,11 +270,11 @@ def test_datastores_are_added_removed_and_listed(
 
     closed: list[str] = []
 
-    def opened(config: Any, model: Any, undo: Any) -> list[Any]:
+    def opened(config: Any, model: Any, undo: Any, unusable: Any) -> list[Any]:
         (name,) = config.datastores
         if name == "missing":
             raise DatastoreNotFound(name)
-        return [SimpleNamespace(path=tmp_path / name, close=lambda: closed.append(name))]
+        return [SimpleNamespace(path=tmp_path / "stores" / name, close=lambda: closed.append(name))]
 
     monkeypatch.setattr(core, "open_datastores", opened)
     perform(talk, "/datastore")
