@@ -18,12 +18,14 @@
     │   ├── ServiceClosed              the engine's thread takes no more requests
     │   ├── ReaderTooSlow              the reader of a stream lags too far
     │   ├── DecodeFailed               llama_decode refused or broke, with its code
+    │   ├── EditRefused                what came of an edit is not written
     │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
         ├── DatastoreNotFound
         ├── DatastoreCorrupt           path and what is wrong with it
         ├── DatastoreVersion           newer, older or foreign format
-        ├── DatastoreVocabulary        built for another vocabulary
+        ├── DatastoreVocabulary        no index for this vocabulary
+        ├── DatastoreExists            not replaced without being asked to
         ├── DatastoreLocked            another process is building
         ├── DatastoreUnwritable        disk full, permission, failed fsync: the old commit is intact
         ├── HistoryNotFound            no history of that name
@@ -179,6 +181,14 @@ class DecodeFailed(GenerationError):
         self.code = code
 
 
+class EditRefused(GenerationError):
+    """The answer of a model is not written to the file that it was to change."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str) -> None:
+        super().__init__(f"file {path}: {cause}; nothing was written; {way_out}")
+        self.path, self.cause = path, cause
+
+
 class Unexpected(GenerationError):
     """The request ended with an unexpected error, whose text may hold anything."""
 
@@ -217,11 +227,20 @@ class DatastoreVersion(DatastoreError):
 
 
 class DatastoreVocabulary(DatastoreError):
-    """The datastore holds token ids of another vocabulary."""
+    """The datastore has no index for this vocabulary. `found`: those that it has; `command`: what builds one."""
 
-    def __init__(self, path: str | PathLike[str], found: str, wanted: str, rebuild: str) -> None:
-        super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; rebuild: {rebuild}")
-        self.found = found
+    def __init__(self, path: str | PathLike[str], found: str, wanted: str, command: str) -> None:
+        super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; {command} adds it")
+        self.path, self.found, self.command = path, found, command
+
+
+class DatastoreExists(DatastoreError):
+    """A build would replace what is there."""
+
+    def __init__(self, path: str | PathLike[str], vocabulary: str) -> None:
+        super().__init__(
+            f"datastore {path}: exists already for vocabulary {vocabulary}; replace it (`replace`) or give another name"
+        )
 
 
 class DatastoreLocked(DatastoreError):

@@ -31,11 +31,12 @@ BELOW: dict[str, set[str]] = {
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
+    "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "cli": {
-        "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat",
-        "grammar",
+        "server", "bench", "editing", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval",
+        "llama", "chat", "grammar",
     },
 }  # fmt: skip
 

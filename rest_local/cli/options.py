@@ -107,6 +107,11 @@ _ENGINE_OPTIONS = (
         help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
     ),
     _engine(
+        "--build-missing/--no-build-missing",
+        default=None,
+        help="Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
+    ),
+    _engine(
         "-c",
         "--ctx",
         "--ctx-size",
@@ -204,7 +209,23 @@ history_option = _engine(
 stop_option = click.option(
     "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."
 )
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print no line about the speed.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
+
+
+def tokens_option(default: int, help: str, least: int = -1) -> Decorator:
+    """`-n`, with the names that llama.cpp has for it."""
+    return click.option(
+        "-n",
+        "--tokens",
+        "--n-predict",
+        "--predict",
+        type=click.IntRange(min=least),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help=help,
+    )
 
 
 def engine_options(command: Command) -> Command:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.core import EngineCore
+from rest_local.decoding.core import EngineCore, Unusable
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
@@ -55,13 +55,14 @@ class Engine:
     Not thread safe, except `request`, `chat_request` and what only reads: `Service` gives it a thread of its own.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         """Open the model and the datastores; estimate the cost curve the first time.
 
-        Takes the load time of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
-        ModelError, DatastoreError, OptionError.
+        unusable: decides about a datastore that cannot be opened, by default its error is raised. Takes the load time
+        of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises ModelError,
+        DatastoreError, OptionError.
         """
-        self._core = EngineCore(config)
+        self._core = EngineCore(config, unusable)
         self._running: Stream | None = None
 
     @classmethod
@@ -117,14 +118,28 @@ class Engine:
     def cost_curve(self) -> CostCurve:
         return self._core.lane.tuning.curve
 
+    def plain_step_ms(self, result: Result) -> float:
+        """What a plain step took, or would have taken, in the middle of an answer, in milliseconds: the mean forward
+        pass of the steps of the answer in which nothing was drafted, or, where these are fewer than four, the pass by
+        the cost curve, which a batch of this answer bounds; and the driver's own time.
+        """
+        lane, draft, timings = self._core.lane, result.draft, result.timings
+        if draft.plain_steps >= 4:
+            return draft.plain_ms_per_step + lane.auto.driver.step
+        middle = timings.cached_tokens + timings.prompt_tokens + timings.predicted_tokens // 2
+        expected = float(lane.tuning.curve.expected(middle)[0])
+        return (min(expected, draft.decode_ms_per_step) if draft.steps else expected) + lane.auto.driver.step
+
     @property
     def calibration(self) -> dict[str, Any]:
         """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
         return self._core.lane.tuning.state()
 
-    def compare(self) -> None:
-        """Run the self-test of `self_test`, if it was never run: some seconds. Only while no request runs."""
-        self._core.lane.compare()
+    def compare(self, seconds: float = math.inf) -> None:
+        """Run the self-test of `self_test`, if it was never run: some seconds, for an exact engine at most `seconds`.
+        Only while no request runs.
+        """
+        self._core.lane.compare(seconds)
 
     def tune(self, report: Progress | None = None) -> Measured:
         """Measure the cost curve thoroughly and keep it for the next start: about 700 plain steps. Only while no
