@@ -45,10 +45,6 @@ class FakeStream:
         self._cancelled = True
 
     @property
-    def message(self) -> dict[str, str]:
-        return {"role": "assistant", "content": self.result.text}
-
-    @property
     def result(self) -> Result:
         tokens = [token for piece in self._said for token in piece.tokens]
         sources = [source for piece in self._said for source in piece.sources if source != "target"]
@@ -69,18 +65,34 @@ class FakeStream:
         )
 
 
+class FakeChatStream(FakeStream):
+    """The same with a message. Its answers have no reasoning unless `<think>` begins them."""
+
+    def parser(self) -> Any:
+        from rest_local.chat.tools import AnswerFormat
+
+        return AnswerFormat.of("<think>").parser([], "")
+
+    @property
+    def message(self) -> dict[str, Any]:
+        from rest_local.chat.tools import message_of
+
+        parser = self.parser()
+        return message_of([*parser.feed(self.result.text), *parser.finish()])
+
+
 @dataclass
 class FakeEngine:
-    """Answers each `generate` with the next script of `scripts`, the last one for ever."""
+    """Answers each `generate` and `chat` with the next script of `scripts`, the last one for ever."""
 
     scripts: list[list[FakePiece | BaseException | Callable[[], None]]]
     warnings: list[str] = field(default_factory=list)
     config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
-    messages: list[list[dict[str, str]]] = field(default_factory=list)  # of `chat`
-    datastores: Sequence[Any] = ()
-    n_ctx: int = 1024
     arguments: list[dict[str, Any]] = field(default_factory=list)
+    conversations: list[list[dict[str, str]]] = field(default_factory=list)
+    datastores: list[Any] = field(default_factory=list)
+    n_ctx: int = 1024
     closed: bool = False
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
     model: Any = field(
@@ -130,20 +142,39 @@ class FakeEngine:
         return self.measured
 
     def generate(self, prompt: Any, **arguments: Any) -> FakeStream:
+        return FakeStream(*self._answer(prompt, arguments))
+
+    def _answer(self, prompt: Any, arguments: dict[str, Any]) -> tuple[list[Any], float, int | None]:
         self.prompts.append(prompt)
         self.arguments.append(arguments)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
             raise script[0]
         speed = self.speeds[arguments["policy"]] if "policy" in arguments else 500.0
-        return FakeStream(script, speed, arguments.get("max_tokens"))
+        return script, speed, arguments.get("max_tokens")
 
-    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
-        self.messages.append(list(messages))
-        return self.generate(self.chat_prompt(messages), **arguments)
+    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeChatStream:
+        self.conversations.append([dict(message) for message in messages])
+        return FakeChatStream(*self._answer(self.chat_prompt(messages), arguments))
 
     def plain_step_ms(self, result: Result) -> float:
         return 4.0  # the streams take 2 ms a token
+
+    def save_cells(self, path: Any) -> bool:
+        path.write_text("cells")
+        return True
+
+    def load_cells(self, path: Any) -> int:
+        return 7 if path.exists() else 0
+
+    def use_datastores(self, datastores: Sequence[Any]) -> None:
+        self.datastores = list(datastores)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"cells_used": 12}
+
+    def close(self) -> None:
+        self.closed = True
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
