@@ -44,6 +44,19 @@ class FakeStream:
     def cancel(self) -> None:
         self._cancelled = True
 
+    def parser(self) -> Any:
+        from rest_local.chat.tools import AnswerFormat
+
+        return AnswerFormat.of("<think>").parser([], "")
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer; it has reasoning where `<think>` begins it."""
+        from rest_local.chat.tools import message_of
+
+        parser = self.parser()
+        return message_of([*parser.feed(self.result.text), *parser.finish()])
+
     @property
     def result(self) -> Result:
         tokens = [token for piece in self._said for token in piece.tokens]
@@ -65,22 +78,6 @@ class FakeStream:
         )
 
 
-class FakeChatStream(FakeStream):
-    """The same with a message. Its answers have no reasoning unless `<think>` begins them."""
-
-    def parser(self) -> Any:
-        from rest_local.chat.tools import AnswerFormat
-
-        return AnswerFormat.of("<think>").parser([], "")
-
-    @property
-    def message(self) -> dict[str, Any]:
-        from rest_local.chat.tools import message_of
-
-        parser = self.parser()
-        return message_of([*parser.feed(self.result.text), *parser.finish()])
-
-
 @dataclass
 class FakeEngine:
     """Answers each `generate` and `chat` with the next script of `scripts`, the last one for ever."""
@@ -89,10 +86,10 @@ class FakeEngine:
     warnings: list[str] = field(default_factory=list)
     config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
-    arguments: list[dict[str, Any]] = field(default_factory=list)
-    conversations: list[list[dict[str, str]]] = field(default_factory=list)
-    datastores: list[Any] = field(default_factory=list)
+    messages: list[list[dict[str, str]]] = field(default_factory=list)  # of `chat`
+    datastores: Sequence[Any] = ()
     n_ctx: int = 1024
+    arguments: list[dict[str, Any]] = field(default_factory=list)
     closed: bool = False
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
     model: Any = field(
@@ -142,20 +139,17 @@ class FakeEngine:
         return self.measured
 
     def generate(self, prompt: Any, **arguments: Any) -> FakeStream:
-        return FakeStream(*self._answer(prompt, arguments))
-
-    def _answer(self, prompt: Any, arguments: dict[str, Any]) -> tuple[list[Any], float, int | None]:
         self.prompts.append(prompt)
         self.arguments.append(arguments)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
             raise script[0]
         speed = self.speeds[arguments["policy"]] if "policy" in arguments else 500.0
-        return script, speed, arguments.get("max_tokens")
+        return FakeStream(script, speed, arguments.get("max_tokens"))
 
-    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeChatStream:
-        self.conversations.append([dict(message) for message in messages])
-        return FakeChatStream(*self._answer(self.chat_prompt(messages), arguments))
+    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
+        self.messages.append([dict(message) for message in messages])
+        return self.generate(self.chat_prompt(messages), **arguments)
 
     def plain_step_ms(self, result: Result) -> float:
         return 4.0  # the streams take 2 ms a token

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[2])]  # that of this file is there
 
-from fake_cli_engine import FakeChatStream, FakeEngine, FakePiece  # noqa: E402
+from fake_cli_engine import FakeEngine, FakePiece, FakeStream  # noqa: E402
 
 MARKDOWN = """# Result
 
@@ -47,7 +47,7 @@ ANSWERS = {
 }
 
 
-class Endless(FakeChatStream):
+class Endless(FakeStream):
     """Words for ever, slowly enough that the processor is not spent on them."""
 
     def __iter__(self) -> Iterator[FakePiece]:
@@ -61,14 +61,14 @@ class Endless(FakeChatStream):
 class TerminalEngine(FakeEngine):
     """Answers by the last message."""
 
-    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeChatStream:
+    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
         question = messages[-1]["content"]
         if question == "endless":
             return Endless([], 500.0)
         text = ANSWERS.get(question, f"{len(messages)}: {question!r}")
         pieces = [text[begin : begin + 4] for begin in range(0, len(text), 4)]
         sources = ("datastore", "target")
-        return FakeChatStream(
+        return FakeStream(
             [FakePiece(piece, tuple(piece.encode()), tuple(sources[i % 2] for _ in piece.encode()))
              for i, piece in enumerate(pieces)], 500.0,
         )  # fmt: skip

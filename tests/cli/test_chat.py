@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from fake_cli_engine import HELLO, FakeEngine, FakePiece, FakeStream
 
 from rest_local import paths
 from rest_local.cli.messages import in_options
@@ -41,7 +42,7 @@ def test_a_question_of_the_command_line_is_answered(chat_engine: Install, call: 
     engine = chat_engine()
     done = call(*GIVEN, "what is this?")
     assert (done.code, done.out, done.err) == (0, "Hello\n", "")
-    assert engine.conversations == [[{"role": "user", "content": "what is this?"}]]
+    assert engine.messages == [[{"role": "user", "content": "what is this?"}]]
     assert engine.closed
 
 
@@ -49,19 +50,19 @@ def test_a_pipe_is_one_question_whatever_its_lines(chat_engine: Install, call: C
     engine = chat_engine()
     done = call(*GIVEN, stdin=b"one\r\n\r\n  two\r\n")
     assert (done.code, done.out) == (0, "Hello\n")
-    assert engine.conversations == [[{"role": "user", "content": "one\n\n  two"}]]
+    assert engine.messages == [[{"role": "user", "content": "one\n\n  two"}]]
 
 
 def test_a_pipe_is_attached_to_the_question(chat_engine: Install, call: Call) -> None:
     engine = chat_engine()
     assert call(*GIVEN, "review this", stdin=b"-old\n+new\n").code == 0
-    assert engine.conversations[0][-1]["content"] == "review this\n\n```\n-old\n+new\n```"
+    assert engine.messages[0][-1]["content"] == "review this\n\n```\n-old\n+new\n```"
 
 
 def test_an_attached_text_does_not_end_its_code_block(chat_engine: Install, call: Call) -> None:
     engine = chat_engine()
     call(*GIVEN, "review this", stdin=b"````\ncode\n````\n")
-    assert engine.conversations[0][-1]["content"] == "review this\n\n`````\n````\ncode\n````\n`````"
+    assert engine.messages[0][-1]["content"] == "review this\n\n`````\n````\ncode\n````\n`````"
 
 
 @pytest.mark.parametrize("question", [(), ("-",), (" ",)])
@@ -78,14 +79,14 @@ def test_an_empty_pipe_without_a_question_is_wrong_usage(
 def test_invalid_utf8_of_a_pipe_is_replaced(chat_engine: Install, call: Call) -> None:
     engine = chat_engine()
     done = call(*GIVEN, stdin=b"a\xff\n")
-    assert engine.conversations[0][-1]["content"] == "a\ufffd"
+    assert engine.messages[0][-1]["content"] == "a\ufffd"
     assert "warning: stdin: not UTF-8" in done.err
 
 
 def test_the_options_reach_the_engine(chat_engine: Install, call: Call) -> None:
     engine = chat_engine()
     call(*GIVEN, "hi", "--system", "be short", "-n", "5", "--stop", "x", "--temp", "0.5")
-    assert engine.conversations[0][0] == {"role": "system", "content": "be short"}
+    assert engine.messages[0][0] == {"role": "system", "content": "be short"}
     given = engine.arguments[0]
     assert (given["max_tokens"], given["stop"], given["sampling"].temperature) == (5, ("x",), 0.5)
 
@@ -125,24 +126,13 @@ def test_a_refused_question_is_one_line(chat_engine: Install, call: Call) -> Non
     assert (done.code, done.err) == (1, f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n")
 
 
-def test_an_answer_that_was_cut_off_says_so(chat_engine: Install, call: Call) -> None:
-    engine = chat_engine()
-    stream = engine.chat([])
-    engine.scripts = [HELLO]
-
-    def cut(*_: Any, **__: Any) -> Any:
-        return _Cut(HELLO, 500.0)
-
-    class _Cut(type(stream)):  # type: ignore[misc]
-        @property
-        def result(self) -> Any:
-            result = super().result
-            result.finish_reason = "length"
-            return result
-
-    engine.chat = cut  # type: ignore[method-assign]
+def test_an_answer_that_was_cut_off_says_so(chat_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat_engine()
+    whole = FakeStream.result.fget
+    assert whole is not None
     assert "cut off: -n or /set tokens allows more" in call(*GIVEN, "-n", "5", "hi").err
-    assert "cut off: the context is full" in call(*GIVEN, "-n", "50", "hi").err
+    monkeypatch.setattr(FakeStream, "result", property(lambda stream: replace(whole(stream), finish_reason="length")))
+    assert "cut off: the context is full" in call(*GIVEN, "hi").err
     assert call(*GIVEN, "-q", "hi").err == ""
 
 
@@ -184,7 +174,7 @@ def test_a_session_is_plain_json_and_goes_on(chat_engine: Install, call: Call, t
     assert path.stat().st_mode & 0o777 == 0o600
     engine = chat_engine()
     assert call(*GIVEN, "--session", "work", "two").out == "Hello\n"
-    said = [message["content"] for message in engine.conversations[0]]
+    said = [message["content"] for message in engine.messages[0]]
     assert said == ["be short", "one", "Hello", "two"]
     assert len(json.loads(path.read_text())["messages"]) == 4
 
@@ -217,7 +207,7 @@ def test_a_damaged_session_is_refused_and_not_overwritten(
     assert done.code == 1
     assert told in done.err
     assert path.read_bytes() == content
-    assert engine.conversations == []
+    assert engine.messages == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b"])

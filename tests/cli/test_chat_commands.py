@@ -54,7 +54,7 @@ def contents(talk: Talk) -> list[str]:
 def test_a_question_is_answered_with_a_line_of_statistics(talk: Talk, said: Said) -> None:
     perform(talk, "one")
     assert contents(talk) == ["one", "Hello"]
-    assert said() == "[500 tokens/s, 2.5 x plain, 60% from datastores 40%, context 20%]\n"
+    assert said() == "[500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%]\n"
 
 
 def test_help_names_every_command(talk: Talk, said: Said) -> None:
@@ -67,7 +67,7 @@ def test_help_names_every_command(talk: Talk, said: Said) -> None:
 def test_an_unknown_command_is_not_sent_to_the_model(talk: Talk, engine: FakeEngine, said: Said) -> None:
     perform(talk, "/quit now")
     assert said() == "rest-local: error: /quit: no such command; /help lists them\n"
-    assert engine.conversations == []
+    assert engine.messages == []
 
 
 @pytest.mark.parametrize("text", ["/usr/bin is a path", "//", "/ x", "/*", "/Users/me"])
@@ -108,7 +108,7 @@ def test_set_changes_the_other_settings_and_shows_all(talk: Talk, engine: FakeEn
 
 @pytest.mark.parametrize(
     "line",
-    ["/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens 0", "/set tokens x", "/set top_p 3",
+    ["/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens -2", "/set tokens x", "/set top_p 3",
      "/set markdown maybe", "/file", "/file /no/such/file", "/undo", "/regen", "/retry", "/load nothing", "/save",
      "/save a/b", "/datastore remove x", "/datastore drop x", "/drafts perhaps"],
 )  # fmt: skip
@@ -127,12 +127,12 @@ def test_the_system_message_is_set_shown_and_removed(talk: Talk, engine: FakeEng
     perform(talk, "/system")
     assert said() == "be short\nand kind\n"
     perform(talk, "one")
-    assert engine.conversations[-1][0] == {"role": "system", "content": "be short\nand kind"}
+    assert engine.messages[-1][0] == {"role": "system", "content": "be short\nand kind"}
     perform(talk, "/clear")
     assert (talk.conversation.system, contents(talk)) == ("be short\nand kind", [])
     perform(talk, "/system none")
     perform(talk, "two")
-    assert engine.conversations[-1] == [{"role": "user", "content": "two"}]
+    assert engine.messages[-1] == [{"role": "user", "content": "two"}]
 
 
 def test_undo_takes_back_a_question_and_its_answer(talk: Talk, said: Said) -> None:
@@ -154,7 +154,7 @@ def test_regen_draws_another_answer_and_retry_the_same(talk: Talk, engine: FakeE
     first, same, other = (arguments["sampling"] for arguments in engine.arguments)
     assert first == same
     assert (other.temperature, other.seed) == (0.8, 8)
-    assert [len(messages) for messages in engine.conversations] == [1, 1, 1]
+    assert [len(messages) for messages in engine.messages] == [1, 1, 1]
     assert contents(talk) == ["one", "Hello"]
 
 
@@ -270,11 +270,11 @@ def test_datastores_are_added_removed_and_listed(
 
     closed: list[str] = []
 
-    def opened(config: Any, model: Any, undo: Any) -> list[Any]:
+    def opened(config: Any, model: Any, undo: Any, unusable: Any) -> list[Any]:
         (name,) = config.datastores
         if name == "missing":
             raise DatastoreNotFound(name)
-        return [SimpleNamespace(path=tmp_path / name, close=lambda: closed.append(name))]
+        return [SimpleNamespace(path=tmp_path / "stores" / name, close=lambda: closed.append(name))]
 
     monkeypatch.setattr(core, "open_datastores", opened)
     perform(talk, "/datastore")
@@ -297,10 +297,10 @@ def test_stats_sum_over_the_chat(talk: Talk, said: Said) -> None:
     said()
     perform(talk, "/stats")
     assert said().splitlines() == [
-        "2 answers, 10 tokens: 500 tokens/s, 2.5 x plain, 60% from datastores 40%, context 20%",
+        "2 answers, 10 tokens: 500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%",
         "2.50 tokens a forward pass, 6 of 12 draft tokens accepted",
         "prompts: 0 tokens evaluated, 0 were in the KV cache",
-        "context: 12 of 4096 tokens",
+        "context: 12 of 1024 tokens",
     ]
 
 
@@ -322,10 +322,10 @@ def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine:
         perform(talk, "/model other.gguf")
         assert said() == "other goes on with the conversation\n"
         perform(talk, "two")
-        assert [message["content"] for message in other.conversations[0]] == ["one", "Hello", "two"]
+        assert [message["content"] for message in other.messages[0]] == ["one", "Hello", "two"]
         said()
         perform(talk, "/model")
-        assert said().startswith("other: fake 1M Q8_0, context 4096 tokens")
+        assert said().startswith("other: fake 1M Q8_0, context 1024 tokens")
     assert other.closed
 
 

@@ -87,7 +87,7 @@ def test_yes_writes_the_file_and_tells_the_speed(model: Install, edit: Call, fil
 def test_file_is_prompt_and_prediction(model: Install, edit: Call, file: Path) -> None:
     engine = model(fenced(NEW))
     edit(file, "make y 20", "--yes", "--temp", "0.5")
-    [[message]] = engine.conversations
+    [[message]] = engine.messages
     assert message["role"] == "user"
     assert f"```py\n{OLD}```" in message["content"]
     assert "make y 20" in message["content"]
@@ -320,8 +320,8 @@ def test_instruction_from_a_file_and_from_a_pipe(model: Install, edit: Call, fil
     request.write_text("make y\n\n    20\n")
     assert edit(file, "--from", request, "--yes").code == 0
     assert edit(file, "--from", "-", "--yes", stdin=b"make y 30\n").code == 0
-    assert "make y\n\n    20\n" in engine.conversations[0][0]["content"]
-    assert "make y 30\n" in engine.conversations[1][0]["content"]
+    assert "make y\n\n    20\n" in engine.messages[0][0]["content"]
+    assert "make y 30\n" in engine.messages[1][0]["content"]
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,7 @@ if TYPE_CHECKING:
 @click.argument("question", required=False, metavar="[QUESTION | -]")
 @options.engine_options
 @options.history_option
-@click.option(
-    "-n",
-    "--tokens",
-    "--n-predict",
-    "--predict",
-    type=click.IntRange(min=1),
-    default=1024,
-    show_default=True,
-    metavar="N",
-    help="At most N tokens an answer.",
-)
+@options.tokens_option(-1, "At most N tokens an answer; -1: until it ends or the context is full.")
 @click.option("--system", metavar="TEXT", help="System message that the conversation starts with.")
 @click.option(
     "--session", metavar="NAME", help="Keep the conversation under this name, and go on with it where it exists."
@@ -55,7 +45,7 @@ if TYPE_CHECKING:
 )
 @options.sampling_options
 @options.stop_option
-@click.option("-q", "--quiet", is_flag=True, help="Print no statistics after answers.")
+@options.quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each answer instead.")
 def chat(
     question: str | None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs
+from rest_local.cli import inputs, missing
 from rest_local.cli.chat.conversation import Attachment
 from rest_local.cli.chat.display import COLOURS, style_of
 from rest_local.cli.chat.sessions import NamedSession, session_names
@@ -98,8 +98,8 @@ def _set(talk: Talk, argument: str) -> None:
     elif name in _NUMBERS:
         talk.settings = replace(talk.settings, sampling=_with_number(talk.settings.sampling, name, value.strip()))
     elif name == "tokens":
-        if not value.strip().isdecimal() or int(value) < 1:
-            raise OptionError(f"/set tokens {value}: give a number from 1 on")
+        if not (value.strip() == "-1" or value.strip().isdecimal()):
+            raise OptionError(f"/set tokens {value}: give a number; -1: until the answer ends")
         talk.settings = replace(talk.settings, tokens=int(value))
     elif name == "stop":
         talk.settings = replace(talk.settings, stop=(value,) if value else ())
@@ -242,14 +242,16 @@ def _datastore(talk: Talk, argument: str) -> None:
 
 
 def _add_datastore(engine: Engine, name: str) -> None:
-    """Draft from one more. Raises DatastoreError, OptionError."""
+    """Draft from one more. What cannot be opened is as for -d (`cli.missing`). Raises DatastoreError, OptionError."""
     from rest_local.decoding.core import open_datastores
+    from rest_local.retrieval.home import datastore_path
 
+    if any(other.path == datastore_path(name) for other in engine.datastores):
+        raise OptionError(f"datastore {name} is drafted from already")
+    unusable = missing.unusable(engine.config.build_missing, is_named=True)
     with ExitStack() as undo:
-        (store,) = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo)
-        if any(other.path == store.path for other in engine.datastores):
-            raise OptionError(f"datastore {name} is drafted from already")
-        engine.use_datastores([*engine.datastores, store])
+        stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)
+        engine.use_datastores([*engine.datastores, *stores])
         undo.pop_all()
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine, Result
 
+UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
 ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
 
 
@@ -37,7 +38,7 @@ class Settings:
     """What `/set` changes."""
 
     sampling: Sampling
-    tokens: int
+    tokens: int  # of an answer at most; -1: any number
     stop: tuple[str, ...] = ()
     markdown: bool = True
     drafts: bool = False  # `/drafts`
@@ -141,7 +142,7 @@ class Talk:
             try:
                 stream = self.engine.chat(
                     self.conversation.prompt,
-                    max_tokens=self.settings.tokens,
+                    max_tokens=UNLIMITED if self.settings.tokens < 0 else self.settings.tokens,
                     sampling=sampling,
                     stop=self.settings.stop,
                 )
@@ -186,7 +187,7 @@ class Talk:
             click.echo(json.dumps({**result.to_dict(), "message": message}, ensure_ascii=False))
             return
         if result.finish_reason == "length" and not self._quiet:
-            full = result.timings.predicted_tokens < self.settings.tokens
+            full = not 0 <= self.settings.tokens <= result.timings.predicted_tokens
             note("cut off: " + ("the context is full; /clear empties it" if full else "-n or /set tokens allows more"))
         if not self._quiet and (self.interactive or sys.stderr.isatty()):
             note(f"[{line_of(self.engine, result)}]")
