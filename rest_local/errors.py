@@ -4,6 +4,8 @@
     ├── OptionError                    exit 2: a wrong option or argument
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
     ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
+    ├── OutputInvalid                  an output of a batch contains something else
+    ├── OutputUnwritable               disk full, permission; what was written stays
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
@@ -79,6 +81,23 @@ class ConfigInvalid(RestLocalError):
     def __init__(self, path: str | PathLike[str], line: int | None, cause: str) -> None:
         super().__init__(f"configuration {path}{f':{line}' if line else ''}: {cause}")
         self.path, self.line, self.cause = path, line, cause
+
+
+class OutputInvalid(RestLocalError):
+    """A file that a batch is to add its answers to contains something else. It was not changed."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "give another output, or `replace` to write it anew"
+        super().__init__(f"output {path} {cause}; {way_out}")
+        self.path, self.cause = path, cause
+
+
+class OutputUnwritable(RestLocalError):
+    """The output of a batch cannot be written. The lines that were written before stay."""
+
+    def __init__(self, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
+        self.path, self.cause = path, cause
 
 
 class ModelError(RestLocalError):

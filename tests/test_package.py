@@ -34,9 +34,10 @@ BELOW: dict[str, set[str]] = {
     "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
+    "batch": {"server", "decoding", "llama"},
     "cli": {
-        "server", "bench", "editing", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval",
-        "llama", "chat", "grammar",
+        "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
+        "retrieval", "llama", "chat", "grammar",
     },
 }  # fmt: skip
 

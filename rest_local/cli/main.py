@@ -22,7 +22,8 @@ from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import RestLocalError
 
 COMMANDS = (  # in the order of --help
-    "generate", "chat", "edit", "serve", "index", "history", "demo", "doctor", "tune", "bench", "config", "completion",
+    "generate", "chat", "edit", "batch", "serve", "index", "history", "demo", "doctor", "tune", "bench", "config",
+    "completion",
 )  # fmt: skip
 UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 

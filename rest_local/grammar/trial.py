@@ -184,6 +184,8 @@ def readable(message: str) -> str:
     """The cause in a message of llguidance, as one line without its excerpt of the grammar."""
     lines = [line for line in message.splitlines() if line.strip()]
     first = lines[0] if lines else "it allows nothing"
+    if first.endswith("regex parse error:"):  # the pattern and a mark below it follow, then the cause
+        first += next((line.removeprefix("error:") for line in lines if line.startswith("error:")), "")
     if first.startswith("panic"):
         return "it is too large"
     return first.removeprefix("at ").replace("failed to compile JSON schema: ", "")[:300]
