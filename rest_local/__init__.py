@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
+    from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rest_local.drafting.drafter import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        ConfigInvalid,
         CorpusEmpty,
         CorpusTooLarge,
         DatastoreCorrupt,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         DatastoreVersion,
         DatastoreVocabulary,
         DecodeFailed,
+        EditRefused,
         GenerationError,
         GrammarsBusy,
         HistoryNotFound,
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
         ModelInvalid,
         ModelNotFound,
         OptionError,
+        OutputInvalid,
+        OutputUnwritable,
         PromptEmpty,
         PromptTooLong,
         QueueFull,
@@ -77,6 +82,7 @@ __all__ = [
     "AsyncEngine",
     "AsyncStream",
     "ChatStream",
+    "ConfigInvalid",
     "CorpusEmpty",
     "CorpusTooLarge",
     "Datastore",
@@ -90,8 +96,10 @@ __all__ = [
     "DatastoreVocabulary",
     "DecodeFailed",
     "DraftStatistics",
+    "EditRefused",
     "Engine",
     "EngineConfig",
+    "Finished",
     "GenerationError",
     "Grammar",
     "GrammarsBusy",
@@ -105,6 +113,8 @@ __all__ = [
     "ModelOptions",
     "OptionError",
     "Origin",
+    "OutputInvalid",
+    "OutputUnwritable",
     "Override",
     "Piece",
     "Placement",
@@ -137,6 +147,7 @@ __all__ = [
 
 _HOMES = {
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
+    "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),

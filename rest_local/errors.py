@@ -3,6 +3,9 @@
     RestLocalError                     exit 1
     ├── OptionError                    exit 2: a wrong option or argument
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
+    ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
+    ├── OutputInvalid                  an output of a batch contains something else
+    ├── OutputUnwritable               disk full, permission; what was written stays
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
@@ -17,6 +20,7 @@
     │   ├── ServiceClosed              the engine's thread takes no more requests
     │   ├── ReaderTooSlow              the reader of a stream lags too far
     │   ├── DecodeFailed               llama_decode refused or broke, with its code
+    │   ├── EditRefused                what came of an edit is not written
     │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
         ├── DatastoreNotFound
@@ -68,6 +72,31 @@ class InputInvalid(RestLocalError):
 
     def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"{what} {path}: {cause}")
+        self.path, self.cause = path, cause
+
+
+class ConfigInvalid(RestLocalError):
+    """The configuration file cannot be used. `line`: from 1, None if it concerns the file as a whole."""
+
+    def __init__(self, path: str | PathLike[str], line: int | None, cause: str) -> None:
+        super().__init__(f"configuration {path}{f':{line}' if line else ''}: {cause}")
+        self.path, self.line, self.cause = path, line, cause
+
+
+class OutputInvalid(RestLocalError):
+    """A file that a batch is to add its answers to contains something else. It was not changed."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "give another output, or `replace` to write it anew"
+        super().__init__(f"output {path} {cause}; {way_out}")
+        self.path, self.cause = path, cause
+
+
+class OutputUnwritable(RestLocalError):
+    """The output of a batch cannot be written. The lines that were written before stay."""
+
+    def __init__(self, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
         self.path, self.cause = path, cause
 
 
@@ -169,6 +198,14 @@ class DecodeFailed(GenerationError):
             f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again"
         )
         self.code = code
+
+
+class EditRefused(GenerationError):
+    """The answer of a model is not written to the file that it was to change."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str) -> None:
+        super().__init__(f"file {path}: {cause}; nothing was written; {way_out}")
+        self.path, self.cause = path, cause
 
 
 class Unexpected(GenerationError):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import building
+from rest_local.cli import building, completion
 from rest_local.cli.inputs import model_path
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
 
-model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
+model_option = click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="GGUF file whose vocabulary is used."
+)
 replace_option = click.option(
     "--replace",
     is_flag=True,
@@ -42,7 +45,7 @@ vocabulary_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def index() -> None:
     """Build, search and remove datastores of your own code and text.
 
@@ -92,7 +95,7 @@ def build(
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @model_option
 @replace_option
 @json_option
@@ -213,7 +216,8 @@ def _described(found: Mapping[str, Any]) -> str:
 @json_option
 def list_(as_json: bool) -> None:
     """List the datastores that have a name, with a line for each vocabulary."""
-    from rest_local.retrieval.home import datastore_path, datastores_home, indexes, list_datastores
+    from rest_local.paths import datastores_home
+    from rest_local.retrieval.home import datastore_path, indexes, list_datastores
 
     rows: list[dict[str, Any]] = []
     for name in list_datastores():
@@ -239,7 +243,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @click.argument("text")
 @model_option
 @json_option
@@ -262,7 +266,7 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
 @click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Delete without a question.")
 @json_option
@@ -303,7 +307,7 @@ def _confirm_removal(name: str, chosen: list[Path], is_one: bool) -> None:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
 @json_option
 def check(name: str, vocabulary: str | None, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
+from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.core import EngineCore, Unusable
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
@@ -118,14 +119,28 @@ class Engine:
     def cost_curve(self) -> CostCurve:
         return self._core.lane.tuning.curve
 
+    def plain_step_ms(self, result: Result) -> float:
+        """What a plain step took, or would have taken, in the middle of an answer, in milliseconds: the mean forward
+        pass of the steps of the answer in which nothing was drafted, or, where these are fewer than four, the pass by
+        the cost curve, which a batch of this answer bounds; and the driver's own time.
+        """
+        lane, draft, timings = self._core.lane, result.draft, result.timings
+        if draft.plain_steps >= 4:
+            return draft.plain_ms_per_step + lane.auto.driver.step
+        middle = timings.cached_tokens + timings.prompt_tokens + timings.predicted_tokens // 2
+        expected = float(lane.tuning.curve.expected(middle)[0])
+        return (min(expected, draft.decode_ms_per_step) if draft.steps else expected) + lane.auto.driver.step
+
     @property
     def calibration(self) -> dict[str, Any]:
         """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
         return self._core.lane.tuning.state()
 
-    def compare(self) -> None:
-        """Run the self-test of `self_test`, if it was never run: some seconds. Only while no request runs."""
-        self._core.lane.compare()
+    def compare(self, seconds: float = math.inf) -> None:
+        """Run the self-test of `self_test`, if it was never run: some seconds, for an exact engine at most `seconds`.
+        Only while no request runs.
+        """
+        self._core.lane.compare(seconds)
 
     def tune(self, report: Progress | None = None) -> Measured:
         """Measure the cost curve thoroughly and keep it for the next start: about 700 plain steps. Only while no
@@ -187,6 +202,16 @@ class Engine:
         """
         request, chat = self.chat_request(messages, **options)
         return self._begin(ChatStream(self._core.prepare(request), self._step_until, self._core.cancel, chat))
+
+    def batch(self, requests: Iterable[Request]) -> Iterator[Finished]:
+        """Answer many requests (of `request` or `chat_request`), as many at a time as there are slots, and yield each
+        as it ends, with its number among `requests`. An error ends the request that it belongs to, and no other.
+
+        A list is decoded in an order in which prompts that begin alike are neighbours; any other iterable in its order,
+        taken as slots become free. Closing the iterator cancels what runs. The answers of an engine of one slot are
+        decoded one after another: give `slots`.
+        """
+        return answers(self._core, requests)
 
     def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
         """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.

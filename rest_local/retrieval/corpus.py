@@ -23,6 +23,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval.files import AS_IT_IS
 from rest_local.retrieval.git import git_files
 
 SECRET_NAMES = (
@@ -357,7 +358,7 @@ def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
     also for a link.
     """
     # Opened before the status is read, so that both belong to the same file. O_NONBLOCK: a FIFO must not block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | AS_IT_IS | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         return status, file.read(limit) if stat.S_ISREG(status.st_mode) else None

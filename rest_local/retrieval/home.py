@@ -25,7 +25,7 @@ from rest_local.errors import (
     DatastoreVocabulary,
     OptionError,
 )
-from rest_local.paths import data_dir
+from rest_local.paths import datastores_home
 from rest_local.retrieval.files import LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
 
@@ -33,12 +33,6 @@ DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
 _REMOVED = ".removed-"
 _FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")
-
-
-def datastores_home() -> Path:
-    """The directory of named datastores: $REST_LOCAL_DATASTORES, or the user's data directory."""
-    given = os.environ.get("REST_LOCAL_DATASTORES")
-    return Path(given) if given else data_dir() / "datastores"
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:

@@ -326,6 +326,7 @@ def forget(
         if count == 0:
             return 0
         if count == len(held) and whole:
+            store.close()  # Windows renames no directory whose files are mapped
             remove_index_locked(path, directory, files)
             return count
         if count == len(held):
