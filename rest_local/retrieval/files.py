@@ -21,6 +21,7 @@ from filelock import lock_descriptor
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
+VOCABULARY = "vocabulary-"  # begins the name of a folder in a datastore, see `retrieval.home`
 WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
@@ -110,7 +111,12 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
 
 
 def _lock_path(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.{LOCK}") if WINDOWS else directory / LOCK
+    if not WINDOWS:
+        return directory / LOCK
+    # That of a vocabulary's folder lies next to the datastore, so that the whole datastore can be renamed under it.
+    outer = directory.parent if directory.name.startswith(VOCABULARY) else directory
+    name = f"{outer.name}.{directory.name}" if outer != directory else directory.name
+    return outer.with_name(f".{name}.{LOCK}")
 
 
 def _take_lock(directory: Path) -> int:

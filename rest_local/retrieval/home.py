@@ -26,13 +26,13 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.paths import datastores_home
-from rest_local.retrieval.files import LOCK, Files, locked, unwritable
+from rest_local.retrieval.files import LOCK, VOCABULARY, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
 _REMOVED = ".removed-"
-_FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")
+_FOLDER = re.compile(rf"{VOCABULARY}[0-9a-f]{{16}}\Z")
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:
@@ -83,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 def folder(path: Path, vocabulary_hash: str) -> Path:
     """The directory of a vocabulary, unless its index is the one in the datastore's directory itself."""
-    return path / f"vocabulary-{vocabulary_hash[:16]}"
+    return path / f"{VOCABULARY}{vocabulary_hash[:16]}"
 
 
 def folders(path: Path) -> list[Path]:
