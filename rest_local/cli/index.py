@@ -38,7 +38,10 @@ replace_option = click.option(
     help="Replace what the datastore has for this vocabulary, without a question.",
 )
 vocabulary_option = click.option(
-    "--vocabulary", metavar="ID", help="One vocabulary: its name or the beginning of its id, as `index list` shows it."
+    "--vocabulary",
+    metavar="ID",
+    allow_from_autoenv=False,
+    help="One vocabulary: its name or the beginning of its id, as `index list` shows it.",
 )
 
 
