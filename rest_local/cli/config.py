@@ -17,7 +17,7 @@ from rest_local.cli import completion, settings
 from rest_local.cli.messages import warn
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
-from rest_local.cli.settings import MODEL, PROFILE, Settings, variable_of
+from rest_local.cli.settings import ENVIRONMENT, MODEL, PROFILE, Settings, variable_of
 from rest_local.errors import ConfigInvalid, OptionError, RestLocalError, printable
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Options = Mapping[str, Sequence[click.Option]]
 
 HEADER = "# Options of rest-local, as `rest-local config show --all` lists them."
+
+_PLACES = ("cache", "config", "data", "datastores", "shared")  # directories and files, which no option sets
 
 profile_option = click.option(
     "--profile", metavar="GLOB", allow_from_autoenv=False, help="For the models whose name matches, not for all."
@@ -53,6 +55,7 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     """
     options, found = _options(), Settings.load()
     settings.check_all(found, options)
+    _warn_of_variables(options)
     for key in keys:
         _check_key(key, options)
     model = model or _model(found)
@@ -66,7 +69,7 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     shown = [_toml(row["value"]) for row in rows]
     column = min(max(map(len, shown), default=0), 40)
     for row, value in zip(rows, shown, strict=True):
-        click.echo(printable(f"{row['key']:<{width}}  {value:<{column}}  {_origin(row, found.path)}"))
+        click.echo(printable(f"{row['key']:<{width}}  {value:<{column}}  {_origin(row, _short(found.path))}"))
     if not rows:
         click.echo(f"nothing is set; `rest-local config set KEY VALUE` writes {found.path}")
 
@@ -166,7 +169,25 @@ def _row(key: str, options: Sequence[click.Option], found: Settings, model: str 
     return {"key": key, "value": in_file.value, "source": "file", "line": line}
 
 
-def _origin(row: Mapping[str, Any], path: Path) -> str:
+def _warn_of_variables(options: Iterable[str]) -> None:
+    """Name variables that look like ours and that nothing reads: a typing mistake has no other effect."""
+    from difflib import get_close_matches
+
+    known = {*map(variable_of, options), *map(variable_of, _PLACES)}
+    for name in sorted(name for name in os.environ if name.startswith(f"{ENVIRONMENT}_") and name not in known):
+        near = get_close_matches(name, known, 1)
+        warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def _short(path: Path) -> str:
+    """The path with `~` for the user's directory, so that a line fits a narrow terminal."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):  # elsewhere, or there is none
+        return str(path)
+
+
+def _origin(row: Mapping[str, Any], path: str) -> str:
     if row["source"] == "environment":
         return f"environment, {row['variable']}"
     if row["source"] == "profile":

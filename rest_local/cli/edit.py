@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.diff import coloured, count_changes, unified_diff
 from rest_local.cli.messages import fail, say, warn
 from rest_local.cli.sections import SectionedCommand
@@ -37,7 +37,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"')
+@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
 @options.engine_options
 @options.history_option
 @click.option(
@@ -56,6 +56,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
     "--output",
     metavar="FILE",
     allow_from_autoenv=False,
+    shell_complete=completion.paths,
     help="Write the new text to this file, and leave the one that is edited as it is; - prints it.",
 )
 @click.option(

@@ -84,6 +84,24 @@ def test_show_all_lists_every_key_once(call: Call, path: Path) -> None:
     assert {"top-k", "port", "threads", "rope-scale", "max-file-size"} <= set(keys)
 
 
+def test_a_variable_that_nothing_reads_is_named(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_TOPK", "20")
+    done = call("config", "show")
+    assert done.code == 0
+    warned = [line for line in done.err.splitlines() if "TOPK" in line]
+    assert warned == [
+        "rest-local: warning: REST_LOCAL_TOPK: no option has this variable; did you mean REST_LOCAL_TOP_K?"
+    ]
+
+
+def test_a_path_below_the_home_directory_is_short(
+    call: Call, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path.write_text("top-k = 20\n")
+    assert call("config", "show").out == "top-k  20  ~/folder/config.toml:1\n"
+
+
 def test_show_without_anything_says_how_to_set_something(call: Call, path: Path) -> None:
     done = call("config", "show")
     assert (done.code, done.out) == (0, f"nothing is set; `rest-local config set KEY VALUE` writes {path}\n")
