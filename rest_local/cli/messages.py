@@ -85,7 +85,7 @@ class Announced(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr.isatty():
-            click.echo(f"rest-local: {record.getMessage()}", err=True)
+            say(f"rest-local: {record.getMessage()}")
 
 
 def show_warnings() -> None:
