@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
+    from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from rest_local.drafting.drafter import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        ConfigInvalid,
         CorpusEmpty,
         CorpusTooLarge,
         DatastoreCorrupt,
         DatastoreError,
+        DatastoreExists,
         DatastoreLocked,
         DatastoreNotFound,
         DatastoreUnwritable,
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
         ModelInvalid,
         ModelNotFound,
         OptionError,
+        OutputInvalid,
+        OutputUnwritable,
         PromptEmpty,
         PromptTooLong,
         QueueFull,
@@ -77,11 +82,13 @@ __all__ = [
     "AsyncEngine",
     "AsyncStream",
     "ChatStream",
+    "ConfigInvalid",
     "CorpusEmpty",
     "CorpusTooLarge",
     "Datastore",
     "DatastoreCorrupt",
     "DatastoreError",
+    "DatastoreExists",
     "DatastoreLocked",
     "DatastoreNotFound",
     "DatastoreUnwritable",
@@ -92,6 +99,7 @@ __all__ = [
     "EditRefused",
     "Engine",
     "EngineConfig",
+    "Finished",
     "GenerationError",
     "Grammar",
     "GrammarsBusy",
@@ -105,6 +113,8 @@ __all__ = [
     "ModelOptions",
     "OptionError",
     "Origin",
+    "OutputInvalid",
+    "OutputUnwritable",
     "Override",
     "Piece",
     "Placement",
@@ -136,6 +146,7 @@ __all__ = [
 
 _HOMES = {
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
+    "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.messages import fitted
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import OptionError
 
@@ -129,7 +131,7 @@ class ReplayChoice:
         return partial(make_policy, self.policy)
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def bench() -> None:
     """Measure drafting on recorded answers."""
 
@@ -137,7 +139,10 @@ def bench() -> None:
 @bench.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--vocab", metavar="GGUF", help="A model or vocabulary file to tokenize with. Default: the model of --model."
+    "--vocab",
+    metavar="GGUF",
+    shell_complete=completion.models,
+    help="A model or vocabulary file to tokenize with. Default: the model of --model.",
 )
 @click.option(
     "--git",
@@ -150,7 +155,14 @@ def bench() -> None:
     "--edits", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Edits of a repository."
 )
 @click.option("--predict", is_flag=True, help="With --git: give the old file as the request's prediction, too.")
-@click.option("-d", "--datastore", multiple=True, metavar="NAME", help="Draft from this datastore, too; repeatable.")
+@click.option(
+    "-d",
+    "--datastore",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.datastores,
+    help="Draft from this datastore, too; repeatable.",
+)
 @click.option(
     "--history",
     metavar="N|FILE",
@@ -186,6 +198,8 @@ def bench() -> None:
     "-m",
     "--model",
     metavar="MODEL",
+    allow_from_autoenv=False,  # elsewhere it chooses a model; here it also turns a replay into minutes of decoding
+    shell_complete=completion.models,
     help="Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
 )
 @click.option(

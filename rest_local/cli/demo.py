@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.load_options import load_options
 from rest_local.cli.messages import fitted
 from rest_local.cli.sections import SectionedCommand
@@ -215,7 +215,13 @@ _threads, _gpu_layers = options.device_options(click.option)
 
 
 @click.command(cls=SectionedCommand)
-@click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help="GGUF file. Default: the demo model.",
+)
 @_threads
 @_gpu_layers
 @click.option(

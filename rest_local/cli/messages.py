@@ -30,6 +30,7 @@ OPTIONS = {
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "repack=False": "--no-repack",
+    "replace": "--replace",
     "rope": "--rope-scaling",
     "slots": "--slots",
 }

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
+from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.core import EngineCore
+from rest_local.decoding.core import EngineCore, Unusable
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
@@ -55,13 +56,14 @@ class Engine:
     Not thread safe, except `request`, `chat_request` and what only reads: `Service` gives it a thread of its own.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         """Open the model and the datastores; estimate the cost curve the first time.
 
-        Takes the load time of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
-        ModelError, DatastoreError, OptionError.
+        unusable: decides about a datastore that cannot be opened, by default its error is raised. Takes the load time
+        of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises ModelError,
+        DatastoreError, OptionError.
         """
-        self._core = EngineCore(config)
+        self._core = EngineCore(config, unusable)
         self._running: Stream | None = None
 
     @classmethod
@@ -200,6 +202,16 @@ class Engine:
         """
         request, chat = self.chat_request(messages, **options)
         return self._begin(ChatStream(self._core.prepare(request), self._step_until, self._core.cancel, chat))
+
+    def batch(self, requests: Iterable[Request]) -> Iterator[Finished]:
+        """Answer many requests (of `request` or `chat_request`), as many at a time as there are slots, and yield each
+        as it ends, with its number among `requests`. An error ends the request that it belongs to, and no other.
+
+        A list is decoded in an order in which prompts that begin alike are neighbours; any other iterable in its order,
+        taken as slots become free. Closing the iterator cancels what runs. The answers of an engine of one slot are
+        decoded one after another: give `slots`.
+        """
+        return answers(self._core, requests)
 
     def request(self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]) -> Request:
         """The request that `generate` makes of its arguments, for `Service.submit`. From any thread.

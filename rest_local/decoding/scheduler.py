@@ -154,6 +154,11 @@ class Scheduler:
         longest = max((common_prefix(text, sequence.tokens) for text in prefilling), default=0)
         return longest >= kept + LEAST_SHARED
 
+    @property
+    def cells_in_use(self) -> int:
+        """Cells that the texts of the admitted sequences take or will take; shared ones count once."""
+        return self._in_use()
+
     def _in_use(self, *more: tuple[Slot, int]) -> int:
         """Cells that admitted sequences have, or will have when their prompts are evaluated; and so many of `more`."""
         admitted = ((sequence.slot, len(sequence.tokens)) for sequence in self.admitted if sequence.is_admitted)
