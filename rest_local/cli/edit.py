@@ -37,7 +37,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"')
+@click.argument("arguments", nargs=-1, type=click.Path(), metavar='FILE... "INSTRUCTION"')
 @options.engine_options
 @options.history_option
 @click.option(
@@ -54,6 +54,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @click.option(
     "-o",
     "--output",
+    type=click.Path(),
     metavar="FILE",
     allow_from_autoenv=False,
     help="Write the new text to this file, and leave the one that is edited as it is; - prints it.",

@@ -86,7 +86,7 @@ class Announced(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if sys.stderr.isatty():
-            say(f"rest-local: {record.getMessage()}")
+            click.echo(f"rest-local: {record.getMessage()}", err=True)
 
 
 def show_warnings() -> None:

@@ -65,6 +65,7 @@ def test_models(offered: Offered) -> None:
 def test_histories_and_files(offered: Offered) -> None:
     assert offered("history", "forget", "") == ["demo-1"]
     assert offered("generate", "--json-schema", "x") == ["<file>"]
+    assert offered("edit", "notes") == offered("edit", "a.py", "-o", "b") == ["<file>"]
 
 
 def test_keys_and_values_of_the_configuration(offered: Offered) -> None:
