@@ -31,6 +31,13 @@ def watch() -> None:
     threading.Thread(target=_count, args=(reading,), name="second-interrupt", daemon=True).start()
 
 
+def watch_again() -> None:
+    """Go on watching after a library has watched signals in its own way; the next interrupt is a first one."""
+    if _wakeup is not None:
+        signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+        reset()
+
+
 def reset() -> None:
     """The first interrupt was dealt with (an answer was stopped): the next one is a first one again.
 
