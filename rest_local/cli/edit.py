@@ -54,6 +54,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @click.option(
     "-o",
     "--output",
+    type=click.Path(),
     metavar="FILE",
     allow_from_autoenv=False,
     shell_complete=completion.paths,
@@ -112,7 +113,7 @@ def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list
         names, instruction = arguments, _read_request(request)
     else:
         names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
-        if names and Path(instruction).is_file():
+        if names and os.path.isfile(instruction):  # `Path.is_file` raises for a long text
             raise click.UsageError(f"the last argument is the instruction, but {instruction} is a file; say what to do")
     if not names:
         raise click.UsageError('give FILE and an instruction, for example: rest-local edit a.py "rename x to y"')
