@@ -26,17 +26,17 @@ BELOW: dict[str, set[str]] = {
     "chat": {"grammar"},
     "llama": {"grammar"},
     "retrieval": set(),
-    "catalog": {"retrieval", "llama"},
     "drafting": {"retrieval", "llama"},
     "kv_cache": {"drafting", "retrieval", "llama"},
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
+    "catalog": {"calibration", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
-    "bench": {"catalog", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
-    "server": {"catalog", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
+    "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
+    "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "cli": {
-        "catalog", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat",
-        "grammar",
+        "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat",
+        "grammar", "catalog",
     },
 }  # fmt: skip
 

@@ -45,7 +45,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from rest_local import __version__
 from rest_local.catalog.find import HubName, hub_name
-from rest_local.catalog.quantization import is_meant, is_model_file, label_of, preferred, stem_of
+from rest_local.catalog.quantization import in_bytes, is_meant, is_model_file, label_of, preferred, stem_of
 from rest_local.errors import DownloadFailed, HubError
 from rest_local.llama.gguf_header import part_of
 
@@ -248,8 +248,8 @@ def _advance(progress: Progress, before: int, total: int, done: int) -> None:
 def pull_model(name: str, *, progress: Progress = lambda done, total: None, hub: Hub | None = None) -> Path:
     """Download a model by its name on the hub, and return its (first) file.
 
-    `name`: `user/repo:QUANT`, or `user/repo`, which takes a usual quantization (about 5 bits a weight), or the name of a
-    file in the place of QUANT. What is on the disk is not downloaded again. Raises HubError, DownloadFailed.
+    `name`: `user/repo:QUANT`, or `user/repo`, which takes a usual quantization (about 5 bits a weight); QUANT may also
+    be the name of a file. What is on the disk is not downloaded again. Raises HubError, DownloadFailed.
     """
     hub, wanted = hub or Hub(), parsed(name)
     repository = hub.repository(wanted.repo)
@@ -387,12 +387,3 @@ def _short(error: BaseException) -> str:
     """The first line of an error's text, without addresses of requests."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:120]
-
-
-def in_bytes(size: float) -> str:
-    """A size in decimal units: `4.7 GB`, `16 MB`."""
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -1,4 +1,4 @@
-"""Names of quantizations: in the names of files, in GGUF headers, and which one to take where none was named.
+"""Names of quantizations: in the names of files, in GGUF headers, and which one to take where none was named; sizes.
 
 Pure functions of text and numbers.
 """
@@ -70,3 +70,12 @@ def is_model_file(path: str) -> bool:
     """Whether a file of this name can be a language model: not a projector, an importance matrix or a vocabulary."""
     name = path.replace("\\", "/").rpartition("/")[2].lower()
     return name.endswith(".gguf") and not name.startswith(("mmproj", "ggml-vocab-")) and "imatrix" not in name
+
+
+def in_bytes(size: float) -> str:
+    """A size in decimal units: `4.7 GB`, `16 MB`."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -209,7 +209,7 @@ def chat(
     In the conversation: /help, /clear, /stats, /bye. Ctrl-C stops the answer.
     """
     interactive = sys.stdin.isatty()
-    with opening.open_engine(config) as engine:
+    with opening.open_engine(config, chat=True) as engine:
         if interactive and not as_json:
             note(f"{engine.model.name}: /help for help, /bye to leave")
         converse(Conversation(engine, sampling, tokens, stop, system, as_json), interactive)

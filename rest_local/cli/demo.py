@@ -210,7 +210,7 @@ _threads, _gpu_layers = options.device_options(click.option)
 
 
 @click.command(cls=SectionedCommand)
-@click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model.")
+@click.option("-m", "--model", metavar="MODEL", help=options.MODEL_HELP)
 @_threads
 @_gpu_layers
 @click.option(

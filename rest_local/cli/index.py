@@ -23,7 +23,7 @@ PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
 
-model_option = click.option("-m", "--model", metavar="MODEL", help="GGUF file whose vocabulary is used.")
+model_option = click.option("-m", "--model", metavar="MODEL", help="Model whose vocabulary is used.")
 
 
 @click.group()

@@ -20,7 +20,20 @@ from rest_local.cli import interrupt
 from rest_local.cli.messages import in_options
 from rest_local.errors import RestLocalError
 
-COMMANDS = ("generate", "chat", "serve", "index", "history", "demo", "doctor", "tune", "bench")  # the order of --help
+COMMANDS = (
+    "generate",
+    "chat",
+    "serve",
+    "models",
+    "pull",
+    "rm",
+    "index",
+    "history",
+    "demo",
+    "doctor",
+    "tune",
+    "bench",
+)  # the order of --help
 ENVIRONMENT = "REST_LOCAL"
 
 
@@ -60,7 +73,9 @@ def cli(ctx: click.Context) -> None:
     time. Every option can be set in the environment: --top-k is REST_LOCAL_TOP_K.
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        from rest_local.cli.first_run import next_steps
+
+        click.echo("\n".join(next_steps()))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 STRICT = "strict"
+MODEL_HELP = "GGUF file, name (`rest-local models`) or user/repo:QUANT. Default: the demo model."
 _CONFIG, _DEFAULT = EngineConfig(), Sampling()
 
 
@@ -89,7 +90,7 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
 
 
 _ENGINE_OPTIONS = (
-    _engine("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model."),
+    _engine("-m", "--model", metavar="MODEL", help=MODEL_HELP),
     _engine(
         "-d",
         "--datastore",
@@ -120,8 +121,8 @@ _ENGINE_OPTIONS = (
     _engine(
         "-md",
         "--draft-model",
-        metavar="FILE",
-        help="GGUF of a smaller model of the same family: what it would say is drafted as well, where that pays.",
+        metavar="MODEL",
+        help="A smaller model of the same family: what it would say is drafted as well, where that pays.",
     ),
     _engine(
         "-ngld",

@@ -28,7 +28,8 @@ SMALLEST_CONTEXT = 8
 class EngineConfig:
     """One engine.
 
-    model             a GGUF file, `~` allowed; None: the demo model
+    model             a GGUF file, `~` allowed, or a name that `rest-local models` lists, such as `user/repo:QUANT`;
+                      None: the demo model
     datastores        names or paths of the datastores to draft from
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
     n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that or 4 096,

@@ -6,15 +6,14 @@ Contract: everything that was opened is registered with the caller's exit stack,
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
+from rest_local.catalog.find import model_file
 from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
 from rest_local.decoding.lane import Lane
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.llama import ladder
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 
@@ -23,7 +22,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
     Raises ModelError, OptionError.
     """
-    path = Path(config.model) if config.model is not None else demo_model()
+    path = model_file(config.model)
     asked = 0 if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     chosen = ladder.choose(
         path,
@@ -56,7 +55,7 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
     threads = config.threads or 0
     drafter: DraftModel | None = None
     if config.draft_model is not None:
-        path = Path(config.draft_model)
+        path = model_file(config.draft_model)
         layers = config.draft_gpu_layers
         drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
         undo.callback(drafter.close)

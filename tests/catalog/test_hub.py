@@ -261,7 +261,7 @@ def test_a_disk_that_fills_up_keeps_what_there_is(hub: Hub, monkeypatch: pytest.
 def test_a_cache_that_cannot_be_written(hub: Hub, hub_server: HubServer) -> None:
     hub.cache.parent.mkdir(parents=True)
     hub.cache.write_text("a file")
-    with pytest.raises(DownloadFailed, match="cannot be written: .*; set HF_HOME"):
+    with pytest.raises(DownloadFailed, match=r"cannot be written: .*; set HF_HOME"):
         pull_model(f"{REPO}:Q8_0", hub=hub)
 
 
