@@ -28,7 +28,17 @@ DEFAULT_CONTEXT = 4096  # tokens: what an engine opens unless told otherwise (En
 CACHE, FORMAT = "models.json", 1
 _F16 = 2  # bytes of a cached key or value by default
 
-_RECURRENT = (".ssm.", ".wkv.", ".shortconv.", ".kda.", ".recurrent.")  # in the keys of models with recurrent state
+# Architectures with recurrent state: those whose state llama.cpp can roll back, which chains need, and those where it
+# cannot. A test compares them with llama.cpp; in newer ones, their keys tell that there is such a state.
+ROLLED_BACK = frozenset({
+    "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
+    "qwen35moe", "qwen4exp",
+})  # fmt: skip
+NOT_ROLLED_BACK = frozenset({
+    "arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2", "minimax-01", "plamo2",
+    "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
+})  # fmt: skip
+_RECURRENT_KEYS = (".ssm.", ".wkv.", ".shortconv.", ".kda.")
 _NO_MODEL = ("adapter", "mmproj", "imatrix", "vocabulary")
 
 
@@ -40,8 +50,8 @@ class Header:
     parameters      as the file calls it, such as "7B"; may be empty
     n_ctx_train     tokens of context it was trained for; 0 where the file does not say
     kv_bytes        bytes of the KV cache for each token of context
-    drafting        "tree": whole trees of draft tokens can be verified; "chain": chains, since recurrent state can only
-                    be rolled back a few tokens; "none": decoded plainly
+    drafting        "tree": whole trees of draft tokens can be verified; "chain": chains, since recurrent state can be
+                    rolled back only a few tokens; "none": decoded plainly
     vocabulary      name of the tokenizer, as datastores record it; others may have the same name
     """
 
@@ -162,7 +172,7 @@ class _Headers:
 
     @classmethod
     def load(cls) -> _Headers:
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
+        with suppress(OSError, ValueError, AttributeError, KeyError, RecursionError):
             data = json.loads((cache_dir() / CACHE).read_bytes())
             if data.get("format") == FORMAT and isinstance(data["headers"], dict):
                 return cls(data["headers"])
@@ -219,9 +229,10 @@ def _kind(metadata: Metadata, architecture: str) -> str:
 def _drafting(metadata: Metadata, architecture: str) -> str:
     if architecture.startswith("t5") or metadata.values.get(f"{architecture}.attention.causal") is False:
         return "none"
-    if any(key.startswith(f"{architecture}{sign}") for key in metadata.values for sign in _RECURRENT):
+    if architecture in ROLLED_BACK:
         return "chain"
-    return "tree"
+    recurrent = any(key.startswith(f"{architecture}{part}") for key in metadata.values for part in _RECURRENT_KEYS)
+    return "none" if recurrent or architecture in NOT_ROLLED_BACK else "tree"
 
 
 def _kv_bytes(metadata: Metadata, architecture: str) -> int:
