@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed import KINDS, prompts
+from rest_local.bench.prompts import ensure
 from rest_local.bench.replay import replay
-from rest_local.bench.stdlib import ensure
 from rest_local.bench.workload import open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
@@ -32,7 +32,7 @@ from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
-from rest_local.planning.respec import ReSpec
+from rest_local.planning.published import ReSpec
 
 CURVE = "cpu-2-cores-0.5b-q4_0"
 Bare = partial(ReSpec, trigger=False, feedback=False, candidates=1)

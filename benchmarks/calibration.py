@@ -29,9 +29,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.busy import load
-from rest_local.bench.edits import load_edits
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.wall import wall_clock
+from rest_local.bench.workload import load_edits
 from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.decoding.engine import Engine
 from rest_local.drafting.sources import Sources

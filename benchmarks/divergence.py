@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rest_local.bench.edits import load_edits
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import counted, replay
+from rest_local.bench.workload import load_edits
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.drafter import Draft

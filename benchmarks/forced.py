@@ -32,8 +32,8 @@ from rest_local.drafting.candidates import NO_BIGRAM, ForcedRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.grammar import Grammar, json_schema
-from rest_local.grammar.builder import Lark
 from rest_local.grammar.constraint import Constraint
+from rest_local.grammar.grammar import Lark
 from rest_local.llama.model import Model
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Vocabulary

@@ -30,8 +30,7 @@ from typing import Any
 
 from benchmarks.gguf_file import deepened
 from rest_local.bench.demo import LOOPING, Comparison, compare
-from rest_local.bench.prompts import Prompt, begin_of, held_out_modules, standard_library, well_known_modules
-from rest_local.bench.stdlib import ensure
+from rest_local.bench.prompts import Prompt, begin_of, ensure, held_out_modules, standard_library, well_known_modules
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 

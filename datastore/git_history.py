@@ -22,8 +22,8 @@ from rest_local import Model
 from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.paths import demo_model
 from rest_local.retrieval import Built, Skipped, build_from_texts
+from rest_local.retrieval.corpus import secret_content, secret_name
 from rest_local.retrieval.git import git_command, git_environment
-from rest_local.retrieval.secret import secret_content, secret_name
 
 COMMITS = 1000
 AROUND = 3  # unchanged lines on each side of a change

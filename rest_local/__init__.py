@@ -25,22 +25,25 @@ if TYPE_CHECKING:
     from rest_local.catalog.find import find_model
     from rest_local.catalog.hub import pull_model
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
+    from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
     from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
-    from rest_local.decoding.service import Service, Ticket
+    from rest_local.decoding.service import Service
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
-    from rest_local.drafting.origin import Origin
+    from rest_local.drafting.drafter import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        ConfigInvalid,
         CorpusEmpty,
         CorpusTooLarge,
         DatastoreCorrupt,
         DatastoreError,
+        DatastoreExists,
         DatastoreLocked,
         DatastoreNotFound,
         DatastoreUnwritable,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         DatastoreVocabulary,
         DecodeFailed,
         DownloadFailed,
+        EditRefused,
         GenerationError,
         GrammarsBusy,
         HistoryNotFound,
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
         ModelNotHere,
         ModelNotOurs,
         OptionError,
+        OutputInvalid,
+        OutputUnwritable,
         PromptEmpty,
         PromptTooLong,
         QueueFull,
@@ -83,11 +89,13 @@ __all__ = [
     "AsyncEngine",
     "AsyncStream",
     "ChatStream",
+    "ConfigInvalid",
     "CorpusEmpty",
     "CorpusTooLarge",
     "Datastore",
     "DatastoreCorrupt",
     "DatastoreError",
+    "DatastoreExists",
     "DatastoreLocked",
     "DatastoreNotFound",
     "DatastoreUnwritable",
@@ -96,8 +104,10 @@ __all__ = [
     "DecodeFailed",
     "DownloadFailed",
     "DraftStatistics",
+    "EditRefused",
     "Engine",
     "EngineConfig",
+    "Finished",
     "GenerationError",
     "Grammar",
     "GrammarsBusy",
@@ -114,6 +124,8 @@ __all__ = [
     "ModelOptions",
     "OptionError",
     "Origin",
+    "OutputInvalid",
+    "OutputUnwritable",
     "Override",
     "Piece",
     "Placement",
@@ -133,7 +145,6 @@ __all__ = [
     "Stream",
     "TemplateFailed",
     "TemplateTooCostly",
-    "Ticket",
     "Timings",
     "TokenLogprobs",
     "Unexpected",
@@ -152,16 +163,17 @@ _HOMES = {
     "rest_local.catalog.find": ("find_model",),
     "rest_local.catalog.hub": ("pull_model",),
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
+    "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),
     "rest_local.decoding.request": ("Request",),
-    "rest_local.decoding.service": ("Service", "Ticket"),
+    "rest_local.decoding.service": ("Service",),
     "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),
     "rest_local.decoding.verify": ("Relaxed",),
-    "rest_local.drafting.origin": ("Origin",),
+    "rest_local.drafting.drafter": ("Origin",),
     "rest_local.grammar.grammar": ("Grammar", "gbnf", "json_schema", "lark"),
     "rest_local.llama.model": ("Model",),
     "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope"),

@@ -2,7 +2,7 @@
 
 Contract: the thread works inside `with stop.here():`. `set`, called from another thread, aborts its decode (on the CPU)
 and lets its next decode raise ServiceClosed. Other threads are not affected, nor is this thread after the block.
-This module knows nothing about llama.cpp: `rest_local.llama.breaker` calls `enter` before every decode.
+This module knows nothing about llama.cpp: `rest_local.llama.context` calls `enter` before every decode.
 """
 
 from __future__ import annotations

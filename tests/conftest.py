@@ -13,7 +13,7 @@ import pytest
 
 # Before any test module is imported: what it imports may look at the environment.
 _home = tempfile.TemporaryDirectory(prefix="rest-local-tests-")
-for _name in ("CACHE", "DATA", "DATASTORES", "MODELS"):
+for _name in ("CACHE", "DATA", "DATASTORES", "CONFIG", "MODELS"):
     os.environ[f"REST_LOCAL_{_name}"] = str(Path(_home.name) / _name.lower())
 for _name in ("HF_HOME", "OLLAMA_MODELS"):  # no model of the user is found by its name
     os.environ[_name] = str(Path(_home.name) / _name.lower())

@@ -18,7 +18,7 @@ from rest_local.cli.main import cli
 
 PACKAGE = Path(rest_local.__file__).parent
 LIBRARIES = ("numpy", "llama_cpp", "llguidance", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
-HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn")
+HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn", "filelock", "tomlkit")
 
 # Which room may import which, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) serve all.
 BELOW: dict[str, set[str]] = {
@@ -32,11 +32,13 @@ BELOW: dict[str, set[str]] = {
     "catalog": {"calibration", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
+    "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
+    "batch": {"server", "decoding", "catalog", "llama"},
     "cli": {
-        "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat",
-        "grammar", "catalog",
+        "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
+        "retrieval", "llama", "chat", "grammar", "catalog",
     },
 }  # fmt: skip
 

@@ -1,19 +1,32 @@
-"""The prompts of the demo and of the benchmarks: real source files, cut at the start of a function, or to be edited.
+"""The prompts of the demo and of the benchmarks, real source files, cut at the start of a function or to be edited; and
+the demo's datastore.
 
 The held-out modules are neither in the demo model's training nor in the demo's datastore. The module knows nothing
 about models.
+
+The demo's datastore is the running interpreter's standard library without the held-out modules and without tests. Its
+name is `demo-stdlib-` and the beginning of the vocabulary's hash, and its recipe marks it as the demo's. A
+datastore of that name without this mark belongs to the user and is left alone.
 """
 
 from __future__ import annotations
 
 import keyword
+import platform
 import re
 import sysconfig
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rest_local.errors import OptionError
+from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.llama.model import Model
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.indexing import build_datastore, recipe_of
 
 SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
 
@@ -115,3 +128,59 @@ def _source_of(code: Path) -> tuple[Path, str]:
         raise OptionError(f"--code {code}: holds no source file ({', '.join(SOURCE_FILES)})")
     path = min(sizes, key=lambda path: abs(sizes[path] - 6000))
     return path, path.read_text(encoding="utf-8", errors="replace")
+
+
+KIND = "demo"
+LEFT_OUT = ("test/", "tests/", "idle_test/", "site-packages/", "dist-packages/")
+
+
+def ensure(model: Path, report: Callable[[str], None] = lambda line: None) -> Path:
+    """The datastore's path. Builds it within seconds, unless it exists for this vocabulary and interpreter.
+
+    Raises ModelError, DatastoreVersion, DatastoreLocked, and DatastoreUnwritable, also if the demo did not make the
+    datastore of that name.
+    """
+    library = standard_library()
+    with Model.open(model, vocab_only=True) as opened:
+        vocabulary = opened.vocabulary
+        path = datastore_path(name_for(vocabulary.hash))
+        if is_current(path, vocabulary.hash, library):
+            return path
+        begun = time.perf_counter()
+        include, exclude = filters()
+        built = build_datastore(
+            path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=recipe_fields()
+        )
+    report(f"datastore {path.name}: {built.tokens:,} tokens of {library} in {time.perf_counter() - begun:.1f} s")
+    return path
+
+
+def name_for(vocabulary_hash: str) -> str:
+    """The datastore's name; models with the same vocabulary share it."""
+    return f"demo-stdlib-{vocabulary_hash[:12]}"
+
+
+def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The patterns of files to include and to exclude."""
+    return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
+
+
+def recipe_fields() -> dict[str, Any]:
+    """What the recipe holds in addition to paths and filters: the demo's mark and the interpreter's version."""
+    return {"kind": KIND, "python": platform.python_version()}
+
+
+def is_current(path: Path, vocabulary_hash: str, library: Path) -> bool:
+    """Whether the datastore exists undamaged, for that vocabulary and with the present recipe.
+
+    Raises DatastoreUnwritable if the demo did not make it.
+    """
+    try:
+        with Datastore.open(path) as store:
+            manifest = store.manifest
+    except (DatastoreNotFound, DatastoreCorrupt):  # the name is the demo's own, so it may build it again
+        return False
+    if manifest.recipe.get("kind") != KIND:
+        raise DatastoreUnwritable(path, "it is not the demo's, which would overwrite it; move it to another name")
+    wanted = {**recipe_of([str(library.absolute())], *filters()), **recipe_fields()}
+    return manifest.vocabulary.hash == vocabulary_hash and dict(manifest.recipe) == wanted

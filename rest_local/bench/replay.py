@@ -25,9 +25,8 @@ from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.drafter import Draft, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import LONG_RUN
-from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.policy import Policy, Stateless, StepContext, StepCost
 
 SHORTEST_ANSWER = 3

@@ -33,8 +33,8 @@ from rest_local.decoding.stream import Answer
 from rest_local.errors import OptionError
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policy import Off, Policy
 
 TOKENS = 160  # of each answer

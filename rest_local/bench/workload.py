@@ -2,22 +2,165 @@
 
 Files, repositories and names go in, a `Workload` comes out; close it, or use `with`. Every call of `sources` returns
 new sources over the same datastores and the same earlier answers, which no replay changes.
+
+The edit workload is made of changes of files in the history of a git repository, as a coding assistant would write
+them.
+
+- A local repository goes in, recorded answers come out, the newest change first.
+- The prompt is the commit message, the old file and the unchanged beginning of the new file. The answer is the rest of
+  the new file, from the first changed token on.
+- The repository is read through `git` and not changed.
+- Merges, new files, deletions, renames, binary files and long files are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
-from rest_local.bench.edits import EDITS, load_edits
 from rest_local.bench.recorded import Recorded, load
 from rest_local.drafting.sources import Sources
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.errors import InputInvalid, OptionError, RestLocalError
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.git import git_command, git_environment
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
+
+EDITS = 100  # per repository
+PER_COMMIT = 3  # changed files, so that one large commit is not the whole workload
+MAX_BYTES = 32 * 2**10  # of a file, about 10 000 tokens: the old and the new file together fit a context of 32 k
+MIN_BYTES = 200
+COMMITS = 5000  # searched
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One file of one commit. `old`, `new`: blob ids."""
+
+    commit: str
+    message: str
+    path: str
+    old: str
+    new: str
+
+
+def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, predict: bool = False) -> list[Recorded]:
+    """The newest `most` changes of files in the history of HEAD, tokenized. `predict`: the rest of the old file is the
+    prediction. Raises InputInvalid if there is no repository or no such change, and RestLocalError without git.
+    """
+    if not repository.is_dir():
+        raise InputInvalid("repository", repository, "no such directory")
+    found = []
+    with _Blobs(repository) as blobs:
+        for edit in _edits(repository):
+            old, new = blobs.text(edit.old), blobs.text(edit.new)
+            if old is None or new is None or old == new:
+                continue
+            recorded = _recorded(edit, old, new, vocabulary)
+            found.append(recorded if predict else replace(recorded, prediction=()))
+            if len(found) == most:
+                break
+    if not found:
+        raise InputInvalid(
+            "repository",
+            repository,
+            f"no commit changes a text file of {MIN_BYTES} to {MAX_BYTES} bytes; give one with a history of edits",
+        )
+    return found
+
+
+def _recorded(edit: Edit, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
+    head, before, after = (
+        vocabulary.tokenize(text, special=False).tolist()
+        for text in (f"{edit.message.strip()}\n\n{edit.path}:\n", old, new)
+    )
+    shorter = min(len(before), len(after))
+    same = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+    between = vocabulary.tokenize(f"\n{edit.path}, changed:\n", special=False).tolist()
+    prompt = [*head, *before, *between, *after[:same]]
+    return Recorded(f"{edit.commit[:10]}:{edit.path}", prompt, after[same:], before[same:])
+
+
+def _edits(repository: Path) -> Iterator[Edit]:
+    """Changes of regular files, the newest commit first."""
+    command = git_command(
+        repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
+        "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
+    )  # fmt: skip
+    try:
+        log = subprocess.run(command, capture_output=True, check=False, timeout=300, env=git_environment())
+    except FileNotFoundError as error:
+        raise RestLocalError("--git needs the program git; install it") from error
+    except subprocess.TimeoutExpired as error:
+        raise InputInvalid("repository", repository, f"git log takes longer than {error.timeout:.0f} s") from error
+    if log.returncode:
+        lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
+        raise InputInvalid("repository", repository, lines[0])
+    parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message contains a NUL
+    for commit, message, changes in zip(parts, parts, parts, strict=True):
+        for change in _regular(changes.strip().splitlines())[:PER_COMMIT]:
+            yield Edit(commit, message, *change)
+
+
+def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(path, old blob, new blob) from lines `:100644 100644 OLD NEW M<tab>PATH`."""
+    found = []
+    for line in changes:
+        fields, _, path = line.partition("\t")
+        old_mode, new_mode, old, new, _ = fields.lstrip(":").split()
+        if old_mode.startswith("100") and new_mode.startswith("100"):
+            found.append((path, old, new))
+    return found
+
+
+class _Blobs:
+    """Reads blobs through one process `git cat-file --batch`."""
+
+    def __init__(self, repository: Path) -> None:
+        try:
+            self._process = subprocess.Popen(
+                git_command(repository, "cat-file", "--batch"),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=git_environment(),
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise RestLocalError("--git needs the program git; install it") from error
+
+    def text(self, blob: str) -> str | None:
+        """The text of a blob; None if it is missing, not text, or outside the size limits."""
+        into, out = self._process.stdin, self._process.stdout
+        if into is None or out is None:
+            return None
+        into.write(f"{blob}\n".encode())
+        into.flush()
+        header = out.readline().split()
+        if len(header) != 3:
+            return None
+        data = _read(out, int(header[2]))
+        if not MIN_BYTES <= int(header[2]) <= MAX_BYTES or b"\0" in data:
+            return None
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
+    def __enter__(self) -> _Blobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+def _read(out: IO[bytes], size: int) -> bytes:
+    """Read a blob of `size` bytes and the newline after it. Only the beginning of a long one is returned."""
+    data = out.read(min(size, MAX_BYTES + 1))
+    rest = size - len(data) + 1
+    while rest > 0 and (part := out.read(min(rest, 2**20))):
+        rest -= len(part)
+    return data
 
 
 @dataclass

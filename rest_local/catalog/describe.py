@@ -150,17 +150,16 @@ def _facts(
 
 def _vocabularies() -> list[_Store]:
     """The vocabularies of the datastores that have a name; damaged ones are left out."""
-    from rest_local.retrieval.datastore import read_manifest
-    from rest_local.retrieval.home import datastore_path, list_datastores
+    from rest_local.retrieval.home import datastore_path, list_datastores, manifests
 
     found = []
     with suppress(OSError):
         for name in list_datastores():
-            with suppress(DatastoreError):
-                manifest = read_manifest(datastore_path(name))
-                built_with = manifest.recipe.get("model", "")
-                real = os.path.realpath(built_with) if isinstance(built_with, str) and built_with else ""
-                found.append(_Store(name, manifest.vocabulary.hash, manifest.vocabulary.name, real))
+            for manifest in manifests(datastore_path(name)).values():
+                if not isinstance(manifest, DatastoreError):
+                    built_with = manifest.recipe.get("model", "")
+                    real = os.path.realpath(built_with) if isinstance(built_with, str) and built_with else ""
+                    found.append(_Store(name, manifest.vocabulary.hash, manifest.vocabulary.name, real))
     return found
 
 

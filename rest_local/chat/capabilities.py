@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rest_local.chat.template import render
+from rest_local.chat.renderer import render
 from rest_local.errors import TemplateFailed, TemplateTooCostly
 
 _TOOL = {

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_local.chat.capabilities import Capabilities, capabilities_of
-from rest_local.chat.template import render
+from rest_local.chat.renderer import render
 from rest_local.chat.tools.format import Call, Tool, write_calls
 from rest_local.errors import OptionError
 

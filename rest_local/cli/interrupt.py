@@ -25,7 +25,8 @@ def watch() -> None:
     """Start watching; call once, from the main thread."""
     global _wakeup
     reading, _wakeup = os.pipe()
-    os.set_blocking(_wakeup, False)
+    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on; the pipe holds thousands of signals
+        os.set_blocking(_wakeup, False)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
     threading.Thread(target=_count, args=(reading,), name="second-interrupt", daemon=True).start()
 
@@ -54,7 +55,7 @@ def _count(reading: int) -> None:
 
 def _break_off() -> None:
     """End the `llama_decode` that runs, if one does, so that the handler's turn comes. Loads nothing by itself."""
-    abort_all = getattr(sys.modules.get("rest_local.llama.breaker"), "abort_all", None)
+    abort_all = getattr(sys.modules.get("rest_local.llama.context"), "abort_all", None)
     if abort_all is not None:
         abort_all()
 

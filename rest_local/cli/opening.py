@@ -1,19 +1,16 @@
-"""How every command opens its engine: with the default datastore, without damaged ones, its warnings on stderr."""
+"""How every command opens its engine: the model by its name, the default datastore, and its warnings on stderr."""
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import first_run, inputs
+from rest_local.cli import first_run, inputs, messages, missing
 from rest_local.cli.messages import warn
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import DatastoreCorrupt, DatastoreError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -22,46 +19,34 @@ if TYPE_CHECKING:
 def open_engine(config: EngineConfig, chat: bool = False) -> Engine:
     """Open an engine, print its warnings, and return it; the caller closes it.
 
-    Without a model it is the demo model's, which a terminal is told; a command that needs one that can converse says
-    `chat`, and gets what the user chooses of those on the disk (`cli.first_run`), never the demo model.
-
-    A datastore that was asked for must exist, in this format and for this vocabulary; one that is damaged is left out
-    with a warning, since it could only have made the answer faster. The default datastore is left out with a warning
-    whatever is wrong with it. Raises ModelError, DatastoreError,
-    OptionError.
+    `chat`: as for `with_model`. `missing` says what happens to a datastore that cannot be opened. Raises ModelError,
+    DatastoreError, OptionError.
     """
-    from rest_local.cli import log
+    from rest_local.decoding.engine import Engine
+    from rest_local.retrieval.home import DEFAULT_NAME
 
-    log.show_warnings()
-    config = replace(config, model=_model(config, chat))
-    if config.draft_model is not None:
-        config = replace(config, draft_model=inputs.model_path(config.draft_model))
-    engine = _open_undamaged(config) if config.datastores else _open_with_default(config)
+    messages.show_warnings()
+    config = with_model(config, chat)
+    is_named = bool(config.datastores)
+    if not is_named and config.policy != "off" and _has_default():
+        config = replace(config, datastores=(DEFAULT_NAME,))
+    engine = Engine(config, missing.unusable(config.build_missing, is_named))
     for warning in engine.warnings:
         warn(warning)
     return engine
 
 
-def _model(config: EngineConfig, chat: bool) -> Path:
-    """The file of the model that was asked for, or of the one to use without it."""
-    if config.model is None and chat:
-        return inputs.model_path(first_run.choose())
-    if config.model is None and sys.stderr.isatty():
+def with_model(config: EngineConfig, chat: bool = False) -> EngineConfig:
+    """The same with the files of its models in the place of their names (`inputs.model_path`).
+
+    Where none is named: for a command that needs a model that can converse (`chat`), the one that the user chooses of
+    those on the disk (`first_run`); else the demo model, which a terminal is told. Raises ModelError, OptionError.
+    """
+    model = first_run.choose() if config.model is None and chat else config.model
+    if model is None and sys.stderr.isatty():
         click.echo("rest-local: no model was named (-m), so the demo model answers, which writes only Python", err=True)
-    return inputs.model_path(config.model)
-
-
-def _open_with_default(config: EngineConfig) -> Engine:
-    from rest_local.decoding.engine import Engine
-    from rest_local.retrieval.home import DEFAULT_NAME
-
-    if config.policy == "off" or not _has_default():
-        return Engine(config)
-    try:
-        return Engine(replace(config, datastores=(DEFAULT_NAME,)))
-    except DatastoreError as error:
-        warn(f"the default datastore is not used: {error}")
-        return Engine(config)
+    draft = None if config.draft_model is None else inputs.model_path(config.draft_model)
+    return replace(config, model=inputs.model_path(model), draft_model=draft)
 
 
 def _has_default() -> bool:
@@ -72,19 +57,3 @@ def _has_default() -> bool:
     except OSError as error:
         warn(f"the default datastore is not used: {error.filename}: {error.strerror}")
         return False
-
-
-def _open_undamaged(config: EngineConfig) -> Engine:
-    from rest_local.decoding.engine import Engine
-    from rest_local.retrieval.home import datastore_path
-
-    while True:
-        try:
-            return Engine(config)
-        except DatastoreCorrupt as error:
-            damaged = os.fspath(error.path)
-            others = tuple(name for name in config.datastores if os.fspath(datastore_path(name)) != damaged)
-            if others == config.datastores:
-                raise
-            warn(f"{error}; going on without it")
-            config = replace(config, datastores=others)

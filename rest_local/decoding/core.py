@@ -3,36 +3,188 @@
 Contract: `Engine`, its streams and `Service` drive it: `prepare` from any thread, then `submit` and `step` on one
 thread until the sequence is done. It takes requests of token ids; text, conversations and what users read about an
 engine are in `engine`.
+
+`PersistedLearning` is what an engine keeps for later runs: the answers of a model to draft from, and how often drafts
+were accepted.
+
+- `open` when an engine opens, `add` after each answer, `close` when it closes.
+- The vocabulary and the model's own description decide where the files are, not the model's path. So a model file that
+  was moved keeps them, and quantizations with the same name share them.
+- Errors are never fatal and never change an answer. The history and the memory of the planner warn where something is
+  wrong with their files, and the engine goes on without them.
+
+The functions `open_...` open what an engine needs, in order: settings that work here, the model, its datastores, the
+draft model, the lane. Everything that was opened is registered with the caller's exit stack, so an error at any place
+closes it all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from rest_local.calibration.settings import contexts_to_try, settings_for
+from rest_local.catalog.find import model_file
 from rest_local.decoding import sequence as decoding
-from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
 from rest_local.decoding.counts import Statistics, Totals
 from rest_local.decoding.lane import Lane, Lanes
-from rest_local.decoding.opening import open_datastores, open_lane, open_model
-from rest_local.decoding.persistence import PersistedLearning
-from rest_local.decoding.predicted import Predictions
-from rest_local.decoding.request import STRICT, Request, Strict
+from rest_local.decoding.request import STRICT, Predictions, Request, Strict
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
+from rest_local.errors import DatastoreError, DatastoreVocabulary, OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.detokenizer import Detokenizer
+from rest_local.llama import ladder
+from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
+from rest_local.llama.vocabulary import Detokenizer
+from rest_local.paths import cache_dir
+from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.memory import recall, remember
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.history import History, history_home
+from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.indexing import rebuild_datastore
+
+
+def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
+    """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
+    Raises ModelError, OptionError.
+    """
+    path = model_file(config.model)
+    asked = 0 if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
+    chosen = ladder.choose(
+        path,
+        config.n_gpu_layers,
+        config.options,
+        lambda tried: contexts_to_try(
+            tried, asked or LARGEST_DEFAULT, config.threads or 0, config.slots, config.cells, config.exact
+        ),
+        asked,
+    )
+    model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
+    undo.callback(model.close)
+    return model, chosen.warning
+
+
+Unusable = Callable[[str | Path, DatastoreError, Model], bool]
+"""Called with a datastore that cannot be opened. True: open it again; False: leave it out. It may raise the error."""
+
+
+def open_datastores(config: EngineConfig, model: Model, undo: ExitStack, unusable: Unusable) -> list[Datastore]:
+    """The datastores by name or path. Raises DatastoreError."""
+    known = model.vocabulary.identity
+    mmap = None if model.options.mmap else False
+    stores: list[Datastore] = []
+    waiting = list(config.datastores)
+    while waiting:
+        path = datastore_path(waiting[0])
+        try:
+            store = Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
+        except DatastoreError as error:
+            if not unusable(waiting[0], error, model):
+                del waiting[0]
+        else:
+            stores.append(undo.enter_context(store))
+            del waiting[0]
+    return stores
+
+
+def _build_missing(config: EngineConfig) -> Unusable:
+    """Refuses, except that it builds what `config.build_missing` allows."""
+
+    def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
+        if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
+            raise error
+        recipe = {"model": str(model.path.absolute())}
+        rebuild_datastore(name, vocabulary=model.vocabulary, recipe=recipe, replace=False)
+        return True
+
+    return unusable
+
+
+def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
+    """The context that requests share, and the draft model, which is opened before it. Raises ModelError."""
+    size = config.context_length(model.n_ctx_train)
+    threads = config.threads or 0
+    drafter: DraftModel | None = None
+    if config.draft_model is not None:
+        path = model_file(config.draft_model)
+        layers = config.draft_gpu_layers
+        drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
+        undo.callback(drafter.close)
+    settings = settings_for(model.options, size, threads, config.slots, config.cells)
+    lane = Lane.open(model, settings, config.exact, draft_model=drafter)
+    undo.callback(lane.close)
+    return lane
+
+
+log = logging.getLogger("rest_local.history")
+
+NAME_LENGTH = 40
+MODEL_LENGTH = 200  # a file can call itself anything
+
+
+class PersistedLearning:
+    """That of one engine. `history`: earlier answers, to search."""
+
+    def __init__(self, history: History, acceptance: Acceptance, memory: Path) -> None:
+        self.history = history
+        self._acceptance, self._memory = acceptance, memory
+
+    @classmethod
+    def open(cls, model: Model, acceptance: Acceptance) -> PersistedLearning | None:
+        """Open what there is for a model, and add the stored counts to `acceptance`. None where no directory can be
+        made. Reads up to 32 MB.
+        """
+        key = key_of(model)
+        try:
+            path, memory = history_home() / key, acceptance_path(key)
+        except OSError as error:
+            log.warning("no history is kept: %s: %s", error.filename, error.strerror)
+            return None
+        recall(memory, acceptance)
+        about = {"model": model.name[:MODEL_LENGTH], "description": model.description}
+        identity = VocabularyId(*model.vocabulary.identity)
+        return cls(History.open(path, identity, about, mmap=model.options.mmap), acceptance, memory)
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Add the tokens of one answer, complete or not. Writes now and then, which takes some 50 ms."""
+        self.history.add(answer)
+
+    def close(self) -> None:
+        """Write what is new; a second call does nothing. Waits a few seconds at most for other processes."""
+        self.history.close()
+        remember(self._memory, self._acceptance)
+
+
+def key_of(model: Model) -> str:
+    """The name of a model's files: legible; another one for another vocabulary, name or shape, and with adapters."""
+    shape: list[object] = [model.vocabulary.hash, model.name, model.n_params, model.n_layer, model.n_embd]
+    if model.adapters.identity:  # not without adapters: keys of older versions stay valid
+        shape.append(model.adapters.identity)
+    legible = re.sub(r"[^a-z0-9]+", "-", model.name.lower())[:NAME_LENGTH].strip("-") or "model"
+    return f"{legible}-{hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:12]}"
+
+
+def acceptance_path(key: str) -> Path:
+    """Where the planner's memory of a model is. Raises OSError where the cache directory cannot be made."""
+    return cache_dir() / "acceptance" / f"{key}.json"
 
 
 class EngineCore:
@@ -40,11 +192,11 @@ class EngineCore:
     done since it was opened. Raises ModelError, DatastoreError, OptionError.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         self.config = config
         with ExitStack() as undo:
             self.model, warning = open_model(config, undo)
-            self.datastores = open_datastores(config, self.model, undo)
+            self.datastores = open_datastores(config, self.model, undo, unusable or _build_missing(config))
             self.lane = open_lane(config, self.model, undo)
             self.lanes = Lanes(self.lane)
             if warning:

@@ -1,4 +1,8 @@
-"""What happened: in one step, in one sequence, and in an engine since it was opened."""
+"""What happened: in one step, in one sequence, and in an engine since it was opened.
+
+`PassClock` has the times of a forward pass, `StepClock` those of the step that one sequence makes in it. Whatever a
+policy is told of time is made here (`StepClock.cost`), from what was measured where it happened.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,80 @@ from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts
 from rest_local.decoding.verify import Verdict
 from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.origin import Origin
+from rest_local.drafting.drafter import Origin
 from rest_local.drafting.tree import DraftTree
+from rest_local.planning.policy import StepCost
+
+
+@dataclass(slots=True)
+class PassClock:
+    """What is in a pass, and when it was begun to be put together, submitted (the decode that succeeded), and computed:
+    seconds of `time.perf_counter`.
+    """
+
+    n_ctx: int  # tokens in the cells before it
+    n_sequences: int  # that generate
+    prompted: bool  # whether it holds a part of a prompt
+    n_nodes: int = 0  # drafted tokens of all of them
+    begun: float = 0.0
+    submitting: float = 0.0
+    submitted: float = 0.0
+    ready: float = 0.0
+
+    @property
+    def decode_ms(self) -> float:
+        return 1e3 * (self.ready - self.submitting)
+
+    @property
+    def batch_ms(self) -> float:
+        """Building the batch, and submissions that failed: the share of one sequence."""
+        return 1e3 * (self.submitting - self.begun) / self.n_sequences
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Milliseconds of the stages of one sequence's step, in the order in which they come."""
+
+    draft: float = 0.0  # lookup, growth and pruning, without the draft model
+    lookup: float | None = None  # the lookup alone; None where nothing was looked up
+    model: float = 0.0  # the draft model: catching up with the text, and queries
+    queries: float = 0.0  # the queries alone
+    verify: float = 0.0  # verification, the cells, the sources
+    late: float = 0.0  # learning, and what came after the pass: charged to the next step
+    entropy: float = 0.0  # of `late`, computing entropies
+
+    def begin(self) -> None:
+        """A new step; what the one before left to be charged stays."""
+        self.draft = self.model = self.queries = self.verify = 0.0
+        self.lookup = None
+
+    @property
+    def own(self) -> float:
+        """What this sequence took in the step, without its part of the pass."""
+        return self.draft + self.verify + self.late
+
+    def cost(self, done: PassClock, n_nodes: int, n_accepted: int, first: bool) -> StepCost:
+        """What a policy learns from. `first`: of the sequences in the pass, the one that the cost curve learns from.
+
+        A lookup that led to no draft is charged with all of drafting; otherwise growth is a part of what the draft
+        costs. What a part of a prompt takes says nothing about steps without one.
+        """
+        lookup = self.lookup
+        if lookup is not None:
+            lookup = min(lookup, self.draft) if n_nodes else self.draft
+        return StepCost(
+            n_ctx=done.n_ctx,
+            n_nodes=n_nodes,
+            n_accepted=n_accepted,
+            decode_ms=done.decode_ms,
+            driver_ms=done.batch_ms + self.own - (lookup or 0.0),
+            lookup_ms=lookup,
+            n_other=done.n_sequences - 1,
+            n_other_nodes=done.n_nodes - n_nodes,
+            updates_curve=first and not done.prompted,
+            query_ms=self.queries,
+            prompted=done.prompted,
+        )
 
 
 @dataclass
@@ -48,6 +124,8 @@ class Statistics:
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
     lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
+    plain_steps: int = 0  # without a draft
+    plain_ms: float = 0.0  # of decode_ms, those of plain steps
     decode_ms: float = 0.0
     step_ms: float = 0.0  # decode_ms and the driver's own time
     model_ms: float = 0.0  # of a draft model
@@ -79,6 +157,8 @@ class Statistics:
             relaxed=self.relaxed,
             by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
             lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
+            plain_steps=self.plain_steps,
+            plain_ms_per_step=self.plain_ms / max(self.plain_steps, 1),
             driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
             decode_ms_per_step=self.decode_ms / steps,
             draft_model_ms_per_step=self.model_ms / steps,

@@ -23,8 +23,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.clock import PassClock
-from rest_local.decoding.counts import Step
+from rest_local.decoding.counts import PassClock, Step
 from rest_local.decoding.sequence import Sequence, Taken, error_of
 from rest_local.drafting.drafter import Growth, grow_together
 from rest_local.drafting.tree import DraftTree

@@ -1,15 +1,36 @@
-"""Log-probabilities of the target, for a request that asks for them.
+"""Numbers that are computed from a row of logits: log-probabilities and the entropy.
 
-Contract: a row of logits in, as `llama_decode` gave it, before any sampler; natural logarithms out. With drafting, the
-row of a verified node is the row of plain decoding (in exact settings to the bit), and so the results are the same.
+`logprobs_of` gives the log-probabilities that a request asks for: a row of logits in, as `llama_decode` gave it, before
+any sampler; natural logarithms out. With drafting, the row of a verified node is the row of plain decoding (in exact
+settings to the bit), and so the results are the same.
+
+`entropy_of` gives the Shannon entropy of the distribution that the row describes: float32 logits in, nats out,
+0..log(n). -inf is a token that cannot come; a row without a finite greatest logit counts as uniform. The buffers of a
+thread are kept for its next row: fresh ones take longer to map than to fill. One exponential and two dot products: 0.1
+ms for 152 000 logits, twice that where the logits have to be shifted first.
+
+`Scorer` gives the log-probabilities of a text's own tokens, for `echo` with `logprobs`, and to measure models by
+likelihood. It uses a context of its own, because the context that generates does not compute the rows of a prompt, and
+its cells belong to other requests. A text is evaluated in parts, so that the thread can do other work between them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
+from rest_local.llama.context import MAX_OUTPUTS, Context, ContextSettings
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+
 
 BLOCK = 64
 
@@ -45,3 +66,91 @@ def _likeliest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     least = np.sort(blocks)[-count] if len(blocks) >= count else -np.inf
     among = np.flatnonzero(row >= least)
     return among[np.lexsort((among, -row[among]))][:count]
+
+
+LEAST = -80.0  # below the greatest logit; float32 is slow further down, and 1e6 such tokens have no weight
+LEAST_SUM, MOST_SUM = 1e-25, 1e30  # of the weights: within these, float32 holds the sums and the products in full
+
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.weight: NDArray[np.float32] = np.empty(0, np.float32)
+        self.ones: NDArray[np.float32] = np.empty(0, np.float32)
+
+
+_buffers = _Buffers()
+
+
+def entropy_of(logits: NDArray[np.float32]) -> float:
+    """With z = sum e^logit: log z - sum(logit e^logit) / z. `logits` is only read. Errors stay below 1e-4 nats."""
+    if len(_buffers.weight) != len(logits):
+        _buffers.weight, _buffers.ones = np.empty(len(logits), np.float32), np.ones(len(logits), np.float32)
+    weight = _buffers.weight
+    with np.errstate(all="ignore"):  # overflow shows in the sums
+        np.exp(logits, out=weight)
+        total, moment = float(np.dot(weight, _buffers.ones)), float(np.dot(weight, logits))
+    if not (LEAST_SUM < total < MOST_SUM and math.isfinite(moment)):
+        return _shifted(logits, weight)
+    return max(0.0, math.log(total) - moment / total)
+
+
+def _shifted(logits: NDArray[np.float32], weight: NDArray[np.float32]) -> float:
+    """The same with d = logit - greatest: for logits of any size, and tokens that cannot come."""
+    greatest = float(logits.max())
+    if not math.isfinite(greatest):
+        return math.log(len(logits))
+    with np.errstate(over="ignore"):  # -inf is what it should be
+        below = np.maximum(logits - np.float32(greatest), np.float32(LEAST))
+    np.exp(below, out=weight)
+    total = float(np.dot(weight, _buffers.ones))
+    return max(0.0, math.log(total) - float(np.dot(below, weight)) / total)
+
+
+Part = Callable[[], None]
+
+
+class Scorer:
+    """Close it before the model. One text at a time; other calls wait. Raises ModelError where memory is short."""
+
+    def __init__(self, engine: Engine) -> None:
+        named: dict[str, Any] = {field.name: engine.settings[field.name] for field in fields(ContextSettings)}
+        like = ContextSettings.from_dict(named)
+        settings = replace(like, n_batch=MAX_OUTPUTS, n_ubatch=0, n_branches=1, n_slots=1, n_cells=0, n_rs_seq=0)
+        self._context = Context(engine.model, settings)
+        self._lock = threading.Lock()
+
+    def score(self, tokens: Sequence[int], top: int, run: Callable[[Part], object]) -> list[TokenLogprobs]:
+        """Those of each token after the first, given the tokens before it; natural logarithms. `top`: how many of the
+        likeliest tokens to report in addition.
+
+        `run` gets the parts one after another and calls each in the thread that decodes, in which it may do other work
+        between them. Raises PromptEmpty, PromptTooLong, DecodeFailed, and what `run` raises.
+        """
+        if not len(tokens):
+            raise PromptEmpty
+        if len(tokens) > self._context.n_ctx:
+            raise PromptTooLong(len(tokens), self._context.n_ctx)
+        scored: list[TokenLogprobs] = []
+
+        def part() -> None:
+            if not scored:
+                self._context.clear()
+            scored.extend(self._part(tokens, len(scored), top))
+
+        with self._lock:
+            while len(scored) < len(tokens) - 1:
+                run(part)
+        return scored
+
+    def _part(self, tokens: Sequence[int], begin: int, top: int) -> list[TokenLogprobs]:
+        context = self._context
+        end = min(begin + context.max_outputs, len(tokens) - 1)
+        context.batch.fill(tokens[begin:end], np.arange(begin, end), 0, 1, 1)
+        if code := context.decode():
+            raise DecodeFailed(code, end - begin)
+        rows = context.logits(end - begin)
+        return [logprobs_of(row, tokens[begin + at + 1], top) for at, row in enumerate(rows)]
+
+    def close(self) -> None:
+        """Free the context now."""
+        self._context.close()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, SequenceFailed
 from rest_local.decoding.sequence import Sequence, error_of
-from rest_local.drafting.text import common_prefix
+from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import Slot, count_cells
@@ -153,6 +153,11 @@ class Scheduler:
         prefilling = (other.tokens[:-1] for other in self.admitted if other.is_prefilling)
         longest = max((common_prefix(text, sequence.tokens) for text in prefilling), default=0)
         return longest >= kept + LEAST_SHARED
+
+    @property
+    def cells_in_use(self) -> int:
+        """Cells that the texts of the admitted sequences take or will take; shared ones count once."""
+        return self._in_use()
 
     def _in_use(self, *more: tuple[Slot, int]) -> int:
         """Cells that admitted sequences have, or will have when their prompts are evaluated; and so many of `more`."""

@@ -22,17 +22,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.clock import PassClock, StepClock
-from rest_local.decoding.constrain import TokenConstraint, prune
-from rest_local.decoding.counts import Step
-from rest_local.decoding.entropy import entropy_of
-from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.counts import PassClock, Step, StepClock
+from rest_local.decoding.logprobs import entropy_of, logprobs_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Answer, Piece, Result
-from rest_local.decoding.verify import Relaxed, Verdict, verify
+from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
-from rest_local.drafting.drafter import Draft
-from rest_local.drafting.origin import Decode, origins_of
+from rest_local.drafting.drafter import Decode, Draft, origins_of
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
@@ -277,6 +273,9 @@ class Sequence:
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model
         self.statistics.decode_ms += done.decode_ms
+        if not len(self.tree):
+            self.statistics.plain_steps += 1
+            self.statistics.plain_ms += done.decode_ms
         self.statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
 
     def finish_step(self, taken: Taken) -> Step:

@@ -16,8 +16,8 @@ from typing import Any
 from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import DraftStatistics, Timings
-from rest_local.drafting.origin import Origin
-from rest_local.llama.detokenizer import Detokenizer
+from rest_local.drafting.drafter import Origin
+from rest_local.llama.vocabulary import Detokenizer
 
 
 @dataclass(frozen=True)

@@ -1,63 +1,172 @@
-"""What a caller of `Engine.generate` and `Engine.chat` holds: the pieces of an answer as they come, and its result."""
+"""`Stream` and `ChatStream` are what callers of `Engine` and `Service` hold: the pieces of an answer
+as they come, and its result.
+
+`Chat` is one call of `Engine.chat`: a conversation becomes a prompt, and the text of the answer a message. Messages and
+tools are in OpenAI's form; the model's own chat template is applied between them. The module knows neither slots nor
+scheduling.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from rest_local.decoding.chat import Chat
+from rest_local.chat.conversation import ChatTemplate, fixed_beginning
+from rest_local.chat.tools import AnswerFormat, message_of, tools_of
+from rest_local.decoding import sequence as decoding
 from rest_local.decoding.counts import Statistics
-from rest_local.decoding.sequence import Sequence
 from rest_local.decoding.stream import Piece, Result
+from rest_local.errors import ModelError, OptionError, RestLocalError
+from rest_local.llama.model import Model
 
-if TYPE_CHECKING:
-    from rest_local.decoding.core import EngineCore
+
+def chat_template(model: Model) -> ChatTemplate:
+    """The model's own template. Raises ModelError where it has none."""
+    if not model.chat_template:
+        raise ModelError(f"model {model.path}: has no chat template; give its prompts as plain text")
+    piece = model.vocabulary.piece
+    bos, eos = (
+        None if token is None else piece(token).decode("utf-8", "replace")
+        for token in (model.vocabulary.bos, model.vocabulary.eos)
+    )
+    return ChatTemplate(model.chat_template, bos, eos)
+
+
+class Chat:
+    """The prompt of a conversation (`prompt`, text with special tokens spelled out), the grammar that `tool_choice` or
+    `json_schema` asks for (None where the answer is free), and the message that an answer is.
+
+    Raises ModelError where the model has no chat template, OptionError, TemplateFailed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        json_schema: Mapping[str, Any] | bool | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._template = chat_template(model)
+        self._format = AnswerFormat.of(self._template.source, model.vocabulary.special_token)
+        self._messages = messages
+        self._tools = tools_of(tools) if tool_choice != "none" else []
+        self._variables = template_variables
+        self.prompt = self._render(messages)
+        self.grammar = self._format.forced(self._tools, tool_choice, self.prompt, parallel=parallel_tool_calls)
+        if json_schema is not None:
+            if self.grammar is not None:
+                raise OptionError("json_schema: a forced tool call has the schema of the tool; leave one of them out")
+            self.grammar = self._format.schema(None if json_schema is True else json_schema, self.prompt)
+
+    def beginning(self) -> str:
+        """The part of the prompt before the first message that is not a system message: the tools and the system
+        prompt, which a context shift should keep. Renders the template once more.
+        """
+        return fixed_beginning(self._messages, self.prompt, self._render)
+
+    def message(self, result: Result) -> dict[str, Any]:
+        """The answer as a message: `content`, `reasoning_content` and `tool_calls`, the last two where there are
+        any.
+        """
+        parser = self._format.parser(self._tools, self.prompt)
+        return message_of([*parser.feed(result.text), *parser.finish(cut=result.finish_reason == "length")])
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self._template.render(
+            messages,
+            tools=self._tools,
+            variables=self._variables,
+            calls_as_text=self._format.format.write,
+        )
+
+
+Advance = Callable[[Callable[[], bool], "float | None"], bool]
+"""`advance(until, timeout)` lets the answer go on until `until()` is true; False where `timeout` seconds were over."""
 
 
 class Stream:
-    """Iterate it for the pieces of the answer. `result` holds what has come so far and is complete afterwards.
+    """Iterate it once for the pieces of the answer. `result` holds what has come so far and is complete afterwards.
 
-    The iterator does the forward passes, in the thread of the caller. Raises what the request ended with.
+    A stream of `Engine` goes on only while it is iterated or waited for, in the thread of the caller. One of
+    `Service.submit` goes on in the thread of the service, and any thread may hold it. An iteration that is closed ends
+    the answer.
     """
 
-    def __init__(self, core: EngineCore, sequence: Sequence) -> None:
-        self._core, self.sequence = core, sequence
+    def __init__(
+        self, sequence: decoding.Sequence, advance: Advance, cancel: Callable[[decoding.Sequence], None]
+    ) -> None:
+        self.sequence = sequence
+        self._advance, self._cancel = advance, cancel
         self._pieces = self._run()
 
     @property
     def result(self) -> Result:
+        """What has come so far; complete when `done`."""
         return self.sequence.result
 
     @property
     def statistics(self) -> Statistics:
         return self.sequence.statistics
 
+    @property
+    def done(self) -> bool:
+        return self.sequence.done
+
+    @property
+    def error(self) -> RestLocalError | None:
+        """The error that ended it, if any."""
+        return self.sequence.error
+
     def __iter__(self) -> Iterator[Piece]:
+        """Pieces as they come. Raises the error that ended the answer, at the end."""
         return self._pieces
 
+    def poll(self) -> list[Piece]:
+        """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
+        return self.sequence.read()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the end. Raises the error that ended the answer, and TimeoutError after `timeout` seconds."""
+        if not self._advance(lambda: self.done, timeout):
+            raise TimeoutError(f"the answer is not done after {timeout} s")
+        if self.error:
+            raise self.error
+        return self.result
+
     def cancel(self) -> None:
-        """End the answer now. Its text so far stays in `result`."""
-        self._core.cancel(self.sequence)
+        """End the answer, before the next forward pass. Its text so far stays in `result`."""
+        self._cancel(self.sequence)
 
     def _run(self) -> Iterator[Piece]:
         try:
             while True:
-                yield from self.sequence.read()
-                if self.sequence.done:
-                    yield from self.sequence.read()
+                done = self.done
+                yield from self.poll()
+                if done:
                     break
-                self._core.step()
+                self._advance(lambda: self.done or self.sequence.has_news, None)
         finally:
-            self.cancel()
-        if self.sequence.error:
-            raise self.sequence.error
+            if not self.done:
+                self.cancel()
+        if self.error:
+            raise self.error
 
 
 class ChatStream(Stream):
     """The stream of an answer in a conversation. Pieces hold the text as the model writes it, tool calls included."""
 
-    def __init__(self, core: EngineCore, sequence: Sequence, chat: Chat) -> None:
-        super().__init__(core, sequence)
+    def __init__(
+        self,
+        sequence: decoding.Sequence,
+        advance: Advance,
+        cancel: Callable[[decoding.Sequence], None],
+        chat: Chat,
+    ) -> None:
+        super().__init__(sequence, advance, cancel)
         self._chat = chat
 
     @property

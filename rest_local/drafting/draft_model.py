@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.text import common_prefix
+from rest_local.drafting.tree import common_prefix
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.text import common_prefix
-from rest_local.retrieval.packing import MAX_VOCABULARY
-from rest_local.retrieval.rows import MAX_MATCH, Rows
+from rest_local.drafting.tree import common_prefix
+from rest_local.retrieval.rows import MAX_MATCH, MAX_VOCABULARY, Rows
 from rest_local.retrieval.segment import Segment
 
 START = 8  # level of evidence of the first place: most answers to an edit begin like the old text

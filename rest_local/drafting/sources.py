@@ -16,7 +16,7 @@ import numpy as np
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.drafting.prediction import Prediction
-from rest_local.drafting.text import common_prefix
+from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText

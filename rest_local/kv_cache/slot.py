@@ -17,8 +17,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rest_local.drafting.text import common_prefix
-from rest_local.drafting.tree import ROOT, DraftTree, Layout
+from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.llama.batch import Batch

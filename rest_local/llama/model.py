@@ -15,10 +15,9 @@ from llama_cpp import llama_cpp as bindings
 
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
-from rest_local.llama.adapters import Adapters
 from rest_local.llama.gguf_header import check_headers, identity_of
 from rest_local.llama.options import ModelOptions
-from rest_local.llama.parameters import LoadParameters
+from rest_local.llama.parameters import Adapters, LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
 
 _ALL_LAYERS = -1

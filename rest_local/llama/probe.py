@@ -6,6 +6,11 @@ graph, and prints one line of JSON: `{"error": null}` or `{"error": "message of 
 
 It takes about half a second for each new (path, size, mtime, options, llama.cpp). Success is remembered in the cache
 directory. Each LoRA adapter has a probe of its own, which also evaluates a token, so that errors name the right file.
+
+Runs one module of this package in a child process, which may crash or hang, and reports how it ended.
+
+Knows nothing about the task of the child: its input is JSON on the command line, its output lines of JSON. The parent
+survives any behaviour of the child, and waits at most `timeout` and a few seconds.
 """
 
 from __future__ import annotations
@@ -13,8 +18,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
-from dataclasses import astuple, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +30,91 @@ import llama_cpp
 
 from rest_local import paths
 from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound
-from rest_local.llama import child, library
-from rest_local.llama.adapters import Adapters
+from rest_local.llama import library, probe
 from rest_local.llama.batch import Batch
 from rest_local.llama.gguf_header import Files, check_header, identity_of
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
-from rest_local.llama.parameters import LoadParameters
+from rest_local.llama.parameters import Adapters, LoadParameters
+
+KILLED = -9  # the exit status after SIGKILL, a name that Windows does not have
+KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is killed
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """How a child ended. `lines`: the JSON objects that it printed. `code`: its exit status, negative for a signal,
+    None if it was killed after `timeout` seconds. `errors`: the end of its stderr.
+    """
+
+    code: int | None
+    lines: Sequence[dict[str, Any]]
+    errors: str
+
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it, such as SIGSEGV; empty without one."""
+        if self.code is None or self.code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return f"signal {-self.code}"
+
+
+def command(module: str, task: str) -> list[str]:
+    """The command line of the child."""
+    return [sys.executable, "-m", module, task]
+
+
+def run(module: str, task: str, timeout: float) -> ChildResult:
+    """Start the child and wait for it. `task`: its input. Raises OSError if it cannot be started."""
+    root = Path(__file__).parents[2]  # `-m` searches the working directory first, so do not use the user's
+    with subprocess.Popen(
+        command(module, task),
+        cwd=root,
+        env={"GOMP_SPINCOUNT": "0", **os.environ},  # waiting threads must not spin, as other programs may be running
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            output, errors = _killed(process)
+            return ChildResult(None, _objects(output), _tail(errors))
+        except BaseException:
+            process.kill()
+            raise
+    return ChildResult(process.returncode, _objects(output), _tail(errors))
+
+
+def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    process.kill()
+    try:
+        return process.communicate(timeout=KILL_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
+        process.returncode = KILLED  # otherwise the end of the `with` block waits for the process
+        return error.stdout or b"", error.stderr or b""
+
+
+def _objects(output: bytes) -> list[dict[str, Any]]:
+    found = []
+    for line in output.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _tail(errors: bytes) -> str:
+    return errors[-4000:].decode("utf-8", "replace")
+
 
 TIMEOUT_SECONDS = 60.0  # for a small file; only one that makes llama.cpp loop takes longer
 SECONDS_PER_BYTE = 2.4e-9  # in addition: 300 s in all for 100 GB, which even a slow disk maps faster
@@ -131,7 +218,7 @@ def one_line(errors: list[str]) -> str:
 
 def _cause_in_child(task: str, timeout: float) -> str | None:
     try:
-        ended = child.run(__name__, task, timeout)
+        ended = probe.run(__name__, task, timeout)
     except OSError as error:
         library.logger.warning("model %s: not probed in a child process: %s", json.loads(task)["path"], error)
         return None

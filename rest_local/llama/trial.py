@@ -20,7 +20,7 @@ import llama_cpp
 import numpy as np
 
 from rest_local.errors import ModelError, RestLocalError
-from rest_local.llama import child, library
+from rest_local.llama import library, probe
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -67,10 +67,10 @@ def attempt(
         "options": asdict(options),
         "settings": [each.to_dict() for each in sorted(settings, key=lambda each: each.flash_attention)],
     }
-    return failure_of(child.run(__name__, json.dumps(task, default=str), timeout), timeout)
+    return failure_of(probe.run(__name__, json.dumps(task, default=str), timeout), timeout)
 
 
-def failure_of(ended: child.ChildResult, timeout: float) -> Failure | None:
+def failure_of(ended: probe.ChildResult, timeout: float) -> Failure | None:
     """The failure that the end of a child and its lines show; None if it succeeded."""
     seen: dict[str, Any] = {}
     for line in ended.lines:

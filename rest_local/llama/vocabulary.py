@@ -1,10 +1,14 @@
 """The vocabulary of a model: text to token ids and back, the special tokens, and the hash that identifies datastores.
 
 Knows nothing about weights or the KV cache. Valid until its model is closed. Thread safe.
+
+`Detokenizer` streams tokens as text: it returns a character when its last byte has arrived. The results of all `feed`
+calls and of `finish` concatenate to exactly `b"".join(pieces).decode("utf-8", "replace")`.
 """
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import hashlib
 import threading
@@ -193,3 +197,23 @@ def _valid(text: str | bytes) -> str:
     if isinstance(text, bytes):
         return text.decode("utf-8", "replace")
     return text.encode("utf-8", "replace").decode()
+
+
+class Detokenizer:
+    """Decodes the pieces of tokens as UTF-8, incrementally. Holds back at most three bytes.
+
+    `piece`: token id to bytes, for instance `Vocabulary.piece`."""
+
+    def __init__(self, piece: Callable[[int], bytes]) -> None:
+        self._piece = piece
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> str:
+        """The text that the token completes; empty inside a character. U+FFFD only stands for invalid bytes."""
+        return self._decoder.decode(self._piece(token))
+
+    def finish(self) -> str:
+        """The rest of the text: U+FFFD for an incomplete character, else nothing. The next `feed` begins a new text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest

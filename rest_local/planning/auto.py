@@ -3,7 +3,7 @@
 - `draft` is called before each step, `learn` after it.
 - One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
   among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
-- A trigger decides whether a step makes a lookup at all (`rest_local.planning.trigger`).
+- A trigger decides whether a step makes a lookup at all (`rest_local.planning.plan`).
 - A draft model is queried for as long as what it is likely to add is worth its time. A query costs a pass of the draft
   model and, if its token is drafted, a node in the batch. It is worth that below a node if the joint probability of the
   node, times how much more often the draft model's first candidate is right than what is known there already, exceeds
@@ -24,11 +24,9 @@ from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.drafter import Draft, Growth, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.plan import Budget, Driver, Plan, Prices
+from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
 from rest_local.planning.policy import StepContext, StepCost
-from rest_local.planning.trigger import EXPLORATION_VALUE, Gains, Trigger
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_SHARE = 0.5  # of a lookup's time that entropies may take: on unseen text about half of the lookups are skipped

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from rest_local.calibration.cost import CostCurve
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Off, Policy
-from rest_local.planning.published import Rest, Sam
-from rest_local.planning.respec import ReSpec
+from rest_local.planning.published import ReSpec, Rest, Sam
 
 _MAKERS: dict[str, Callable[[CostCurve], Policy]] = {
     "off": lambda curve: Off(),

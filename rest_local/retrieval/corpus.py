@@ -3,22 +3,85 @@
 Only regular files are opened; symbolic links are never followed and archives never unpacked. Skipped by default are
 hidden and git-ignored files, names and content that look like secrets, and binary, oversized and minified files. A file
 that the caller names explicitly is taken with any extension, even if it is hidden or ignored.
+
+Secrets are names of files with keys or passwords, and strings in the form of access tokens. A datastore returns its
+text, so no secret may enter it. To skip a harmless file is better than to index a key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
 from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval.files import AS_IT_IS
 from rest_local.retrieval.git import git_files
-from rest_local.retrieval.secret import secret_content, secret_name
+
+SECRET_NAMES = (
+    ".env*",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.kdbx",
+    "*.keystore",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    ".npmrc",
+    ".netrc",
+    "_netrc",
+    ".pypirc",
+    ".git-credentials",
+    ".htpasswd",
+    "credentials*",
+)
+"""Names of files that are never read. Upper and lower case do not matter."""
+
+_RUN = rb"[0-9A-Za-z_-]"
+_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, unlike words with dashes in a style sheet or an address
+_SHAPES = re.compile(
+    rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
+    rb"|\b(?:"
+    rb"(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    rb"|AIza%(run)b{35}"
+    rb"|GOCSPX-%(run)b{20}"
+    rb"|gh[opsur]_[0-9A-Za-z]{36}"
+    rb"|github_pat_[0-9A-Za-z_]{40}"
+    rb"|glpat-%(run)b{20}"
+    rb"|xox[abprs]-[0-9A-Za-z-]{10}"
+    rb"|sk-(?:ant-|proj-)?[0-9A-Za-z_]{20}"
+    rb"|sk-(?:ant|proj|svcacct|admin|or)-%(mixed)b%(run)b{20}"
+    rb"|[rs]k_live_[0-9A-Za-z]{20}"
+    rb"|hf_[0-9A-Za-z]{34}"
+    rb"|npm_[0-9A-Za-z]{36}"
+    rb"|pypi-%(mixed)b%(run)b{40}"
+    rb"|eyJ%(run)b{10,300}\.eyJ%(run)b{10,4000}\.%(run)b{20}"  # a JSON web token; bounded, because input is arbitrary
+    rb"|Account[Kk]ey=[0-9A-Za-z+/]{40}"
+    rb")" % {b"run": _RUN, b"mixed": _MIXED}
+)
+
+
+def secret_name(name: str) -> bool:
+    """Whether a file name (without directory) is on the deny-list. `id_*` is denied if it has no extension."""
+    name = name.lower()
+    return any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES) or (name.startswith("id_") and "." not in name)
+
+
+def secret_content(data: bytes) -> bool:
+    """Whether the bytes of a file contain a string in the form of a key or an access token. O(n)."""
+    return _SHAPES.search(data) is not None
+
 
 MAX_FILE_SIZE = 1 << 20
 MAX_LINE = 20_000
@@ -102,41 +165,81 @@ def walk(
     allow_secrets: bool = False,
     max_file_size: int = MAX_FILE_SIZE,
     skipped: Skipped | None = None,
+    looked_at: Callable[[int], None] = lambda size: None,
 ) -> Iterator[tuple[str, str]]:
     """(name, text) of every file worth indexing under `paths`, sorted within a directory, each file once.
 
     The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. In the text
-    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files.
+    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files. looked_at: called with the size
+    of each file that `measure` counts, when it was read.
 
     Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
     problem with a single file during the walk raises nothing.
     """
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    roots = _roots(paths)
+    return _walk(roots, filters, skipped if skipped is not None else Skipped(), looked_at)
+
+
+def measure(
+    paths: Iterable[str | os.PathLike[str]],
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    allow_secrets: bool = False,
+    max_file_size: int = MAX_FILE_SIZE,
+) -> tuple[int, int]:
+    """(files, bytes) that `walk` would read, by their size alone: some that it skips for their content are among them.
+
+    O(files). Raises as `walk`.
+    """
+    filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    files = total = 0
+    for path in _wanted(_roots(paths), filters, Skipped()):
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= max_file_size:
+                files, total = files + 1, total + status.st_size
+    return files, total
+
+
+def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Raises InputInvalid for a path that does not exist."""
     roots = [Path(path) for path in paths]
     for root in roots:
         if not root.exists():
             raise InputInvalid("path", printable(str(root)), "no such file or directory")
-    return _walk(roots, filters, skipped if skipped is not None else Skipped())
+    return [root.resolve() for root in roots]
 
 
-def _walk(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterator[tuple[str, str]]:
+def _walk(
+    roots: Sequence[Path], filters: Filters, skipped: Skipped, looked_at: Callable[[int], None]
+) -> Iterator[tuple[str, str]]:
+    seen = _Seen(roots)
+    for path in _wanted(roots, filters, skipped):
+        text, size = _text(path, filters, skipped, seen)
+        looked_at(size)
+        if text:
+            yield path, text
+
+
+def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterator[str]:
+    """The paths of files whose names are wanted and do not look like secrets."""
     include, exclude = _spec(filters.include), _spec(filters.exclude)
-    resolved = [root.resolve() for root in roots]
-    seen = _Seen(resolved)
-    for root in resolved:
+    for root in roots:
         single, below = not root.is_dir(), os.path.join(root, "")
         for path in [str(root)] if single else _candidates(root, skipped):
             base = os.path.basename(path)
             relative = base if single else path[len(below) :]
             wanted = include.match_file(relative) if filters.include else _by_extension(base)
-            if (filters.exclude and exclude.match_file(relative)) or not (wanted or (single and not filters.include)):
+            if filters.exclude and exclude.match_file(relative):
+                skipped.add("excluded")
+            elif not (wanted or (single and not filters.include)):
                 skipped.add(UNWANTED, base)
             elif not filters.allow_secrets and secret_name(base):
                 skipped.add("secret", path)
             else:
-                text = _text(path, filters, skipped, seen)
-                if text:
-                    yield path, text
+                yield path
 
 
 class _Seen:
@@ -255,31 +358,32 @@ def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
     also for a link.
     """
     # Opened before the status is read, so that both belong to the same file. O_NONBLOCK: a FIFO must not block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | AS_IT_IS | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         return status, file.read(limit) if stat.S_ISREG(status.st_mode) else None
 
 
-def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> str:
-    """The text of a file, or "" if it is skipped. Counts the reason."""
+def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> tuple[str, int]:
+    """The text of a file, or "" if it is skipped, with the reason counted; and the size that `measure` counts."""
     try:
         status, data = _read(path, filters.max_file_size + 1)
     except FileNotFoundError:
         skipped.add("vanished")
-        return ""
+        return "", 0
     except OSError:
         skipped.add("link" if os.path.islink(path) else "unreadable")
-        return ""
+        return "", 0
     if data is None:
         skipped.add("not a regular file")
-        return ""
+        return "", 0
+    size = len(data) if len(data) <= filters.max_file_size else 0
     reason = "duplicate" if seen.has(status) else _reason(data, filters)
     if reason:
         skipped.add(reason, path)
-        return ""
+        return "", size
     seen.add(status)
-    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace"), size
 
 
 def _reason(data: bytes, filters: Filters) -> str:

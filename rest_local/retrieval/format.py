@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreVersion
-from rest_local.retrieval.packing import MAX_VOCABULARY, PADDING, width_of
+from rest_local.retrieval.rows import MAX_VOCABULARY, PADDING, width_of
 
 MAGIC = "rest-local datastore"
 FORMAT = 1

@@ -17,8 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.packing import MAX_VOCABULARY, newest_of, packed, width_of
-from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Int64Array, Rows, check_shape
+from rest_local.retrieval.rows import (
+    MAX_DEPTH,
+    MAX_MATCH,
+    MAX_VOCABULARY,
+    Context,
+    Int32Array,
+    Int64Array,
+    Rows,
+    check_shape,
+    newest_of,
+    packed,
+    width_of,
+)
 from rest_local.retrieval.segment import Segment
 
 TAIL = 2048

@@ -5,12 +5,18 @@
     print(built.tokens, "tokens,", built.skipped.summary())
 
 Knows no model: it accepts any tokenizer with a name, a size and a hash.
+
+`add` and `forget` change a datastore, with one atomic commit each. Open readers are not disturbed. A document is
+identified by its name: a new document replaces one of the same name. Segments that do not change stay, except small
+ones at the end, which are merged into the new segment, so that many small additions do not leave many segments. When
+`forget` returns, no file of the datastore contains the removed text.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,13 +24,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rest_local.errors import CorpusEmpty
-from rest_local.retrieval.build import Progress, build
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, walk
-from rest_local.retrieval.format import Manifest, VocabularyId
-from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.rows import Int32Array
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
+from rest_local.retrieval.build import Progress, build, commit
+from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, measure, walk
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
+from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
+from rest_local.retrieval.home import (
+    datastore_path,
+    find,
+    holds_files,
+    is_walk,
+    newest_manifest,
+    remove_index_locked,
+)
+from rest_local.retrieval.rows import Int32Array, width_of
 
+WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
+SAMPLE_S = 0.3
+SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Tokenize = Callable[[str], Int32Array]
@@ -73,6 +92,7 @@ class Built:
             "segments": len(self.manifest.segments),
             "bytes": self.bytes,
             "skipped": dict(self.skipped.counts),
+            "unwanted": dict(self.skipped.kinds),
             "secrets": self.skipped.secrets,
         }
 
@@ -88,21 +108,30 @@ def build_datastore(
     max_file_size: int = MAX_FILE_SIZE,
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    replace: bool = True,
 ) -> Built:
-    """Build the datastore `name` (or a path) from the text files below `paths`. It replaces an existing one.
+    """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
+    It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
     `rest_local.retrieval.corpus.walk` decides which files are taken. `recipe`: fields to record in addition to paths
     and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
 
     Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable. After an error the existing datastore is intact.
+    DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
     """
+    report = progress or (lambda what, amount: None)
     skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]
-    files = walk(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size, skipped=skipped)
     noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
+    files = walk(**noted, skipped=skipped, looked_at=lambda size: report("read", size))
     try:
         return build_from_texts(
-            name, files, vocabulary=vocabulary, recipe={**noted, **(recipe or {})}, progress=progress, skipped=skipped
+            name,
+            files,
+            vocabulary=vocabulary,
+            recipe={**noted, **(recipe or {})},
+            progress=progress,
+            skipped=skipped,
+            replace=replace,
         )
     except CorpusEmpty as error:
         raise CorpusEmpty(", ".join(str(path) for path in paths), skipped.summary()) from error
@@ -116,13 +145,72 @@ def build_from_texts(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     skipped: Skipped | None = None,
+    replace: bool = True,
 ) -> Built:
     """As `build_datastore`, from (document name, text) of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
     documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report)
+    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
     return Built(path, manifest, skipped or Skipped())
+
+
+def rebuild_datastore(
+    name: str | os.PathLike[str],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+) -> Built:
+    """Build a datastore for a vocabulary from the paths and filters that its newest index was built from.
+
+    `recipe`: fields to record in addition. Raises as `build_datastore`, and `recorded_recipe`.
+    """
+    noted = recorded_recipe(datastore_path(name))
+    return build_datastore(name, **noted, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+
+
+def recorded_recipe(path: Path) -> dict[str, Any]:
+    """The arguments of a walk over the text of a datastore: those that its newest index was built with.
+
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, and DatastoreError if it holds text of another origin.
+    """
+    recipe = newest_manifest(path).recipe
+    if not is_walk(recipe):
+        raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
+    return recipe_of(**{key: recipe[key] for key in WALK if key in recipe})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an index will be. text: bytes of the files that a walk reads; disk: bytes of the index."""
+
+    files: int
+    text: int
+    disk: int
+    seconds: float
+
+
+def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estimate:
+    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`."""
+    files, text = measure(**recipe)
+    sizes: deque[int] = deque()
+    done = tokens = 0
+    began = time.perf_counter()
+    for _, ids in tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize):
+        done, tokens = done + sizes.popleft(), tokens + len(ids)
+        if time.perf_counter() - began > SAMPLE_S:
+            break
+    share = max(text / done, 1.0) if done else 0.0
+    seconds = (time.perf_counter() - began) * share + tokens * share / SORTED_A_SECOND
+    return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
+
+
+def _noting_sizes(documents: Iterable[tuple[str, str]], sizes: deque[int]) -> Iterator[tuple[str, str]]:
+    for name, text in documents:
+        sizes.append(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
+        yield name, text
 
 
 def recipe_of(
@@ -182,3 +270,100 @@ def _tokens(tokenize: Tokenize, text: str) -> Int32Array:
     except UnicodeEncodeError:
         text = _SURROGATES.sub("\ufffd", text)
     return tokenize(text)
+
+
+def add(
+    path: Path,
+    documents: Sequence[tuple[str, Int32Array]],
+    *,
+    vocabulary: VocabularyId,
+    recipe: Mapping[str, Any] | None = None,
+    wait_s: float = WAIT_S,
+    files: Files | None = None,
+    mmap: bool | None = None,
+) -> Manifest:
+    """Add documents, each a name and token ids, to the index for this vocabulary. Creates a datastore that does not
+    exist, but not an index that an existing one lacks, which would hold these documents alone.
+
+    `recipe`: of a new datastore; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
+    DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
+    without any token. After an error the existing datastore is intact.
+    """
+    files, directory = files or Files(), find(path, vocabulary.hash)
+    with locked(directory, wait_s, make=files):
+        try:
+            store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
+        except DatastoreNotFound:
+            return commit(directory, documents, vocabulary=vocabulary, recipe=recipe, files=files)
+        with store:
+            keep, kept = _divided(store, {name for name, _ in documents}, sum(len(t) + 1 for _, t in documents))
+            recipe = dict(store.manifest.recipe)
+        return commit(directory, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
+
+
+def forget(
+    path: Path,
+    names: set[str],
+    *,
+    wait_s: float = WAIT_S,
+    files: Files | None = None,
+    whole: bool = False,
+    mmap: bool | None = None,
+    vocabulary_hash: str | None = None,
+) -> int:
+    """Remove the documents with these names from the index for a vocabulary, None: the first one. Returns their number.
+
+    An index is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
+    raised. `mmap`: as for `add`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked,
+    DatastoreUnwritable.
+    """
+    directory = find(path, vocabulary_hash)
+    if not holds_files(directory):
+        raise DatastoreNotFound(path)  # there is no directory to lock
+    with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
+        held = store.document_names()
+        count = sum(name in names for name in held)
+        if count == 0:
+            return 0
+        if count == len(held) and whole:
+            store.close()  # Windows renames no directory whose files are mapped
+            remove_index_locked(path, directory, files)
+            return count
+        if count == len(held):
+            raise OptionError(
+                f"datastore {path}: no document would be left; `rest-local index remove` deletes the datastore"
+            )
+        keep, kept = _divided(store, names, 0)
+        manifest = store.manifest
+        commit(directory, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
+        return count
+
+
+def _divided(
+    store: Datastore, names: set[str], size: int
+) -> tuple[tuple[SegmentEntry, ...], list[tuple[str, Int32Array]]]:
+    """The segments that stay, and the documents of the other segments except those in `names`, oldest first.
+
+    `size`: number of tokens that the new segment gets in addition.
+    """
+    entries = list(store.manifest.segments)
+    touched = _touched(store, names)
+    last = len(entries)
+    while size and last and entries[last - 1].tokens <= max(MERGE * size, SMALL_SEGMENT):
+        last -= 1
+        touched.add(last)
+        size += entries[last].tokens
+    store.check([entries[index] for index in sorted(touched)])  # damaged tokens must not get a new, valid checksum
+    documents = [document for index in sorted(touched) for document in store.documents(index)]
+    keep = tuple(entry for index, entry in enumerate(entries) if index not in touched)
+    return keep, [(name, tokens) for name, tokens in documents if name not in names]
+
+
+def _touched(store: Datastore, names: set[str]) -> set[int]:
+    """The numbers of the segments that hold a document with one of these names."""
+    held, touched, start = store.document_names(), set(), 0
+    for index, entry in enumerate(store.manifest.segments):
+        if not names.isdisjoint(held[start : start + entry.documents]):
+            touched.add(index)
+        start += entry.documents
+    return touched

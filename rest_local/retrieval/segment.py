@@ -12,8 +12,21 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.packing import backwards, from_big_endian, newest_of, order_of, pack, packed, width_of
-from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Context, Int32Array, Rows, check_shape
+from rest_local.retrieval.rows import (
+    MAX_DEPTH,
+    MAX_MATCH,
+    Context,
+    Int32Array,
+    Rows,
+    backwards,
+    check_shape,
+    from_big_endian,
+    newest_of,
+    order_of,
+    pack,
+    packed,
+    width_of,
+)
 
 _Entries = npt.NDArray[np.uint32]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.decoding.results import Timings
-from rest_local.llama.detokenizer import Detokenizer
+from rest_local.decoding.stream import Piece
+from rest_local.llama.vocabulary import Detokenizer
 from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
-    from rest_local.decoding.service import Service, Ticket
+    from rest_local.decoding.service import Service
     from rest_local.decoding.stream import Piece, Result
+    from rest_local.decoding.streaming import Stream
 
 GROUP_TOKENS = 16  # where steps are hidden, ids and log-probabilities are sent in groups of this size
 LOG = "rest_local.log"
@@ -36,21 +38,49 @@ BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 
 @dataclass(frozen=True)
-class Generating(Generic[BodyT]):
-    """One HTTP request that generates: its body, and the engine that serves it. `model`: the name to answer with."""
+class Asked(Generic[BodyT]):
+    """A checked body, and the engine that answers it. Knows no HTTP.
 
-    state: State
-    service: Service
+    model        the name to answer with
+    shows_steps  the answer may tell what was drafted and what was cached (`Settings.shows_steps`)
+    fingerprint  OpenAI's `system_fingerprint`
+    """
+
     engine: Engine
     body: BodyT
     model: str
+    shows_steps: bool
+    fingerprint: str
+
+
+class Answered(Protocol):
+    """What an answer is made of: a ticket, or what else has a result. It is complete when the answer is."""
+
+    @property
+    def result(self) -> Result: ...
+
+
+@dataclass(frozen=True)
+class Generating(Asked[BodyT]):
+    """One HTTP request that generates."""
+
+    state: State
+    service: Service
 
     @staticmethod
     def of(request: HttpRequest, body: BodyT) -> Generating[BodyT]:
         """Raises ApiError 503 while the model loads, 404 for an unknown model."""
         state = state_of(request)
         service, engine = state.loaded()
-        return Generating(state, service, engine, body, state.check_model(body.model))
+        return Generating(
+            engine,
+            body,
+            state.check_model(body.model),
+            state.settings.shows_steps,
+            f"rest-local-{state.started}",
+            state,
+            service,
+        )
 
     async def submit(self, request: HttpRequest, prepare: Callable[[], Sequence[Request]]) -> TicketGroup:
         """Makes the engine's requests and submits all of them or none.
@@ -61,9 +91,9 @@ class Generating(Generic[BodyT]):
         """
         pulse, entries = Pulse(), 1
 
-        def submit() -> list[Ticket]:
+        def submit() -> list[Stream]:
             nonlocal entries
-            tickets: list[Ticket] = []
+            tickets: list[Stream] = []
             try:
                 for made in prepare():
                     entries = max(entries, 1 + (made.logprobs or 0))
@@ -162,17 +192,19 @@ class Choice:
 
 
 class Answer(Generic[BodyT]):
-    """The answers to one request. `per_prompt`: answers to each prompt, which are neighbours in `choices`."""
+    """The answers to one request. `answered`: what each is made of. `per_prompt`: answers to each prompt, which are
+    neighbours in `choices`.
+    """
 
     def __init__(
-        self, asked: Generating[BodyT], tickets: TicketGroup, *, per_prompt: int = 1, n_indent: int = 0
+        self, asked: Asked[BodyT], answered: Sequence[Answered], *, per_prompt: int = 1, n_indent: int = 0
     ) -> None:
-        self.state, self.engine, self.body, self.model = asked.state, asked.engine, asked.body, asked.model
+        self.asked, self.engine, self.body = asked, asked.engine, asked.body
         self.per_prompt = per_prompt
-        self.shows_steps = self.state.settings.shows_steps
+        self.shows_steps = asked.shows_steps
         self.sends_origins = self.shows_steps and bool(self.body.rest_local and self.body.rest_local.origins)
-        self.remaining = len(tickets.tickets)  # answers that are not complete
-        self._tickets = tickets
+        self.remaining = len(answered)  # answers that are not complete
+        self._answered = list(answered)
         self.choices = [
             Choice(
                 self.engine,
@@ -181,7 +213,7 @@ class Answer(Generic[BodyT]):
                 n_indent=n_indent,
                 milliseconds=self.body.t_max_predict_ms,
             )
-            for _ in tickets.tickets
+            for _ in answered
         ]
 
     def begin(self) -> list[bytes]:
@@ -207,32 +239,40 @@ class Answer(Generic[BodyT]):
     @property
     def results(self) -> list[Result]:
         """One for each answer; final once `end` or `whole` is called."""
-        return [ticket.result for ticket in self._tickets.tickets]
+        return [answered.result for answered in self._answered]
 
     def finish_reason(self, number: int) -> str:
         """`stop` or `length`."""
         return "length" if self.choices[number].ended else self.results[number].finish_reason
 
-    async def respond(self, request: HttpRequest) -> Response:
-        """The response. The tickets run until it is sent or the client disconnects."""
+    async def respond(self, request: HttpRequest, tickets: TicketGroup) -> Response:
+        """The response. The tickets, of which the answer was made, run until it is sent or the client disconnects."""
         if self.body.stream:
-            self._tickets.bound()
-            return EventStream(self._tickets, self._events(request))
-        async with self._tickets.attended(request.receive):
-            async for news in self._tickets.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
+            tickets.bound()
+            return EventStream(tickets, self._events(request, tickets))
+        async with tickets.attended(request.receive):
+            async for news in tickets.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
                 for number, pieces in news:
-                    self._add(number, pieces)
+                    self._add(number, pieces, tickets)
         self._note(request)
         return json_response(self.whole())
 
-    async def _events(self, request: HttpRequest) -> AsyncIterator[bytes]:
+    def completed(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """The answer where all results are complete and none was added yet."""
+        for number, result in enumerate(self.results):
+            self.choices[number].feed([Piece(result.text, tuple(result.tokens), (), tuple(result.logprobs))])
+            self.choices[number].finish()
+        self.remaining = 0
+        return self.whole()
+
+    async def _events(self, request: HttpRequest, tickets: TicketGroup) -> AsyncIterator[bytes]:
         """The events of a stream; events of one moment are sent together."""
         if begin := self.begin():
             yield b"".join(begin)
-        async for news in self._tickets.pieces():
+        async for news in tickets.pieces():
             events: list[bytes] = []
             for number, pieces in news:
-                if part := self._add(number, pieces):
+                if part := self._add(number, pieces, tickets):
                     events += self.advance(number, part)
                 if pieces is None:
                     events += self.complete(number)
@@ -242,7 +282,7 @@ class Answer(Generic[BodyT]):
             if events:
                 yield b"".join(events)
 
-    def _add(self, number: int, pieces: Sequence[Piece] | None) -> Part:
+    def _add(self, number: int, pieces: Sequence[Piece] | None, tickets: TicketGroup) -> Part:
         """Adds pieces to an answer, or ends it for None; what can be sent."""
         choice = self.choices[number]
         if pieces is None:
@@ -250,7 +290,7 @@ class Answer(Generic[BodyT]):
             return choice.finish()
         part = choice.feed(pieces)
         if choice.ended:
-            self._tickets.stop(number)
+            tickets.stop(number)
         return part
 
     def _note(self, request: HttpRequest) -> None:
@@ -270,8 +310,8 @@ class OpenAIAnswer(Answer[BodyT]):
     ID_PREFIX: str
     EVENT_KIND: str
 
-    def __init__(self, asked: Generating[BodyT], tickets: TicketGroup, *, per_prompt: int) -> None:
-        super().__init__(asked, tickets, per_prompt=per_prompt)
+    def __init__(self, asked: Asked[BodyT], answered: Sequence[Answered], *, per_prompt: int) -> None:
+        super().__init__(asked, answered, per_prompt=per_prompt)
         self._id, self._created = new_id(self.ID_PREFIX), int(time.time())
 
     def end(self) -> list[bytes]:
@@ -296,7 +336,7 @@ class OpenAIAnswer(Answer[BodyT]):
         return fields
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.asked.model}
 
     def _event(
         self,

@@ -1,14 +1,28 @@
-"""The ASGI application: routes and middleware.
+"""The ASGI application: routes and middleware, the page, and the description of the calls.
 
 From the outside in: the log of requests; `Gate` (Host, Origin); CORS, if origins are allowed; `Guard` (key, type and
 size of the body); the routes.
+
+`GET /openapi.json` describes every route. It is made of the types that check the bodies, so it cannot differ.
+
+`GET /` is the page for chat and fill-in-the-middle, one static file. By its security policy it loads nothing, runs only
+its own script and style (the browser compares their hashes), turns no text into markup, calls only this server and
+cannot be framed.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
 
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,19 +31,145 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rest_local import __version__
 from rest_local.errors import RestLocalError
 from rest_local.server import bodies, datastores, model_info
-from rest_local.server.access import AccessLog
 from rest_local.server.chat import chat_completions
-from rest_local.server.completions import completions
-from rest_local.server.embeddings import embeddings, rerank
+from rest_local.server.completions import completions, embeddings, rerank
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
-from rest_local.server.metrics import metrics
+from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
-from rest_local.server.openapi import Operation, openapi
-from rest_local.server.page import page
-from rest_local.server.security import Gate, Guard
-from rest_local.server.state import State
+from rest_local.server.security import AccessLog, Gate, Guard
+from rest_local.server.state import State, state_of
+from rest_local.server.streaming import json_response
+
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+async def page(request: HttpRequest) -> Response:
+    """The page."""
+    html = _html()
+    return Response(html, headers=_HEADERS | {"content-security-policy": _policy(html)}, media_type="text/html")
+
+
+@cache
+def _html() -> bytes:
+    """The page with line feeds, into which a browser converts all line ends before it computes hashes."""
+    return files("rest_local.server").joinpath("page.html").read_bytes().replace(b"\r\n", b"\n")
+
+
+@cache
+def _policy(html: bytes) -> str:
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hashes(html, b'script')}",
+            f"style-src {_hashes(html, b'style')}",
+            "img-src data:",
+            "connect-src 'self'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _hashes(html: bytes, tag: bytes) -> str:
+    """Hashes of all inline elements with this tag, in the policy's notation."""
+    texts = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in texts)
+
+
+_REFERENCE = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method of a route. `streams`: answers with events if the body requests them."""
+
+    method: str
+    path: str
+    summary: str
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    media: str = "application/json"
+
+
+@cache
+def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 description."""
+    bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
+    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    schemas = {**definitions.get("$defs", {}), "Error": _ERROR}
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
+    components: dict[str, Any] = {"schemas": schemas}
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "rest-local", "version": __version__},
+        "paths": paths,
+        "components": components,
+    }
+    if with_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _described(call: Operation) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
+    if call.streams:
+        content["text/event-stream"] = {"schema": {}}  # some readers take it for the text, others for an event
+    operation: dict[str, Any] = {
+        "summary": call.summary,
+        "responses": {
+            "200": {"description": "success", "content": content},
+            "4XX": {"description": "refused", "content": error},
+            "5XX": {"description": "not supported, or not possible now", "content": error},
+        },
+    }
+    names = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if call.body is not None:
+        schema = {"$ref": _REFERENCE.format(model=call.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+async def openapi(request: HttpRequest) -> Response:
+    """The description of this server."""
+    operations: tuple[Operation, ...] = request.app.state.operations
+    return json_response(describe(operations, bool(state_of(request).settings.keys)))
+
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 

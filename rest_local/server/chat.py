@@ -21,28 +21,29 @@ from rest_local.chat.tools import (
 )
 from rest_local.decoding.request import Request
 from rest_local.server.answer_fields import chat_logprobs
-from rest_local.server.answering import Generating, OpenAIAnswer, Part
-from rest_local.server.bodies import ChatBody, NamedTool
+from rest_local.server.answering import Answered, Asked, Generating, OpenAIAnswer, Part
+from rest_local.server.bodies import ChatBody, NamedTool, parse
 from rest_local.server.errors import ApiError
-from rest_local.server.parsing import parse
 from rest_local.server.prompts import chat_text, template_of
 from rest_local.server.requests import chat_grammar, longest_prompt, request_of, shifts_context
-from rest_local.server.streaming import TicketGroup
 
 
 async def chat_completions(request: HttpRequest) -> Response:
     """OpenAI's chat, with llama-server's additions."""
     asked = Generating.of(request, await parse(request, ChatBody))
-    chat = _Chat(asked)
+    chat = Chat(asked)
     tickets = await asked.submit(request, chat.requests)
-    return await ChatAnswer(asked, tickets, [chat.parser() for _ in tickets.tickets]).respond(request)
+    return await chat.answer(tickets.tickets).respond(request, tickets)
 
 
-class _Chat:
-    """The prompt, the grammar and the parsers of one request. `requests` must be called first, in a worker thread."""
+class Chat:
+    """One chat: `requests` must be called first, in a worker thread, then `answer`. Knows no HTTP.
 
-    def __init__(self, asked: Generating[ChatBody]) -> None:
-        self._engine, self._body = asked.engine, asked.body
+    Raises ApiError 501 if the model has no chat template.
+    """
+
+    def __init__(self, asked: Asked[ChatBody]) -> None:
+        self._asked, self._engine, self._body = asked, asked.engine, asked.body
         self._tools = tools_of(asked.body.tools) if asked.body.tool_choice != "none" else []
         self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
         self._prompt = ""
@@ -70,9 +71,10 @@ class _Chat:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
 
-    def parser(self) -> AnswerParser:
-        """Splits the text of one answer into content, reasoning and calls."""
-        return self._form.parser(self._tools, self._prompt)
+    def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
+        """The answer. `answered`: for each of the requests."""
+        parsers = [self._form.parser(self._tools, self._prompt) for _ in answered]
+        return ChatAnswer(self._asked, answered, parsers)
 
 
 def _openai(delta: Delta) -> dict[str, Any]:
@@ -88,13 +90,13 @@ def _openai(delta: Delta) -> dict[str, Any]:
 
 
 class ChatAnswer(OpenAIAnswer[ChatBody]):
-    """Answers as messages. `parsers`: one for each answer."""
+    """Answers as messages. `parsers`: one for each answer, which splits its text into content, reasoning and calls."""
 
     ID_PREFIX = "chatcmpl"
     EVENT_KIND = "chat.completion.chunk"
 
-    def __init__(self, asked: Generating[ChatBody], tickets: TicketGroup, parsers: Sequence[AnswerParser]) -> None:
-        super().__init__(asked, tickets, per_prompt=asked.body.n or 1)
+    def __init__(self, asked: Asked[ChatBody], answered: Sequence[Answered], parsers: Sequence[AnswerParser]) -> None:
+        super().__init__(asked, answered, per_prompt=asked.body.n or 1)
         self.parsers = parsers
 
     def begin(self) -> list[bytes]:
@@ -142,7 +144,7 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
         return chat_logprobs(self.engine.model.vocabulary, self.choices[number].logprobs)
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return super()._head(kind) | {"system_fingerprint": f"rest-local-{self.state.started}"}
+        return super()._head(kind) | {"system_fingerprint": self.asked.fingerprint}
 
     def _chunk(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
         return self._event(index, {"delta": delta}, **fields)

@@ -121,9 +121,13 @@ def _answer(error: RestLocalError) -> ApiError:
 
 def answer_to(request: Request, error: RestLocalError) -> ApiError:
     """The error response to a request, or the last event of its stream. `param` is the field that is wrong."""
-    answer = from_error(error, is_local=request.app.state.server.settings.is_local)
+    return at_field(error, request.url.path, is_local=request.app.state.server.settings.is_local)
+
+
+def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
+    """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
+    answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
-        path = request.url.path
         answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
     elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
         answer.param = field[1]

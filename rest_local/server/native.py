@@ -11,12 +11,11 @@ from starlette.responses import Response
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.server.answer_fields import native_logprobs, timings
-from rest_local.server.answering import Answer, Generating, Part
-from rest_local.server.bodies import InfillBody, NativeBody
-from rest_local.server.parsing import parse
+from rest_local.server.answering import Answer, Answered, Asked, Generating, Part
+from rest_local.server.bodies import InfillBody, NativeBody, parse
 from rest_local.server.prompts import infill_tokens, native_prompts, prompt_text
 from rest_local.server.requests import grammar_of, longest_prompt, request_of
-from rest_local.server.streaming import TicketGroup, event
+from rest_local.server.streaming import event
 
 _SAMPLERS = (
     *("temperature", "top_k", "top_p", "min_p"),
@@ -55,14 +54,14 @@ async def _answer(request: HttpRequest, body: NativeBody, make: Callable[[Engine
         return requests
 
     tickets = await asked.submit(request, prepare)
-    return await NativeAnswer(asked, tickets, requests).respond(request)
+    return await NativeAnswer(asked, tickets.tickets, requests).respond(request, tickets)
 
 
 class NativeAnswer(Answer[NativeBody]):
     """Answers in llama-server's shape, one to a prompt; `stop` is true in the last event of each only."""
 
-    def __init__(self, asked: Generating[NativeBody], tickets: TicketGroup, requests: Sequence[Request]) -> None:
-        super().__init__(asked, tickets, n_indent=asked.body.n_indent or 0)
+    def __init__(self, asked: Asked[NativeBody], answered: Sequence[Answered], requests: Sequence[Request]) -> None:
+        super().__init__(asked, answered, n_indent=asked.body.n_indent or 0)
         self._requests = requests
 
     def advance(self, number: int, part: Part) -> list[bytes]:
@@ -101,7 +100,7 @@ class NativeAnswer(Answer[NativeBody]):
             "tokens": choice.tokens if self.body.return_tokens else [],
             "id_slot": 0,
             "stop": True,
-            "model": self.model,
+            "model": self.asked.model,
             "tokens_predicted": len(result.tokens),
             "tokens_evaluated": len(request.prompt),
             "generation_settings": self._generation_settings(request),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.chat.tools import Tool, format_of
-from rest_local.decoding.chat import chat_template
+from rest_local.decoding.streaming import chat_template
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.server.bodies import MAX_PROMPTS, PromptField
 from rest_local.server.errors import ApiError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.repository import Repository
 
-from rest_local.bench import edits
-from rest_local.bench.edits import load_edits
+from rest_local.bench import workload
+from rest_local.bench.workload import load_edits
 from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
@@ -59,7 +59,7 @@ def test_the_newest_edits_come_first_and_are_bounded(repository: Repository, voc
         repository.commit(f"edit {n}", {"0.txt": OLD + f"ends with {n}\n"})
     found = load_edits(repository.path, vocabulary)
     messages = [text(vocabulary, edit.prompt).partition("\n")[0] for edit in found]
-    assert messages == ["edit 2", "edit 1", "edit 0", *["all"] * edits.PER_COMMIT]
+    assert messages == ["edit 2", "edit 1", "edit 0", *["all"] * workload.PER_COMMIT]
     assert len(load_edits(repository.path, vocabulary, 2)) == 2
 
 

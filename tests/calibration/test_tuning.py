@@ -17,7 +17,7 @@ from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.calibration.measuring import Measured, Timing, measure
 from rest_local.calibration.settings import EXACT, FAST, candidates, settings_for
 from rest_local.calibration.tuning import Tuning
-from rest_local.decoding.persistence import key_of
+from rest_local.decoding.core import key_of
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.options import Adapter, ModelOptions, Rope

@@ -10,8 +10,7 @@ import pytest
 
 from rest_local.chat import renderer as module
 from rest_local.chat.capabilities import capabilities_of
-from rest_local.chat.renderer import Renderer
-from rest_local.chat.template import render
+from rest_local.chat.renderer import Renderer, render
 from rest_local.errors import ServiceClosed, TemplateFailed, TemplateTooCostly
 from rest_local.stop import Stop
 

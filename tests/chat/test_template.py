@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gguf_file import CHAT_TEMPLATE
-from rest_local.chat.template import render
+from rest_local.chat.renderer import render
 from rest_local.errors import TemplateFailed
 
 CONVERSATION = [

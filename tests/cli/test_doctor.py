@@ -16,9 +16,8 @@ from benchmarks.tiny import tiny_adapter
 from rest_local.calibration import survey as survey_module
 from rest_local.calibration.exactness import Comparison
 from rest_local.calibration.survey import Case, Setting, Survey
-from rest_local.cli.doctor import cost_table
-from rest_local.cli.exactness_table import exactness_lines
-from rest_local.llama import machine
+from rest_local.cli.doctor import cost_table, exactness_lines
+from rest_local.llama import library
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]
@@ -40,8 +39,8 @@ def test_the_compiler_and_the_matrix_units_are_shown(
     fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine()
-    monkeypatch.setattr(machine, "compilers", lambda: ["GCC: 12.2"])
-    monkeypatch.setattr(machine, "matrix_units", lambda: {"AMX": False, "AVX-512": True})
+    monkeypatch.setattr(library, "compilers", lambda: ["GCC: 12.2"])
+    monkeypatch.setattr(library, "matrix_units", lambda: {"AMX": False, "AVX-512": True})
     facts = json.loads(call("doctor", "--json").out)
     assert facts["compilers"] == ["GCC: 12.2"]
     assert facts["matrix_units"] == {"AMX": False, "AVX-512": True}

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 from support.fake_sequences import Alone
 
-from rest_local.decoding import constrain
-from rest_local.decoding.constrain import prune
+from rest_local.decoding import verify
+from rest_local.decoding.verify import prune
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
@@ -67,7 +67,7 @@ def _way(tree: DraftTree, node: int) -> list[int]:
 @given(trees())
 def test_what_is_kept_is_what_a_walk_from_the_root_allows(tree: DraftTree) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constrain, "_clock", lambda: 0.0)  # a busy machine would leave branches out
+        patch.setattr(verify, "_clock", lambda: 0.0)  # a busy machine would leave branches out
         pruned = prune(tree, Alternating())
     expected = [n for n in range(len(tree)) if all(a % 2 != b % 2 for a, b in zip([0, *_way(tree, n)], _way(tree, n)))]  # noqa: B905
     assert [_way(pruned, n) for n in range(len(pruned))] == [_way(tree, n) for n in expected]
@@ -82,7 +82,7 @@ def test_branches_that_there_was_no_time_for_are_dropped(monkeypatch: pytest.Mon
     for token, probability in ((1, 0.1), (3, 0.7), (5, 0.2)):
         tree.add(2, tree.add(token, ROOT, probability, CONTEXT), probability / 2, CONTEXT)
     readings = itertools.count()
-    monkeypatch.setattr(constrain, "_clock", lambda: next(readings) * 0.0006)
+    monkeypatch.setattr(verify, "_clock", lambda: next(readings) * 0.0006)
     assert prune(tree, Alternating()).token == [3, 2]
 
 

@@ -12,7 +12,7 @@ from rest_local import Engine, Sampling
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.respec import ReSpec
+from rest_local.planning.published import ReSpec
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3

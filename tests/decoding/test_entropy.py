@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.logprobs import entropy_of
 
 
 def exact(logits: np.ndarray) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 from support.fake_sequences import FLAT, Alone, Silent
 
-from rest_local.decoding import constrain
+from rest_local.decoding import verify
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows, grammar_cell
 from rest_local.grammar import Grammar, forced, gbnf, json_schema, lark
 from rest_local.grammar.constraint import Constraint
@@ -46,7 +46,7 @@ def _no_time_passes() -> Iterator[None]:
     """No draft is left out because a busy machine took long over it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forced, "_clock", lambda: 0.0)
-        patch.setattr(constrain, "_clock", lambda: 0.0)
+        patch.setattr(verify, "_clock", lambda: 0.0)
         yield
 
 

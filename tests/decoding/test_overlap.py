@@ -28,10 +28,9 @@ from support.fake_sequences import (
 from support.fake_sources import SHAPES, Keen, fortune
 
 from rest_local.decoding.core import EngineCore
-from rest_local.decoding.entropy import entropy_of
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.lane import Lanes
-from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.logprobs import entropy_of, logprobs_of
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence, Taken
 from rest_local.decoding.stream import Piece

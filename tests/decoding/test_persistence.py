@@ -11,7 +11,7 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
-from rest_local.decoding.persistence import acceptance_path, key_of
+from rest_local.decoding.core import acceptance_path, key_of
 from rest_local.decoding.stream import Result
 from rest_local.drafting.candidates import N_CELLS
 from rest_local.llama.model import Model

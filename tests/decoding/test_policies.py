@@ -9,7 +9,7 @@ import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
 from support.fake_sequences import TREE, Alone, FixedCurve
 
-from rest_local.decoding.entropy import entropy_of
+from rest_local.decoding.logprobs import entropy_of
 from rest_local.decoding.sequence import TARGET
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER

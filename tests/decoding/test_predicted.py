@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rest_local import Engine
-from rest_local.decoding.predicted import LEAST_LIMIT, Predictions
+from rest_local.decoding.request import LEAST_LIMIT, Predictions
 from rest_local.llama.model import Model
 from rest_local.llama.tokenizer import PART_CHARACTERS, Tokenizer
 from rest_local.llama.vocabulary import Vocabulary

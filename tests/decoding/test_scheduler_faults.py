@@ -17,9 +17,8 @@ from rest_local.drafting.drafter import Growth
 from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
-from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
-from rest_local.planning.calibrator import TokenCalibrator
 from rest_local.planning.plan import Driver
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from rest_local.calibration.exactness import rows_alone
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.logprobs import Scorer
 from rest_local.decoding.request import Request
-from rest_local.decoding.scoring import Scorer
 from rest_local.decoding.service import Service
 from rest_local.errors import PromptEmpty, PromptTooLong
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from rest_local.llama import child
+from rest_local.llama import probe
 
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of each child process that is started."""
     started: list[tuple[Any, ...]] = []
-    run = child.run
+    run = probe.run
 
     def recorded(*arguments: Any) -> Any:
         started.append(arguments)
         return run(*arguments)
 
-    monkeypatch.setattr(child, "run", recorded)
+    monkeypatch.setattr(probe, "run", recorded)
     return started

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.llama.detokenizer import Detokenizer
 from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Detokenizer
 
 SHARED = ("ggml-vocab-qwen2.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-llama-spm.gguf")
 _utf8_pieces = st.lists(st.one_of(st.binary(max_size=4), st.text(max_size=3).map(str.encode)))

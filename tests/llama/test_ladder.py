@@ -1,6 +1,6 @@
 """A child process that computes with a model crashes, hangs or runs out of memory at each stage; this process survives.
 
-`child.command` starts the child. These tests replace it by a command that fails in chosen settings.
+`probe.command` starts the child. These tests replace it by a command that fails in chosen settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rest_local.calibration.settings import contexts_to_try
 from rest_local.decoding.engine import Engine
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError
-from rest_local.llama import child, ladder, trial
+from rest_local.llama import ladder, probe, trial
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.ladder import LoadChoice, Rung
 from rest_local.llama.library import Device
@@ -49,7 +49,7 @@ def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Task]
 
     def put(rule: Breaks) -> list[Task]:
         tried: list[Task] = []
-        whole = child.command
+        whole = probe.command
 
         def command(module: str, task: str) -> list[str]:
             if module != trial.__name__:
@@ -58,7 +58,7 @@ def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Task]
             broken = rule(tried[-1])
             return ["/bin/sh", "-c", broken] if broken else whole(module, task)
 
-        monkeypatch.setattr(child, "command", command)
+        monkeypatch.setattr(probe, "command", command)
         return tried
 
     return put
@@ -94,7 +94,7 @@ def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
         "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": ladder.asdict(ModelOptions()),
         "settings": [each.to_dict() for each in contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=True)],
     }  # fmt: skip
-    ended = child.run(trial.__name__, json.dumps(task), 60)
+    ended = probe.run(trial.__name__, json.dumps(task), 60)
     stages = [line["at"] for line in ended.lines if "at" in line]
     for flash, cache in (("off", "f16"), ("on", "f16"), ("on", "bf16"), ("on", "q8_0")):
         for n in ("1 token", "2 tokens", "8 tokens", "32 tokens"):
@@ -335,7 +335,7 @@ def test_a_damaged_record_is_tried_again(
 def test_a_child_that_cannot_be_started_costs_a_warning(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(child.sys, "executable", str(model.with_name("absent")))
+    monkeypatch.setattr(probe.sys, "executable", str(model.with_name("absent")))
     with caplog.at_level(logging.WARNING, "rest_local"):
         assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert "not tried in a child process" in caplog.text
@@ -363,9 +363,9 @@ def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.Monke
         "context.Context.decode = dies\n"
         "trial.main(sys.argv[1])"
     )
-    whole = child.command
+    whole = probe.command
     monkeypatch.setattr(
-        child,
+        probe,
         "command",
         lambda module, task: [sys.executable, "-c", program, task] if module == trial.__name__ else whole(module, task),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.llama import library, machine
+from rest_local.llama import library
 
 
 @pytest.mark.parametrize(
@@ -28,33 +28,33 @@ from rest_local.llama import library, machine
 def test_units_of_the_cpu_show_whether_they_are_used(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], built: str, units: dict[str, bool]
 ) -> None:
-    monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(library, "cpu_flags", lambda: flags)
     monkeypatch.setattr(library, "system_info", lambda: built)
-    assert machine.matrix_units() == units
+    assert library.matrix_units() == units
 
 
 def test_names_of_units_are_those_of_this_llama_cpp() -> None:
     """Otherwise a unit would never be reported as used."""
-    parts = [path.read_bytes() for path in Path(machine.bindings._lib._name).parent.iterdir() if path.is_file()]
-    for unit in machine.UNITS:
+    parts = [path.read_bytes() for path in Path(library.bindings._lib._name).parent.iterdir() if path.is_file()]
+    for unit in library.UNITS:
         assert any(unit.built.encode() in part for part in parts), unit.name
 
 
 def test_cpuinfo_of_an_arm_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(library.platform, "system", lambda: "Linux")
     monkeypatch.setattr(
-        machine.Path, "read_text", lambda *_: "processor\t: 0\nFeatures\t: fp asimd i8mm\n\nprocessor\t: 1\n"
+        library.Path, "read_text", lambda *_: "processor\t: 0\nFeatures\t: fp asimd i8mm\n\nprocessor\t: 1\n"
     )
-    assert machine.cpu_flags() == {"fp", "asimd", "i8mm"}
+    assert library.cpu_flags() == {"fp", "asimd", "i8mm"}
 
 
 def test_a_machine_without_information_has_no_units(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(machine.Path, "read_text", absent)
-    assert machine.cpu_flags() == set()
+    monkeypatch.setattr(library.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(library.Path, "read_text", absent)
+    assert library.cpu_flags() == set()
 
 
 @pytest.mark.skipif(not (shutil.which("cc") and Path("/proc/self/exe").exists()), reason="needs a C compiler on Linux")
@@ -64,6 +64,6 @@ def test_the_compiler_is_read_from_a_library_that_it_built(tmp_path: Path) -> No
     subprocess.run(["cc", "-shared", "-o", str(library_file), str(tmp_path / "a.c")], check=True)
     data = library_file.read_bytes()
     version = subprocess.run(["cc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
-    assert any(version in text for text in machine.comment(data))
+    assert any(version in text for text in library.comment(data))
     for damaged in (data[:100], data[: len(data) // 2], b"", b"MZ", data[:40] + b"\xff" * 24 + data[64:]):
-        machine.comment(damaged)  # raises nothing
+        library.comment(damaged)  # raises nothing

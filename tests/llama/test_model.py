@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.tiny import ARCHITECTURES
 from rest_local.errors import ModelError, ModelInvalid
-from rest_local.llama import child, probe
+from rest_local.llama import probe
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 
@@ -100,7 +100,7 @@ def _child_that(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str) -> Non
     script = folder / "python"
     script.write_text(f"#!/bin/sh\n{does}\n")
     script.chmod(0o700)
-    monkeypatch.setattr(child.sys, "executable", str(script))
+    monkeypatch.setattr(probe.sys, "executable", str(script))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.llama.special import SpecialToken, SpecialTokens
+from rest_local.llama.tokenizer import SpecialToken, SpecialTokens
 
 SPACE = " \t\n\v\f\r"
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rest_local.bench.prompts import held_out_modules, standard_library, well_known_modules
-from rest_local.chat.template import render
+from rest_local.chat.renderer import render
 from rest_local.llama.model import Model
 
 END = "<|endoftext|>"

@@ -14,12 +14,10 @@ from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
 from rest_local.drafting.drafter import Calibrated, Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.acceptance import Acceptance
+from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
-from rest_local.planning.calibrator import TokenCalibrator
-from rest_local.planning.plan import ALLOWANCE, FLOOR, Plan
+from rest_local.planning.plan import ALLOWANCE, FLOOR, LONGEST_WAIT, Plan
 from rest_local.planning.policy import StepContext, StepCost
-from rest_local.planning.trigger import LONGEST_WAIT
 from rest_local.retrieval.growing import GrowingText
 
 CPU = CostCurve.from_points(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.drafter import Merged
-from rest_local.planning.calibrator import DAMPING, LEAST, RATE, SLOTS, TokenCalibrator
+from rest_local.planning.acceptance import DAMPING, LEAST, RATE, SLOTS, TokenCalibrator
 
 PRECEDING = (7, 8)
 

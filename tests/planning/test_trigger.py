@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rest_local.planning.trigger import EXPLORATION_VALUE, LONGEST_WAIT, Trigger
+from rest_local.planning.plan import EXPLORATION_VALUE, LONGEST_WAIT, Trigger
 
 PRICE = 0.1
 

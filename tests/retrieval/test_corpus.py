@@ -17,8 +17,7 @@ import pytest
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval import Skipped, corpus, git, tokenize_documents, walk
-from rest_local.retrieval.corpus import MAX_LINE
-from rest_local.retrieval.secret import secret_content, secret_name
+from rest_local.retrieval.corpus import MAX_LINE, secret_content, secret_name
 
 
 def files(root: Path, content: dict[str, str | bytes]) -> Path:

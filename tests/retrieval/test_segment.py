@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle import assert_right, every_row
 
 from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment
-from rest_local.retrieval.packing import order_of, pack, width_of
+from rest_local.retrieval.rows import order_of, pack, width_of
 
 # Few different ids, so that matches are long and many. The wide ids differ in each of their three bytes.
 NARROW = [0, 1, 255, 256]

@@ -15,8 +15,7 @@ from typing import Any
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.predicted import Predictions
-from rest_local.decoding.request import Request
+from rest_local.decoding.request import Predictions, Request
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from live import Live
 
-from rest_local.server.access import JsonLines
+from rest_local.server.security import JsonLines
 
 Scripted = Callable[..., Live]
 LOGGERS = ("rest_local.server", "uvicorn.error")

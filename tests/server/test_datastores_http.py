@@ -124,8 +124,8 @@ def test_datastores_created_at_the_same_time_are_all_open(demo: Live) -> None:
 def test_reload_opens_the_newest_commit() -> None:
     from rest_local.llama.model import Model
     from rest_local.paths import demo_model
-    from rest_local.retrieval.edit import add
     from rest_local.retrieval.format import VocabularyId
+    from rest_local.retrieval.indexing import add
 
     with Model.open(demo_model(), vocab_only=True) as model:
         identity = VocabularyId(*model.vocabulary.identity)

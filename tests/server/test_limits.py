@@ -18,8 +18,8 @@ from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.llama.tokenizer import Tokenizer
-from rest_local.server import connection, run, streaming
-from rest_local.server.connection import SPARE_DESCRIPTORS, connection_limit
+from rest_local.server import run, streaming
+from rest_local.server.run import SPARE_DESCRIPTORS, connection_limit
 
 Scripted = Callable[..., Live]
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
@@ -47,7 +47,7 @@ def test_connections_beyond_the_limit_are_refused_when_they_are_made(
 ) -> None:
     """Idle connections count, and refused ones do not fill the log."""
     monkeypatch.setattr(run, "connection_limit", lambda: 8)
-    monkeypatch.setattr(connection, "_logged_at", -connection.LOG_SECONDS)
+    monkeypatch.setattr(run, "_logged_at", -run.LOG_SECONDS)
     live = scripted()
     with caplog.at_level(logging.WARNING):
         clients = [socket.create_connection(("127.0.0.1", live.port), timeout=60) for _ in range(40)]
@@ -108,7 +108,7 @@ def fill(live: Live, number: int = 0) -> int:
 
 
 def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(run, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live = scripted()
     live.service.answer = None
@@ -121,7 +121,7 @@ def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest
 def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     paused, resumed = threading.Event(), threading.Event()
 
-    class Watched(connection.TimedProtocol):
+    class Watched(run.TimedProtocol):
         def pause_writing(self) -> None:
             super().pause_writing()
             paused.set()
@@ -131,7 +131,7 @@ def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
             resumed.set()
 
     monkeypatch.setattr(run, "TimedProtocol", Watched)
-    monkeypatch.setattr(connection, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(run, "STALL_SECONDS", 2.0)
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live, read = scripted(), bytearray()
     live.service.answer = None
@@ -167,7 +167,7 @@ def test_alternatives_count_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit ends the request long before the stall limit; a client that reads on gets the error."""
-    monkeypatch.setattr(connection, "STALL_SECONDS", 3600.0)
+    monkeypatch.setattr(run, "STALL_SECONDS", 3600.0)
     monkeypatch.setattr(streaming, "BACKLOG", 500)
     live = scripted()
     live.service.answer = None

@@ -20,13 +20,12 @@ from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.errors import DecodeFailed
 from rest_local.server import streaming as module
-from rest_local.server.answering import Answer, Generating
+from rest_local.server.answering import Answer, Asked
 from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
 from rest_local.server.chat import ChatAnswer, _openai
 from rest_local.server.completions import CompletionAnswer
 from rest_local.server.native import NativeAnswer
 from rest_local.server.settings import Settings
-from rest_local.server.state import State
 from rest_local.server.streaming import Pulse, TicketGroup
 
 NEVER = 3600.0  # seconds: longer than any test waits
@@ -72,30 +71,31 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
 
 def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
     """An answer of a route that can send origins, on this address."""
-    state: Any = State(Settings(host=host, keys=(b"k",)), "demo")
-    tickets: Any = SimpleNamespace(tickets=[None], stop=lambda number: None)
+    shows_steps = Settings(host=host, keys=(b"k",)).shows_steps
+    answered: Any = [None]
     request: Any = SimpleNamespace(prompt=[])
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
 
     def asked(body: Any) -> Any:
-        return Generating(state, None, engine, body, "m")  # type: ignore[arg-type]
+        return Asked(engine, body, "m", shows_steps, "fingerprint")  # type: ignore[arg-type]
 
     if kind == "chat":
         body: Any = ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more)
         parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id")
-        return ChatAnswer(asked(body), tickets, [parser])
+        return ChatAnswer(asked(body), answered, [parser])
     if kind == "text":
-        return CompletionAnswer(asked(CompletionBody(prompt="", logprobs=1, **more)), tickets, [[]], [])
+        return CompletionAnswer(asked(CompletionBody(prompt="", logprobs=1, **more)), answered, [[]], [])
     if kind == "native":
-        return NativeAnswer(asked(NativeBody(prompt="", n_probs=1, **more)), tickets, [request])
-    return NativeAnswer(asked(InfillBody(n_indent=2, n_probs=1, **more)), tickets, [request])
+        return NativeAnswer(asked(NativeBody(prompt="", n_probs=1, **more)), answered, [request])
+    return NativeAnswer(asked(InfillBody(n_indent=2, n_probs=1, **more)), answered, [request])
 
 
 def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
     """The content of all events of a stream, joined, without the last ones with usage and times."""
     events = []
+    tickets: Any = SimpleNamespace(stop=lambda number: None)
     for each in (*groups, None):
-        if part := answer._add(0, each):
+        if part := answer._add(0, each, tickets):
             events += answer.advance(0, part)
     said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": [], "steps": []}
     for data in events:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from live import Live
 
-from rest_local.server import workers as module
+from rest_local.server import state as module
 from rest_local.server.errors import ApiError
 
 Scripted = Callable[..., Live]

@@ -11,19 +11,18 @@ from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import sequence as decoding
-from rest_local.decoding.constrain import TokenConstraint
 from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
-from rest_local.decoding.verify import Relaxed
+from rest_local.decoding.verify import Relaxed, TokenConstraint
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.draft_model import DraftModelSequence
 from rest_local.drafting.sources import Lookup
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.detokenizer import Detokenizer
+from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policy import Off, Policy
 
 TREE = Capability("tree", "fake")

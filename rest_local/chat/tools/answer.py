@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_local.chat.tools.deepseek import CALL, DEEPSEEK
-from rest_local.chat.tools.deltas import Content, Delta, joined
 from rest_local.chat.tools.format import Tool, ToolFormat
 from rest_local.chat.tools.gemma import GEMMA
 from rest_local.chat.tools.harmony import HARMONY, final
@@ -34,10 +33,10 @@ from rest_local.chat.tools.llama3 import LLAMA3
 from rest_local.chat.tools.mistral import MISTRAL, MISTRAL_LIST
 from rest_local.chat.tools.pythonic import PYTHONIC
 from rest_local.chat.tools.qwen import QWEN
-from rest_local.chat.tools.source import Malformed, Source, Wait
+from rest_local.chat.tools.source import Content, Delta, Malformed, Source, Wait, joined
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar
-from rest_local.grammar.builder import Lark, Special, no_special
+from rest_local.grammar.grammar import Lark, Special, no_special
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rest_local.chat.tools.format import Call, Tool, ToolFormat, repeated
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

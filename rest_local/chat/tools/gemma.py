@@ -11,7 +11,7 @@ from typing import Any
 from rest_local.chat.tools.format import Call, Tool, ToolFormat, is_text, repeated, text_until
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 _OPENING, _CLOSING, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _KEY = re.compile(r'\s*(?:<\|"\|>(.*?)<\|"\|>|"([^"\\]*)"|([^\s:{}\[\],"]+))\s*:\s*', re.DOTALL)

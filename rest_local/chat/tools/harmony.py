@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from rest_local.chat.tools.format import Call, Tool, ToolFormat
 from rest_local.chat.tools.source import Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 _MESSAGE = "<|message|>"
 _BEGINS = ("<|start|>", "<|channel|>")

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rest_local.chat.tools.call import closed, json_call, json_calls
-from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_objects, repeated, write_list
+from rest_local.chat.tools.format import (
+    Call,
+    Tool,
+    ToolFormat,
+    closed,
+    json_call,
+    json_calls,
+    json_objects,
+    repeated,
+    write_list,
+)
 from rest_local.chat.tools.qwen import function_call, function_opened
 from rest_local.chat.tools.source import Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 

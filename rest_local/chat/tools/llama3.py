@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Sequence
 
-from rest_local.chat.tools.call import json_call
-from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_objects, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_call, json_objects, repeated
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.pythonic import python_calls
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 
 def _bare(source: Source) -> Wait[None]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rest_local.chat.tools.call import json_calls
-from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_objects, repeated, write_list
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_calls, json_objects, repeated, write_list
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 _OPENING = "[TOOL_CALLS]"
 

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rest_local.chat.tools.call import json_calls
-from rest_local.chat.tools.format import Call, Tool, ToolFormat, repeated
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, json_calls, repeated
 from rest_local.chat.tools.hermes import tagged
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 _OPENING, _CLOSING = "<|tool_call_start|>", "<|tool_call_end|>"
 _CONSTANTS = {"true": True, "false": False, "null": None}

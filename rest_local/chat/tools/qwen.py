@@ -19,10 +19,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rest_local.chat.tools.call import closed
-from rest_local.chat.tools.format import Call, Tool, ToolFormat, is_text, repeated, text_until
+from rest_local.chat.tools.format import Call, Tool, ToolFormat, closed, is_text, repeated, text_until
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.grammar.builder import Lark
+from rest_local.grammar.grammar import Lark
 
 _KEY = re.compile(r"[^<>\n]*")
 _ENDS = ("\n</parameter>", "</parameter>")

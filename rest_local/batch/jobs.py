@@ -1,0 +1,205 @@
+"""Reads the requests of a batch file: OpenAI's batch lines, or plain lines with a prompt.
+
+Contract:
+
+- One JSON object a line: `{"custom_id", "method", "url", "body"}`, or the body alone: `{"prompt": ...}` for a
+  completion, `{"messages": ...}` for a chat, with a `custom_id` in it if there is one. Lines without text are skipped.
+  The file may be gzip.
+- Every other line becomes a job, too: a line that cannot be used is a job with an `error`, which is its answer.
+- A job without `custom_id` of its own is called `line-N`, by its line in the file.
+- The id of a job is a digest of its name, its URL and its body. So an answer tells which request it answers, and a run
+  that goes on finds out whether an output belongs to its input.
+
+The fields of a body are checked when it is answered (`rest_local.batch.worker`). Knows no model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic_core import to_json
+
+from rest_local.errors import InputInvalid, OptionError
+from rest_local.server.bodies import load
+from rest_local.server.errors import ApiError
+
+CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+URLS = (CHAT, COMPLETION, EMBEDDING)
+LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the fields of a body that limit an answer
+MOST_BYTES = 64 << 20  # of a line: a prompt of 10 million tokens is about 40 MB of text
+LONGEST_ID = 512
+GZIP = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+_FIRST = ("tools", "messages", "prompt", "input")
+"""Fields that a prompt begins with come first in a stored body. So bodies in alphabetical order have prompts that begin
+alike next to each other."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. `body`: its JSON, with fields in a fixed order; empty where there is an `error`, OpenAI's object."""
+
+    number: int  # of the line, from 1
+    custom_id: str
+    id: str
+    url: str = ""
+    body: bytes = b""
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `number` (from 1) of `count` of a file: every `count`-th request. Raises OptionError for other numbers."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise OptionError(f"shard {self.number}/{self.count}: give i/n with i from 1 to n, for example 3/8")
+
+    @staticmethod
+    def parse(text: str) -> Shard:
+        """Read `i/n`. Raises OptionError."""
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+        if not found:
+            raise OptionError(f"shard {text!r}: give i/n with i from 1 to n, for example 3/8")
+        return Shard(int(found[1]), int(found[2]))
+
+
+def read_jobs(path: Path, shard: Shard | None = None) -> list[Job]:
+    """The jobs of a file, in its order. Holds all of them in memory, about as many bytes as the unpacked file has.
+
+    Raises InputInvalid for a file that cannot be read, a damaged gzip file, and a file without requests.
+    """
+    try:
+        with path.open("rb") as file:
+            return read_stream(file, path, shard)
+    except OSError as error:
+        raise InputInvalid("input", path, error.strerror or str(error)) from error
+
+
+def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) -> list[Job]:
+    """As `read_jobs`, of an open file, such as the standard input. `name`: for messages."""
+    jobs: list[Job] = []
+    lines: dict[str, int] = {}  # by custom_id
+    try:
+        for number, data in _numbered(_unpacked(file)):
+            job = _job(number, data)
+            if job.custom_id in lines:
+                job = _duplicate(job, lines)
+            lines[job.custom_id] = number
+            jobs.append(job)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputInvalid("input", name, f"not a whole gzip file ({error}); copy it again") from error
+    if not jobs:
+        raise InputInvalid("input", name, "contains no request; write one JSON object a line")
+    return jobs if shard is None else jobs[shard.number - 1 :: shard.count]
+
+
+def in_order(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs in the order in which they are run: prompts that begin alike are neighbours, and the cells of their
+    common beginning are computed once.
+    """
+    return sorted(jobs, key=lambda job: (job.url, job.body))
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
+    return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == GZIP else buffered  # type: ignore[return-value]
+
+
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines with text, and their numbers. Of a line that is too long, only the beginning."""
+    number = 0
+    while data := file.readline(MOST_BYTES):
+        number += 1
+        rest = data
+        while len(rest) == MOST_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MOST_BYTES)
+        data = data.removeprefix(BOM) if number == 1 else data
+        if data.strip():
+            yield number, data
+
+
+def _job(number: int, data: bytes) -> Job:
+    try:
+        if len(data) >= MOST_BYTES:
+            raise ApiError(400, f"the line is longer than {MOST_BYTES >> 20} MB", code="invalid_json_line")
+        name, url, body = _parts(number, _object(data))
+    except ApiError as error:
+        return _failed(number, f"line-{number}", data.strip(), error)
+    ordered = {key: body[key] for key in _FIRST if key in body} | dict(sorted(body.items()))
+    content = to_json(ordered)
+    return Job(number, name, _digest(name, url, content), url, content)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        line = load(data.strip())
+    except ApiError as error:
+        raise ApiError(400, error.message.replace("the body", "the line", 1), code="invalid_json_line") from error
+    if not isinstance(line, dict):
+        raise ApiError(400, "the line is not a JSON object", code="invalid_json_line")
+    return line
+
+
+def _parts(number: int, line: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The name, the URL and the body of a line. Raises ApiError."""
+    name = line.get("custom_id")
+    if name is None:
+        name = f"line-{number}"
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
+        raise ApiError(400, f"custom_id: give a text of 1 to {LONGEST_ID} characters", param="custom_id")
+    if "url" not in line and "body" not in line:
+        url = CHAT if "messages" in line else COMPLETION
+        if url == COMPLETION and "prompt" not in line:
+            raise ApiError(400, "give custom_id, url and body, or a prompt, or messages", code="missing_field")
+        return name, url, {key: value for key, value in line.items() if key not in ("custom_id", "method")}
+    if line.get("method", "POST") != "POST":
+        raise ApiError(400, "method: give POST", param="method")
+    url = _known(line.get("url"))
+    body = line.get("body")
+    if not isinstance(body, dict):
+        raise ApiError(400, "body: give the JSON object of the request", code="missing_field", param="body")
+    return name, url, body
+
+
+def _known(url: Any) -> str:
+    """The URL as one of `URLS`; `/v1` may be missing. Raises ApiError."""
+    if isinstance(url, str):
+        for known in URLS:
+            if url in (known, known.removeprefix("/v1")):
+                return known
+    raise ApiError(400, f"url: give one of {', '.join(URLS)}", code="invalid_url", param="url")
+
+
+def _duplicate(job: Job, lines: Mapping[str, int]) -> Job:
+    """A job whose name another line has: an error under a name of its own. `lines`: those before, by their names."""
+    text = f"custom_id {job.custom_id!r} is also that of line {lines[job.custom_id]}; give every request its own"
+    name = f"line-{job.number}"
+    while name in lines:
+        name += "-again"
+    error = ApiError(400, text, code="duplicate_custom_id", param="custom_id")
+    return _failed(job.number, name, job.custom_id.encode("utf-8", "surrogatepass") + job.body, error)
+
+
+def _failed(number: int, name: str, data: bytes, error: ApiError) -> Job:
+    content: dict[str, Any] = error.body["error"]
+    return Job(number, name, _digest(name, "", data), error=content | {"line": number})
+
+
+def _digest(name: str, url: str, body: bytes) -> str:
+    """OpenAI's form of an id; 96 bits, so that two requests of one file do not share one."""
+    digest = hashlib.blake2b(digest_size=12)
+    for part in (name.encode("utf-8", "surrogatepass"), url.encode("utf-8", "surrogatepass"), body):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return f"batch_req_{digest.hexdigest()}"

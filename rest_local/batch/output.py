@@ -1,0 +1,255 @@
+"""The output of a batch: one line for each request, written as it is answered; a run goes on where it stopped.
+
+Contract, wherever a process was killed:
+
+- Every line that was written whole stays, and its request is not answered again.
+- A line, or a gzip member, that was written in part is removed by the next run, and its requests are answered again.
+- An output of another input or of another model is refused, and stays as it is.
+
+How: a line contains the id of its request, which is a digest of the request (`rest_local.batch.jobs`), and the name of
+the model. A line reaches the file in one write. In a gzip file, a group of lines is a gzip member of its own. Nothing
+else is kept, except for a lock in the cache directory, which ends with its process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+from pydantic_core import from_json, to_json
+
+from rest_local.batch.jobs import Job
+from rest_local.errors import OutputInvalid, OutputUnwritable
+from rest_local.paths import cache_dir
+
+STDOUT = Path("-")
+GROUP_BYTES, GROUP_S = 1 << 16, 1.0  # of lines that share a gzip member: one short line alone does not get smaller
+SYNC_S = 5.0  # what a power cut can cost at most
+_CHUNK = 1 << 20
+
+
+@dataclass
+class Done:
+    """What an output contains: the names of the jobs that have a line, and how many of these lines are errors. `size`:
+    bytes up to the end of the last whole line or gzip member; `torn`: bytes after it.
+    """
+
+    names: set[str] = field(default_factory=set)
+    failed: int = 0
+    size: int = 0
+    torn: int = 0
+
+
+class Output:
+    """A file, or the standard output, that lines are added to. A context manager.
+
+    path      `-`: the standard output. A name that ends in `.gz`: compressed
+    jobs      of this run
+    model     name of the model in the answers
+    replace   begin anew, whatever the file contains
+
+    `done` is what a regular file contains of these jobs already. Nothing is changed before `start`, except that a
+    missing file is made. Raises OutputInvalid for a file of another input or model, and for one that another process
+    writes; OutputUnwritable; BrokenPipeError where the reader of a pipe is gone.
+    """
+
+    def __init__(self, path: Path, jobs: Iterable[Job], model: str, *, replace: bool = False) -> None:
+        self.done = Done()
+        self._path, self._gzip = path, path.name.endswith(".gz")
+        self._pending, self._since, self._synced = b"", 0.0, time.monotonic()
+        self._lock = None if path == STDOUT else _locked(path)
+        self._descriptor = -1
+        try:
+            self._descriptor = self._opened()
+            self._regular = path != STDOUT and stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+            if self._regular and not replace:
+                self._look({job.custom_id: job.id for job in jobs}, model)
+        except BaseException:
+            self._release()
+            raise
+        self._at = self.done.size
+
+    def _opened(self) -> int:
+        if self._path == STDOUT:
+            sys.stdout.flush()
+            return os.dup(sys.stdout.fileno())
+        try:
+            special = self._path.exists() and not self._path.is_file()
+            flags = os.O_WRONLY if special else os.O_RDWR | os.O_CREAT
+            return os.open(self._path, flags | getattr(os, "O_BINARY", 0), 0o666)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+    def _look(self, expected: Mapping[str, str], model: str) -> None:
+        """Read what there is, into `done`."""
+        with self._path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
+            file.seek(max(end - 1, 0))
+            ends_in_zeros = file.read(1) == b"\0"
+            file.seek(0)
+            try:
+                for lines, size in _members(file) if self._gzip else _lines(file):
+                    for line in lines:
+                        self._note(line, expected, model)
+                    self.done.size = size
+            except (ValueError, zlib.error) as error:
+                if not ends_in_zeros:  # a power cut leaves them, a kill does not
+                    raise OutputInvalid(self._path, f"is damaged after byte {self.done.size} ({error})") from error
+        self.done.torn = end - self.done.size
+
+    def _note(self, line: bytes, expected: Mapping[str, str], model: str) -> None:
+        record = from_json(line)
+        name, found = (record.get("custom_id"), record.get("id")) if isinstance(record, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(found, str) or expected.get(name) != found:
+            shown = f"{name!r}" if isinstance(name, str) else "no request"
+            raise OutputInvalid(self._path, f"is of another input: it answers {shown}, which this input does not have")
+        if name in self.done.names:
+            raise OutputInvalid(self._path, f"answers {name!r} twice")
+        body = (record.get("response") or {}).get("body") or {}
+        if body.get("model", model) != model:
+            raise OutputInvalid(self._path, f"has answers of another model, {body['model']!r}")
+        self.done.names.add(name)
+        self.done.failed += is_error(record)
+
+    def start(self) -> None:
+        """Remove what is not to stay. The next `write` adds to the rest."""
+        if self._regular:
+            with _unwritable_as(self._path):
+                os.ftruncate(self._descriptor, self._at)
+                os.lseek(self._descriptor, self._at, os.SEEK_SET)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Add one line."""
+        if not self._pending:
+            self._since = time.monotonic()
+        self._pending += to_json(record, inf_nan_mode="null") + b"\n"
+        self.tick()
+
+    def tick(self) -> None:
+        """Write what is due. To be called now and then."""
+        now = time.monotonic()
+        if not self._gzip or len(self._pending) > GROUP_BYTES or now > self._since + GROUP_S:
+            self.flush()
+        if self._regular and now > self._synced + SYNC_S:
+            self._synced = now
+            self._sync()
+
+    def flush(self) -> None:
+        """Write all lines so far."""
+        data, self._pending = self._pending, b""
+        if data:
+            self._write(gzip.compress(data, mtime=0) if self._gzip else data)
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._regular:
+                with suppress(OSError):  # the next run does it otherwise
+                    os.ftruncate(self._descriptor, self._at)
+            raise _unwritable(self._path, error) from error
+        self._at += len(data)
+
+    def _sync(self) -> None:
+        with _unwritable_as(self._path):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Write all lines so far, to the disk; again does nothing."""
+        if self._descriptor < 0:
+            return
+        try:
+            self.flush()
+            if self._regular:
+                self._sync()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_error(record: Mapping[str, Any]) -> bool:
+    """Whether a line of an output says why there is no answer."""
+    response = record.get("response")
+    return response is None or response.get("status_code") != 200
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
+    """Each whole line, and the number of bytes up to its end."""
+    size = 0
+    for line in file:
+        if line.endswith(b"\n"):
+            size += len(line)
+            yield [line], size
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
+    """The lines of each whole gzip member, and the number of bytes up to its end. Raises zlib.error for a damaged
+    member, ValueError for one that does not end with a line.
+    """
+    size, text, unpack = 0, b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
+    while data := file.read(_CHUNK):
+        while data:
+            text += unpack.decompress(data)
+            if not unpack.eof:
+                size += len(data)
+                break
+            size += len(data) - len(unpack.unused_data)
+            data = unpack.unused_data
+            if text and not text.endswith(b"\n"):
+                raise ValueError("a part does not end with a line")
+            yield text.splitlines(), size
+            text, unpack = b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+
+def _locked(path: Path) -> FileLock:
+    """The lock of an output, which one process at a time holds."""
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]
+    try:
+        folder = cache_dir() / "locks"
+        folder.mkdir(exist_ok=True)
+        lock = FileLock(folder / f"{name}.lock")
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputInvalid(path, "is being written by another process", "wait for it, or stop it") from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return lock
+
+
+@contextmanager
+def _unwritable_as(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> OutputUnwritable:
+    return OutputUnwritable("standard output" if path == STDOUT else path, error.strerror or str(error))

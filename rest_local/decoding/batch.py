@@ -1,0 +1,142 @@
+"""Many requests in the same forward passes, in the calling thread: what `Engine.batch` and offline batches use.
+
+Contract:
+
+- As many requests are decoded together as give the most tokens per second by the cost curve, and at most as many as the
+  engine has slots. The next one starts as soon as one has ended.
+- An error of one request ends that request and no other.
+- An engine of exact settings has one slot, so its requests take turns.
+
+Knows nothing about files, texts or the order of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.request import Request
+from rest_local.decoding.sequence import Sequence as DecodingSequence
+from rest_local.decoding.stream import Result
+from rest_local.errors import RestLocalError
+
+if TYPE_CHECKING:
+    from rest_local.decoding.core import EngineCore
+
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One request of a batch that has ended.
+
+    number   of the request, from 0, in the order in which the requests were given
+    result   its answer; incomplete where there is an `error`
+    error    what it ended with; None where it was answered
+    """
+
+    number: int
+    request: Request
+    result: Result
+    error: RestLocalError | None = None
+
+
+class Batch:
+    """The requests that are decoded together. `add` while there `has_room`, then `step`; `cancel` at the end.
+
+    Belongs to the thread that owns the engine.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._running: dict[int, DecodingSequence] = {}
+        self._numbers = count()
+        self._width = len(core.slots)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request is to be decoded now."""
+        return len(self._running) < self._width
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not ended yet."""
+        return bool(self._running)
+
+    def add(self, request: Request) -> int:
+        """Start a request and return its number. It waits where there is no room. Raises what `EngineCore.prepare`
+        raises; the request then has no number.
+        """
+        sequence = self._core.prepare(request)
+        number = next(self._numbers)
+        self._core.submit(sequence)
+        self._running[number] = sequence
+        return number
+
+    def step(self) -> list[Finished]:
+        """One forward pass for all that run; the requests that have ended, the first given first."""
+        self._core.step()
+        ended = {number: sequence for number, sequence in self._running.items() if sequence.done}
+        if ended:
+            self._width = self._best_width()
+        for number in ended:
+            del self._running[number]
+        return [Finished(n, each.request, each.result, each.error) for n, each in ended.items()]
+
+    def cancel(self, numbers: Iterable[int] | None = None) -> None:
+        """End the requests of these numbers that still run, without `numbers` all; they are not among those that end
+        then.
+        """
+        for number in list(self._running if numbers is None else numbers):
+            if (sequence := self._running.pop(number, None)) is not None:
+                self._core.cancel(sequence)
+
+    def _best_width(self) -> int:
+        """How many at a time give the most tokens per second. Weights are read once for all of them, but the attention
+        of each passes over the cells of all, so with long texts fewer can be faster.
+        """
+        lane = self._core.lane
+        cells = lane.scheduler.cells_in_use / max(len(lane.scheduler.admitted), 1)
+        widths = [n for n in WIDTHS if n < len(self._core.slots)] + [len(self._core.slots)]
+        return best_width(lane.tuning.curve, cells, widths)
+
+
+def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
+    """Of `widths` the one with the most tokens per second, without drafts, where each sequence has so many cells."""
+    return max(widths, key=lambda n: n / float(curve.at(round(n * cells))[n - 1]))
+
+
+def answers(core: EngineCore, requests: Iterable[Request]) -> Iterator[Finished]:
+    """All requests, each as it ends. What still runs is cancelled where the iterator is closed, or a pass fails."""
+    batch = Batch(core)
+    waiting = iter(_in_order(requests))
+    numbers: dict[int, int] = {}  # in the batch -> as given
+    left = True
+    try:
+        while left or batch.busy:
+            while left and batch.has_room:
+                number, request = next(waiting, (-1, None))
+                if request is None:
+                    left = False
+                    break
+                try:
+                    numbers[batch.add(request)] = number
+                except RestLocalError as error:
+                    yield Finished(number, request, Result(finish_reason="error"), error)
+            if batch.busy:
+                for done in batch.step():
+                    yield Finished(numbers.pop(done.number), done.request, done.result, done.error)
+    finally:
+        batch.cancel()
+
+
+def _in_order(requests: Iterable[Request]) -> Iterable[tuple[int, Request]]:
+    """With the number of each. A list is put in an order in which prompts that share a beginning are neighbours."""
+    numbered = enumerate(requests)
+    if not isinstance(requests, Sequence):
+        return numbered
+    return sorted(numbered, key=lambda each: list(each[1].prompt))
