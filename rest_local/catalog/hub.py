@@ -98,7 +98,7 @@ class Repository:
         usual = preferred(choice.label for choice in self.choices)
         if usual is None:
             raise HubError(self.name, f"none of its models is a usual choice: {self._listed()}", self._way_out())
-        return self._named(usual), "no quantization was named; about 5 bits a weight lose little, and more are slower"
+        return self._named(usual), "the usual choice, about 5 bits a weight"
 
     def _named(self, label: str) -> Choice:
         meant = [choice for choice in self.choices if is_meant(label, choice.files[0].name)]

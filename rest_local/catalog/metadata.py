@@ -1,12 +1,15 @@
 """Reads the keys of a GGUF header: numbers, texts, and how long arrays are. No weights, no vocabulary.
 
 Layout (`ggml/include/gguf.h`), little-endian: magic, version, number of tensors, number of keys; then each key as name,
-type and value. Takes about 50 ms for a vocabulary of 150 000 tokens, whose texts have to be walked over.
+type and value. The texts of a vocabulary come before keys that are wanted, and each says its own length: walking over
+150 000 of them takes 45 ms. So the next key is searched for by its name, in 4 ms, and only where none is found they are
+walked over.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +27,11 @@ _HEADER = 24
 _TEXT, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_MANY = 1000  # texts that are searched through, not walked over
+_FARTHEST = 32 << 20  # bytes: the texts of the largest vocabularies take a third of it
+_NEXT = (b"tokenizer.", b"general.")  # what the keys after a vocabulary begin with
+# Whole names, so that no text of a vocabulary is one of them.
+_NEXT_KEY = re.compile(rb"tokenizer\.(ggml\.[a-z_]+|chat_template)|general\.(file_type|quantization_version)")
 
 
 @dataclass
@@ -64,6 +72,7 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, _HEADER
+        self._searched = False  # keys may have been left out, so their number says no longer where the last one ends
 
     def read(self) -> Metadata:
         _, _, n_tensors, n_keys = struct.unpack_from("<4sIqq", self._data)
@@ -71,28 +80,50 @@ class _Reader:
             raise ValueError(f"{n_keys} keys")
         found = Metadata(n_tensors=n_tensors)
         for _ in range(n_keys):
-            key = self._text()
-            kind = self._number(_U32)
-            if kind == _TEXT:
-                found.values[key] = self._text()[:LONGEST_TEXT]
-            elif kind == _ARRAY:
-                self._array(key, found)
-            else:
-                found.values[key] = self._numbers(_NUMBERS[kind], 1)[0]
+            try:
+                self._key(found)
+            except (struct.error, IndexError, KeyError, ValueError, OverflowError):
+                if self._searched:
+                    break
+                raise
         return found
+
+    def _key(self, found: Metadata) -> None:
+        key = self._text()
+        kind = self._number(_U32)
+        if kind == _TEXT:
+            found.values[key] = self._text()[:LONGEST_TEXT]
+        elif kind == _ARRAY:
+            self._array(key, found)
+        else:
+            found.values[key] = self._numbers(_NUMBERS[kind], 1)[0]
 
     def _array(self, key: str, found: Metadata) -> None:
         kind, count = self._number(_U32), self._number(_U64)
         found.counts[key] = count
         if kind == _TEXT:
-            self._skip_texts(count)
+            if count < _MANY or not self._search():
+                self._skip_texts(count)
         elif count <= LONGEST_LIST:
             found.values[key] = list(self._numbers(_NUMBERS[kind], count))
         else:
             self._advance(count * struct.calcsize(_NUMBERS[kind]))
 
+    def _search(self) -> bool:
+        """Go to the next key of a known name; False where there is none near."""
+        begin, end = self._at, self._at + _FARTHEST
+        while (at := self._data.find(_NEXT[0], begin, end)) >= 0:
+            earlier = self._data.find(_NEXT[1], begin, at)
+            at = at if earlier < 0 else earlier
+            (length,) = _U64.unpack_from(self._data, at - 8)
+            if length < LONGEST_TEXT and _NEXT_KEY.fullmatch(self._data[at : at + length]):
+                self._at, self._searched = at - 8, True
+                return True
+            begin = at + 1
+        return False
+
     def _skip_texts(self, count: int) -> None:
-        """The slow part: each text says its own length, so none can be found without the one before."""
+        """Walk over texts, 0.15 us each."""
         if count > MOST_TEXTS:
             raise ValueError(f"{count} texts")
         data, at, length_at = self._data, self._at, _U64.unpack_from

@@ -29,13 +29,13 @@ def next_steps() -> list[str]:
     """The lines of `rest-local` alone."""
     newest = _newest()
     what = "rest-local runs GGUF models on this machine, faster with the same output."
-    help_ = "`rest-local demo` shows the gain on a tiny model, `rest-local --help` all commands."
+    help_ = "`rest-local demo` shows the gain, `rest-local --help` lists the commands."
     if newest:
         name = newest[0].name
         here = "One model is" if len(newest) == 1 else f"{len(newest)} models are"
         return [
             what,
-            f"{here} here (`rest-local models`). To let the newest draft from your code, and to talk to it:",
+            f"{here} here (`rest-local models`). Draft from your code, and talk:",
             f"    rest-local index build ~/src/myproject -m {name}",
             f"    rest-local chat -m {name}",
             help_,

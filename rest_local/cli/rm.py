@@ -30,7 +30,9 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
     if not found:
         raise ModelNotFound(name, "is not among the models on this machine", "`rest-local models` lists them")
     if len(found) > 1:
-        raise OptionError(f"{name} is the beginning of {', '.join(model.name for model in found)}; name one of them")
+        raise OptionError(
+            f"{name} names {len(found)} models: {', '.join(model.name for model in found)}; give one of them"
+        )
     (model,) = found
     removal = removal_of(model)
     size = in_bytes(removal.bytes)

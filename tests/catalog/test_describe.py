@@ -17,7 +17,7 @@ from llama_cpp import llama_cpp as bindings
 
 from benchmarks.tiny import ARCHITECTURES
 from rest_local import Engine, Model, build_datastore
-from rest_local.catalog import describe
+from rest_local.catalog import describe, metadata
 from rest_local.catalog.describe import ModelFacts, header_of, list_models
 from rest_local.catalog.metadata import Metadata, read_metadata
 from rest_local.errors import ModelInvalid
@@ -85,6 +85,33 @@ def test_a_damaged_model_is_listed_with_its_error(store: Put, tiny_model: TinyMo
     assert "truncated" in facts_of("cut").error
     assert facts_of("page").error == "is a web page, not a GGUF file"
     assert facts_of("part").error == "is in 2 files, of which part-00002-of-00002.gguf is not there"
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "llama-spm", None])
+def test_a_searched_header_is_that_of_a_walk(
+    name: str | None, shared_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shared_data(f"ggml-vocab-{name}.gguf") if name else demo_model()
+    searched = read_metadata(path)
+    monkeypatch.setattr(metadata, "_MANY", 1 << 60)
+    assert read_metadata(path) == searched
+    assert "tokenizer.ggml.eos_token_id" in searched.values
+
+
+def test_a_text_that_looks_like_a_key_is_none(no_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_MANY", 1)
+    path = no_models / "texts.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["tokenizer.", "general.", "tokenizer.json", "general.file"] * 3)
+    writer.add_array("llama.names", ["tokenizer.x"])
+    writer.add_file_type(7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = read_metadata(path)
+    assert found.values["general.file_type"] == 7
+    assert found.counts["tokenizer.ggml.tokens"] == 12
 
 
 @given(st.data())

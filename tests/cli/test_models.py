@@ -108,7 +108,7 @@ def test_a_model_is_pulled_listed_used_and_removed(command: Call, hub_server: Hu
     path = Path(pulled.out.strip())
     assert path.read_bytes() == hub_server.repos[REPO]["tiny-Q4_K_M.gguf"]
     assert f"{REPO}:Q4_K_M: " in pulled.err
-    assert "no quantization was named" in pulled.err
+    assert "the usual choice" in pulled.err
     assert "There are also: Q8_0 " in pulled.err
     (listed,) = [row for row in json.loads(command("models", "--json").out) if row["store"] == "hub"]
     assert (listed["name"], listed["path"], listed["quantization"]) == (f"{REPO}:Q4_K_M", str(path), "Q4_K_M")
@@ -193,7 +193,7 @@ def test_rm_of_a_repository_with_several_models_asks_for_one(command: Call) -> N
     command("pull", f"{REPO}:Q8_0")
     done = command("rm", REPO, "--yes")
     assert done.code == 2
-    assert f"is the beginning of {REPO}:Q4_K_M, {REPO}:Q8_0; name one of them" in done.err
+    assert f"names 2 models: {REPO}:Q4_K_M, {REPO}:Q8_0; give one of them" in done.err
 
 
 def test_an_interrupted_pull_says_what_is_kept(hub_server: HubServer, command: Call) -> None:
