@@ -60,6 +60,7 @@ class Gains:
         self.saving = [START] * _N_CELLS
         self.seen = [0] * _N_CELLS
         self.explored = 0
+        self.learned = 0  # calls of `learn`
 
     def estimate(self, cell: int, coarse: int) -> float:
         """The expected saving of a lookup in a cell, blended with that of the coarse cell while counts are few."""
@@ -68,6 +69,7 @@ class Gains:
 
     def learn(self, cell: int, saving: float) -> None:
         """Count a lookup."""
+        self.learned += 1
         self.seen[cell] += 1
         self.saving[cell] += max(SMOOTHING, 1 / (self.seen[cell] + 1)) * (saving - self.saving[cell])
 
@@ -77,6 +79,7 @@ class Trigger:
 
     def __init__(self, gains: Gains | None = None) -> None:
         self.gains = gains or Gains()
+        self._decided: tuple[int, float, int, int] | None = None  # what `_pays` was decided from
         self.begin()
 
     def begin(self) -> None:
@@ -87,15 +90,35 @@ class Trigger:
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
         """Whether to make a lookup at a price in plain steps. `repeats(n)`: whether the newest n tokens occur earlier
-        in the request's own text; 10 us for all of REPEATS.
+        in the request's own text; False for n implies False for more. One call decides unless there is a lookup, and
+        none where no number of repeated tokens makes a lookup pay. 1 us and that call.
         """
         bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
-        length = sum(repeats(n) for n in REPEATS) if price > EXPLORATION_VALUE else 0
-        self._coarse = length * (RECENT + 1) + min(self._fruitless, RECENT)
-        self._cell = self._coarse + bucket * _N_COARSE
+        recent = min(self._fruitless, RECENT)
+        known = (self.gains.learned, price, bucket, recent)
+        if known != self._decided:
+            self._decide(known)
         self._since += 1
-        expected = self.gains.estimate(self._cell, self._coarse) + EXPLORATION_VALUE
-        return expected >= price or self._since >= LONGEST_WAIT
+        waited = self._since >= LONGEST_WAIT
+        least = self._least_paying
+        if not waited and least and (least > len(REPEATS) or not repeats(REPEATS[least - 1])):
+            return False
+        length = 0
+        if price > EXPLORATION_VALUE:
+            while length < len(REPEATS) and repeats(REPEATS[length]):
+                length += 1
+        self._coarse = length * (RECENT + 1) + recent
+        self._cell = self._coarse + bucket * _N_COARSE
+        return waited or self._pays[length]
+
+    def _decide(self, known: tuple[int, float, int, int]) -> None:
+        """By the number of lengths in REPEATS that repeat: whether a lookup pays; and the least such number."""
+        self._decided = known
+        _, price, bucket, recent = known
+        coarse = range(recent, _N_COARSE, RECENT + 1)
+        estimate, first = self.gains.estimate, bucket * _N_COARSE
+        self._pays = [estimate(first + cell, cell) + EXPLORATION_VALUE >= price for cell in coarse]
+        self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float, price: float, found: bool = False) -> None:
         """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without a draft.
