@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,23 +135,33 @@ class CostCurve:
         return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
 
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
-        """Learn from a real step of n tokens that took `ms`. Takes less than a microsecond; the update happens when the
-        curve is next read.
+        """Learn from a real step of n tokens that took `ms`. Takes a microsecond; the update happens when the curve is
+        next read.
 
         `busy`: whether other processes used the machine; None asks `busy_now`. A time that is not finite or not
         positive is dropped.
         """
-        if not (1 <= n <= LARGEST and 0 < ms < math.inf):
+        if busy is None:
+            self.observe_all([(n, n_ctx, ms)])
+        elif _is_step(n, ms):
+            self._queue.append((n, n_ctx, ms, busy))
+            if len(self._queue) >= MAX_QUEUED:
+                self._update()
+
+    def observe_all(self, steps: Iterable[tuple[int, int, float]]) -> None:
+        """Learn from steps (n, n_ctx, ms) that ended just now, as `observe` does. `busy_now` judges them together."""
+        if self.busy_now is None:
+            for step in steps:
+                self.observe(*step, False)
             return
-        if busy is None and self.busy_now is not None:
-            self._window.append((n, n_ctx, ms))
-            self._window_ms += ms
-            if self._window_ms >= WINDOW_MS:
-                self._judge()
-        else:
-            self._queue.append((n, n_ctx, ms, bool(busy)))
-        if len(self._queue) >= MAX_QUEUED:
-            self._update()
+        for n, n_ctx, ms in steps:
+            if _is_step(n, ms):
+                self._window.append((n, n_ctx, ms))
+                self._window_ms += ms
+        if self._window_ms >= WINDOW_MS:
+            self._judge()
+            if len(self._queue) >= MAX_QUEUED:
+                self._update()
 
     def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
         """Whether the times of these sizes at this length need no further measurement."""
@@ -272,6 +282,11 @@ class CostCurve:
         high = bisect_left(contexts, n_ctx)
         weight = (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
         return np.asarray(rows[high - 1] + weight * (rows[high] - rows[high - 1]))
+
+
+def _is_step(n: int, ms: float) -> bool:
+    """Whether a clock can measure this time, of a batch that the table has."""
+    return 1 <= n <= LARGEST and 0 < ms < math.inf
 
 
 def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -37,6 +37,7 @@ INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a draft model
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a draft model that has lost so far
 _SMOOTHING = 0.05
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
+RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
 
 @dataclass
@@ -109,6 +110,7 @@ class Auto:
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
+        self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
         self._make_own(Gains())
 
     def _make_own(self, gains: Gains) -> None:
@@ -119,6 +121,8 @@ class Auto:
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._found = False  # whether the current lookup had candidates
+        self._rest = 0  # further steps in which nothing has to be decided
+        self._rested = 0  # steps of the rest so far
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
@@ -132,6 +136,7 @@ class Auto:
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request."""
+        self._wake()
         self._n_other = 0
         self._depth = DEPTH
         self.budget.begin(self.plain_ms(n_ctx), self.draft_model.initial_credit if self.has_draft_model else 0.0)
@@ -155,6 +160,12 @@ class Auto:
         """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
         growth from which all trees are grown together.
         """
+        if self._rest and not at.n_other and at.limit and at.forced is None:
+            self._rest -= 1
+            self._rested += 1
+            return RESTED
+        if self._rest or self._rested or self._uncounted:
+            self._wake()
         self._n_other = at.n_other
         self._saving = 0.0
         self.budget.earn(self.plain_ms(at.n_ctx))
@@ -204,7 +215,25 @@ class Auto:
         plain = self.plain_ms(at.n_ctx)
         price = self.driver.lookup / plain
         self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_PRICE * plain
-        return self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price)
+        if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
+            return True
+        if not (self.watches_entropy or at.n_other or at.forced):
+            self._rest = max(0, min(self.trigger.rest(repeats), self._prices.steps_left(at.n_ctx)))
+        return False
+
+    def _wake(self) -> None:
+        """End the rest: do what its steps left undone, as if each had done it."""
+        rested, self._rested, self._rest = self._rested, 0, 0
+        self.trigger.skip(rested)
+        self.budget.earn_again(rested)
+        steps = self._uncounted
+        if steps:
+            self.curve.observe_all([(1, step.n_ctx, step.decode_ms) for step in steps])
+            for step in steps:
+                self._prices.count_step()
+                self.driver.learn_step(0, step.driver_ms)
+            self._prices.at(steps[-1].n_ctx)
+            steps.clear()
 
     def _queries(self, draft_sequence: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
         """The queries of this step, or None if the draft model has not evaluated the text yet."""
@@ -218,6 +247,9 @@ class Auto:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
+        if drafted is RESTED:
+            self._uncounted.append(done)
+            return
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
         if done.query_ms:

@@ -280,7 +280,7 @@ def test_an_entropy_that_is_not_computed_any_more_is_not_decided_by() -> None:
     policy = Auto(CostCurve.from_points([0], [1, 64], [[4.0, 8.0]]))
     seen: list[Sequence[float]] = []
     policy.begin(3)
-    policy.trigger.fires = lambda entropies, repeats, price: bool(seen.append(entropies))  # type: ignore[method-assign]
+    policy.trigger.fires = lambda entropies, repeats, price: not seen.append(entropies)  # type: ignore
     for ms in (0.001, 1.0):
         policy.looks_up(StepContext(3, 8, 8, (1.0,), 0, ms), lambda n: False)
     assert seen == [(1.0,), ()]
