@@ -1,7 +1,7 @@
 """Constrained answers: grammars as GBNF, Lark or JSON schemas, compiled by llguidance, and the state of one answer.
 
-- `grammar`: the notations; each becomes Lark.
-- `builder`: builds Lark text from parts.
+- `grammar`: the notations; each becomes Lark. `Lark` builds grammars from parts.
+- `schema`: JSON schemas as llguidance reads them, and what is refused.
 - `trial`: compiles each new grammar in a child process first.
 - `tokens`: compiles a grammar for a vocabulary.
 - `constraint`: the state of one answer.

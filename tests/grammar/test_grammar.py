@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -161,22 +160,6 @@ def test_numbers_without_limits_come_to_an_end(
     grammar = json_schema(schema)
     assert [accepts(vocabulary, grammar, text) for text in valid] == [True] * len(valid)
     assert [accepts(vocabulary, grammar, text) for text in invalid] == [False] * len(invalid)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"uniqueItems": True}, {"contains": {}}, {"not": {"type": "null"}}, {"if": {}}, {"dependentRequired": {}},
-        {"dependentSchemas": {}}, {"propertyNames": {}}, {"unevaluatedProperties": False}, {"unevaluatedItems": False},
-        {"$dynamicRef": "#a"}, {"type": "string", "format": "regex"}, {"type": "string", "pattern": "^(?=a)b$"},
-        {"type": "string", "pattern": "^(a)\\1$"}, {"oneOf": [{"type": "number"}, {"type": "integer"}]},
-    ],
-)  # fmt: skip
-def test_keywords_that_are_not_kept_are_refused_by_name(more: dict[str, Any]) -> None:
-    named = next(word for word in ("format", "pattern", *more) if word in more)
-    said = {"format": "Unknown format: regex", "pattern": "regex"}.get(named, named)
-    with pytest.raises(OptionError, match=f"JSON schema: .*{re.escape(said)}"):
-        json_schema(more)
 
 
 @settings(max_examples=40, deadline=None)

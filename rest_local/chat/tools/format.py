@@ -45,7 +45,7 @@ class Tool:
         return {"type": "function", "function": {"description": "", **given, "parameters": parameters}}
 
     def arguments(self, lark: Lark) -> str:
-        """The rule of the arguments as JSON. A schema that a grammar cannot keep allows any object; raises OptionError
+        """The rule of the arguments as JSON. What a grammar cannot keep of the schema is left out; raises OptionError
         for it where the tool is strict."""
         return lark.json({**self.parameters, "type": "object"}, self._strictly, '{"type": "object"}')
 

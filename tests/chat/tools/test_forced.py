@@ -163,12 +163,30 @@ def test_required_without_tools_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "harmony", "deepseek"])
-def test_a_schema_that_cannot_be_kept_gives_any_object_unless_it_is_strict(vocabulary: Vocabulary, name: str) -> None:
-    function = {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}
+def test_what_cannot_be_kept_of_a_schema_is_left_out_unless_the_tool_is_strict(
+    vocabulary: Vocabulary, name: str
+) -> None:
+    """The rest is kept: clients send `format` and `uniqueItems` without a thought."""
+    kept = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    lost = {"not": {"required": ["x"]}, "properties": {"n": {"type": "integer", "uniqueItems": True}}}
     form = AnswerFormat.of(SIGNS[name])
-    assert form.forced(tools_of([{"function": function}]), "required", "")
+    grammars = []
+    for function in ({"name": "f", "parameters": {**kept, **lost}}, {"name": "f", "parameters": kept}):
+        grammars.append(form.forced(tools_of([{"function": function}]), "required", ""))
+    assert grammars[0] == grammars[1]
     with pytest.raises(OptionError, match="tool f"):
-        form.forced(tools_of([{"function": {**function, "strict": True}}]), "required", "")
+        form.forced(
+            tools_of([{"function": {"name": "f", "parameters": {**kept, **lost}, "strict": True}}]), "required", ""
+        )
+
+
+def test_a_schema_of_which_nothing_can_be_kept_gives_any_object(vocabulary: Vocabulary) -> None:
+    form, hopeless = AnswerFormat.of(SIGNS["hermes"]), {"allOf": [{"type": "string"}, {"type": "object"}]}
+    given, without = (
+        form.forced(tools_of([{"function": {"name": "f", "parameters": parameters}}]), "required", "")
+        for parameters in (hopeless, {"type": "object"})
+    )
+    assert given == without
 
 
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
