@@ -5,6 +5,7 @@
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
     ├── OutputInvalid                  an output of a batch contains something else
     ├── OutputUnwritable               disk full, permission; what was written stays
+    ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
     │   ├── ModelNotFound
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
@@ -87,6 +88,10 @@ class OutputUnwritable(RestLocalError):
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
         self.path, self.cause = path, cause
+
+
+class ClusterFailed(RestLocalError):
+    """A batch cannot run on a cluster. The answers that were written before stay."""
 
 
 class ModelError(RestLocalError):
