@@ -51,8 +51,9 @@ soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requ
 bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
 	$(BIN)/python -m benchmarks
 
-docs: $(TOOLS)  ## write docs/CLI.md, and the documentation as a site into build/site
+docs: $(TOOLS)  ## write docs/CLI.md and the manual pages, and the documentation as a site into build/site
 	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md
+	$(BIN)/python -m rest_local.cli.reference --man docs/man
 	$(SITE)
 
 clean:  ## remove what make made

@@ -28,23 +28,26 @@ if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
     from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
-    from rest_local.decoding.service import Service, Ticket
+    from rest_local.decoding.service import Service
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
     from rest_local.drafting.drafter import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        ConfigInvalid,
         CorpusEmpty,
         CorpusTooLarge,
         DatastoreCorrupt,
         DatastoreError,
+        DatastoreExists,
         DatastoreLocked,
         DatastoreNotFound,
         DatastoreUnwritable,
         DatastoreVersion,
         DatastoreVocabulary,
         DecodeFailed,
+        EditRefused,
         GenerationError,
         GrammarsBusy,
         HistoryNotFound,
@@ -79,11 +82,13 @@ __all__ = [
     "AsyncEngine",
     "AsyncStream",
     "ChatStream",
+    "ConfigInvalid",
     "CorpusEmpty",
     "CorpusTooLarge",
     "Datastore",
     "DatastoreCorrupt",
     "DatastoreError",
+    "DatastoreExists",
     "DatastoreLocked",
     "DatastoreNotFound",
     "DatastoreUnwritable",
@@ -91,6 +96,7 @@ __all__ = [
     "DatastoreVocabulary",
     "DecodeFailed",
     "DraftStatistics",
+    "EditRefused",
     "Engine",
     "EngineConfig",
     "Finished",
@@ -128,7 +134,6 @@ __all__ = [
     "Stream",
     "TemplateFailed",
     "TemplateTooCostly",
-    "Ticket",
     "Timings",
     "TokenLogprobs",
     "Unexpected",
@@ -146,7 +151,7 @@ _HOMES = {
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),
     "rest_local.decoding.request": ("Request",),
-    "rest_local.decoding.service": ("Service", "Ticket"),
+    "rest_local.decoding.service": ("Service",),
     "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),

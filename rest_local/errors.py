@@ -3,6 +3,7 @@
     RestLocalError                     exit 1
     ├── OptionError                    exit 2: a wrong option or argument
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
+    ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
     ├── OutputInvalid                  an output of a batch contains something else
     ├── OutputUnwritable               disk full, permission; what was written stays
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
@@ -20,12 +21,14 @@
     │   ├── ServiceClosed              the engine's thread takes no more requests
     │   ├── ReaderTooSlow              the reader of a stream lags too far
     │   ├── DecodeFailed               llama_decode refused or broke, with its code
+    │   ├── EditRefused                what came of an edit is not written
     │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
         ├── DatastoreNotFound
         ├── DatastoreCorrupt           path and what is wrong with it
         ├── DatastoreVersion           newer, older or foreign format
-        ├── DatastoreVocabulary        built for another vocabulary
+        ├── DatastoreVocabulary        no index for this vocabulary
+        ├── DatastoreExists            not replaced without being asked to
         ├── DatastoreLocked            another process is building
         ├── DatastoreUnwritable        disk full, permission, failed fsync: the old commit is intact
         ├── HistoryNotFound            no history of that name
@@ -71,6 +74,14 @@ class InputInvalid(RestLocalError):
     def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"{what} {path}: {cause}")
         self.path, self.cause = path, cause
+
+
+class ConfigInvalid(RestLocalError):
+    """The configuration file cannot be used. `line`: from 1, None if it concerns the file as a whole."""
+
+    def __init__(self, path: str | PathLike[str], line: int | None, cause: str) -> None:
+        super().__init__(f"configuration {path}{f':{line}' if line else ''}: {cause}")
+        self.path, self.line, self.cause = path, line, cause
 
 
 class OutputInvalid(RestLocalError):
@@ -194,6 +205,14 @@ class DecodeFailed(GenerationError):
         self.code = code
 
 
+class EditRefused(GenerationError):
+    """The answer of a model is not written to the file that it was to change."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str) -> None:
+        super().__init__(f"file {path}: {cause}; nothing was written; {way_out}")
+        self.path, self.cause = path, cause
+
+
 class Unexpected(GenerationError):
     """The request ended with an unexpected error, whose text may hold anything."""
 
@@ -232,11 +251,20 @@ class DatastoreVersion(DatastoreError):
 
 
 class DatastoreVocabulary(DatastoreError):
-    """The datastore holds token ids of another vocabulary."""
+    """The datastore has no index for this vocabulary. `found`: those that it has; `command`: what builds one."""
 
-    def __init__(self, path: str | PathLike[str], found: str, wanted: str, rebuild: str) -> None:
-        super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; rebuild: {rebuild}")
-        self.found = found
+    def __init__(self, path: str | PathLike[str], found: str, wanted: str, command: str) -> None:
+        super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; {command} adds it")
+        self.path, self.found, self.command = path, found, command
+
+
+class DatastoreExists(DatastoreError):
+    """A build would replace what is there."""
+
+    def __init__(self, path: str | PathLike[str], vocabulary: str) -> None:
+        super().__init__(
+            f"datastore {path}: exists already for vocabulary {vocabulary}; replace it (`replace`) or give another name"
+        )
 
 
 class DatastoreLocked(DatastoreError):

@@ -1,4 +1,4 @@
-"""The directories of rest-local: a cache that can be deleted at any time, and data that cannot.
+"""The directories of rest-local: a cache that can be deleted at any time, and data that cannot; and the configuration.
 
 Directories are made on first use, readable by the user only (0700).
 """
@@ -23,6 +23,20 @@ def data_dir() -> Path:
     """The user's data (datastores, history): `$REST_LOCAL_DATA`, or the platform's user data directory.
     Raises OSError where it cannot be made."""
     return _made(os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False))
+
+
+def datastores_home() -> Path:
+    """The directory of named datastores: `$REST_LOCAL_DATASTORES`, or `datastores` in the user's data directory."""
+    given = os.environ.get("REST_LOCAL_DATASTORES")
+    return Path(given) if given else data_dir() / "datastores"
+
+
+def config_file() -> Path:
+    """The configuration of the command line, which need not exist: `$REST_LOCAL_CONFIG`, or `config.toml` in the
+    platform's user configuration directory."""
+    given = os.environ.get("REST_LOCAL_CONFIG")
+    folder = platformdirs.user_config_dir("rest-local", appauthor=False)
+    return Path(given).expanduser() if given else Path(folder) / "config.toml"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:

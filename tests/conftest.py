@@ -13,7 +13,7 @@ import pytest
 
 # Before any test module is imported: what it imports may look at the environment.
 _home = tempfile.TemporaryDirectory(prefix="rest-local-tests-")
-for _name in ("CACHE", "DATA", "DATASTORES"):
+for _name in ("CACHE", "DATA", "DATASTORES", "CONFIG"):
     os.environ[f"REST_LOCAL_{_name}"] = str(Path(_home.name) / _name.lower())
 
 # Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make

@@ -18,7 +18,7 @@ from rest_local.cli.main import cli
 
 PACKAGE = Path(rest_local.__file__).parent
 LIBRARIES = ("numpy", "llama_cpp", "llguidance", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
-HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn")
+HEAVY = (*LIBRARIES, "pydantic", "starlette", "uvicorn", "filelock", "tomlkit")
 
 # Which room may import which, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) serve all.
 BELOW: dict[str, set[str]] = {
@@ -31,12 +31,13 @@ BELOW: dict[str, set[str]] = {
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
+    "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "batch": {"server", "decoding", "llama"},
     "cli": {
-        "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama",
-        "chat", "grammar",
+        "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
+        "retrieval", "llama", "chat", "grammar",
     },
 }  # fmt: skip
 

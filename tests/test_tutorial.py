@@ -33,6 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "data" / "datastores"))
+    monkeypatch.setenv("REST_LOCAL_CONFIG", str(tmp_path / "config.toml"))
     place = tmp_path / "place"
     (place / "src").mkdir(parents=True)
     (place / "src" / "shapes.py").write_text(SHAPES)

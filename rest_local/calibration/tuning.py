@@ -193,8 +193,7 @@ def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, 
     except (OSError, ValueError, ModelError) as error:
         log.warning("%s cannot be used (%s); measuring again", path or "the cache directory", error)
     progress.info(
-        "first run of %s on this machine: estimating its costs from a few steps and refining them while it answers; "
-        "`rest-local tune` measures them now",
+        "costs of %s: estimated from a few steps, refined in use",
         model.path.name,
     )
     context, tuning = _tune_anew(model, wanted, exact, unsuitable)

@@ -25,7 +25,7 @@ import contextlib
 import json
 import os
 import pickle
-import selectors
+import queue
 import signal
 import struct
 import subprocess
@@ -130,6 +130,7 @@ class Renderer:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._output: _Output | None = None
         self._owner = 0  # the process that started the child; a process forked from it starts its own
 
     def render(self, template: str, names: Mapping[str, Any]) -> str:
@@ -160,14 +161,14 @@ class Renderer:
         until = time.monotonic() + SECONDS
         child = self._running()
         assert child.stdin is not None
-        assert child.stdout is not None
+        assert self._output is not None
         try:
             child.stdin.write(_LENGTH.pack(len(request)) + request)
             child.stdin.flush()
-            (length,) = _LENGTH.unpack(_read(child.stdout, _LENGTH.size, until))
+            (length,) = _LENGTH.unpack(self._output.read(_LENGTH.size, until))
             if length > 8 * MAX_TEXT:
                 raise TemplateTooCostly(f"its text has more than {MAX_TEXT} characters")
-            return _read(child.stdout, length, until)
+            return self._output.read(length, until)
         except TimeoutError:
             raise TemplateTooCostly(f"it takes longer than {SECONDS:.0f} s") from None
         except (BrokenPipeError, EOFError):
@@ -185,7 +186,8 @@ class Renderer:
                 self._child = subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
             except OSError as error:
                 raise TemplateFailed(f"no process can be started to render it: {error}") from error
-            self._owner = os.getpid()
+            assert self._child.stdout is not None
+            self._owner, self._output = os.getpid(), _Output(self._child.stdout)
         return self._child
 
     def _kill(self) -> None:
@@ -194,29 +196,44 @@ class Renderer:
             return
         child.kill()
         child.wait()
+        if self._output is not None:
+            self._output.thread.join()  # the child is dead, so its output has ended
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
 
-def _read(file: IO[bytes], size: int, until: float) -> bytes:
-    """Exactly `size` bytes. Raises TimeoutError at the time `until`, EOFError, ServiceClosed."""
-    descriptor, parts = file.fileno(), bytearray()
-    with selectors.DefaultSelector() as ready:
-        ready.register(descriptor, selectors.EVENT_READ)
-        while len(parts) < size:
+class _Output:
+    """The output of a child, read by a thread of its own: Windows cannot wait for a pipe with a time limit."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._parts: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._unread = bytearray()
+        self.thread = threading.Thread(target=self._pump, args=(file.fileno(),), name="chat-template", daemon=True)
+        self.thread.start()
+
+    def read(self, size: int, until: float) -> bytes:
+        """Exactly `size` bytes. Raises TimeoutError at the time `until`, EOFError, ServiceClosed."""
+        while len(self._unread) < size:
             stop.check()
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            if not ready.select(min(left, _POLL_SECONDS)):
-                continue
-            part = os.read(descriptor, min(size - len(parts), 1 << 20))
-            if not part:
-                raise EOFError
-            parts += part
-    return bytes(parts)
+            with contextlib.suppress(queue.Empty):
+                part = self._parts.get(timeout=min(left, _POLL_SECONDS))
+                if not part:
+                    raise EOFError
+                self._unread += part
+        found = bytes(self._unread[:size])
+        del self._unread[:size]
+        return found
+
+    def _pump(self, descriptor: int) -> None:
+        part = b"more"
+        while part:
+            part = os.read(descriptor, 1 << 20)
+            self._parts.put(part)
 
 
 _renderer = Renderer()
@@ -249,17 +266,23 @@ def _answer(request: bytes) -> dict[str, str]:
 
 def main() -> None:
     """The child process: answers requests until its input ends."""
-    import resource
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
-    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(limit, (most, most))
+    _bound()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while head := source.read(_LENGTH.size):
         answer = json.dumps(_answer(source.read(*_LENGTH.unpack(head)))).encode()
         sink.write(_LENGTH.pack(len(answer)) + answer)
         sink.flush()
+
+
+def _bound() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows: only the time is limited
+        return
+    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(limit, (most, most))
 
 
 if __name__ == "__main__":

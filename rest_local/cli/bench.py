@@ -6,6 +6,7 @@ Its tables are for people; `--json` has the same figures and more.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli import completion
+from rest_local.cli.messages import fitted
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import OptionError
 
@@ -26,37 +30,47 @@ DEPTHS = 10  # of acceptance by depth: one line
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """What was measured, in the order of the report."""
-    click.echo(f"{report['answers']} answers, {report['tokens']:,} tokens")
+    """What was measured, in the order of the report. A pass is a forward pass of the model."""
+    _say(f"{report['answers']} answers, {report['tokens']:,} tokens")
     if "wall_clock" in report:
         _print_wall(report["wall_clock"])
     for row in report.get("sweep", ()):
-        click.echo(f"  above {row['threshold']:<5} {row['nodes_per_step']:>6.2f} nodes a step   MAT {row['mat']:.3f}")
+        _say(f"  above {row['threshold']:<5} {row['nodes_per_step']:>6.2f} nodes a pass   {_tokens(row)}")
     for name, row in report["curves"].items():
         _print_curve(name, row)
     for name, row in report.get("peers", {}).items():
         _print_peer(name, row)
     for name, reason in report.get("peers_left_out", {}).items():
-        click.echo(f"  {name}: left out: {reason}")
+        _say(f"  {name}: left out: {reason}")
+
+
+def _say(line: str) -> None:
+    click.echo(fitted(line, sys.stdout))
+
+
+def _tokens(row: Mapping[str, Any]) -> str:
+    return f"{row['mat']:.3f} tokens a pass"
 
 
 def _print_curve(name: str, row: Mapping[str, Any]) -> None:
-    oracle = row["oracle"]
-    click.echo(
-        f"  {name}: {row['speedup']:.3f} times plain ({row['speedup_with_lookups']:.3f} with the time of "
-        f"{row['lookups']:,} lookups), {row['share_of_oracle']:.0%} of the oracle's "
-        f"{oracle['speedup']:.3f} and {row['share_of_fair']:.0%} of the fair bound's {row['fair']['speedup']:.3f}; "
-        f"worst answer {row['worst_answer']:.2f}; tokens changed {row['tokens_changed']}"
+    _say(
+        f"  {name}: {row['speedup']:.3f} times plain decoding; {row['speedup_with_lookups']:.3f} with the time of "
+        f"{row['lookups']:,} lookups"
     )
-    click.echo(
-        f"    MAT {row['mat']:.3f} at {row['nodes_per_step']:.2f} nodes a step, "
-        f"{row['draft_ms']['mean']:.2f} ms to draft (p99 {row['draft_ms']['p99']:.2f})"
+    _say(
+        f"    {row['share_of_oracle']:.0%} of the oracle's {row['oracle']['speedup']:.3f}, {row['share_of_fair']:.0%} "
+        f"of the fair bound's {row['fair']['speedup']:.3f}; worst answer {row['worst_answer']:.2f}"
+    )
+    _say(f"    tokens changed: {row['tokens_changed']}")
+    _say(
+        f"    {_tokens(row)} with {row['nodes_per_step']:.2f} nodes; {row['draft_ms']['mean']:.2f} ms to draft them "
+        f"(p99 {row['draft_ms']['p99']:.2f})"
     )
     for source, count in row["by_source"].items():
-        click.echo(f"    {source}: {count['accepted']:,} of {count['drafted']:,} accepted ({_share(count)})")
-    shares = [f"{depth}: {_share(count)}" for depth, count in list(row["by_depth"].items())[:DEPTHS]]
+        _say(f"    {source}: {count['accepted']:,} of {count['drafted']:,} accepted ({_share(count)})")
+    shares = [f"{depth}:{_share(count)}" for depth, count in list(row["by_depth"].items())[:DEPTHS]]
     if shares:
-        click.echo(f"    accepted by depth  {'  '.join(shares)}")
+        _say(f"    accepted by depth  {'  '.join(shares)}")
 
 
 def _share(count: Mapping[str, int]) -> str:
@@ -64,23 +78,22 @@ def _share(count: Mapping[str, int]) -> str:
 
 
 def _print_peer(name: str, row: Mapping[str, Any]) -> None:
-    ours = "beyond the sweep" if row["ours"] is None else f"ours {row['ours']:.3f}"
+    ours = "more than the sweep has" if row["ours"] is None else f"ours with as many: {row['ours']:.3f}"
     speedups = "".join(f"; {curve} {speedup:.3f}" for curve, speedup in row["speedup"].items())
-    click.echo(f"  {name}: MAT {row['mat']:.3f} at {row['nodes_per_step']:.2f} nodes a step, there {ours}{speedups}")
+    _say(f"  {name}: {_tokens(row)} with {row['nodes_per_step']:.2f} nodes, {ours}{speedups}")
 
 
 def _print_wall(row: Mapping[str, Any]) -> None:
-    click.echo(
-        f"  wall clock on {row['model']}: {row['speedup']:.3f} times plain "
-        f"({row['plain_ms_per_token']:.1f} to {row['drafted_ms_per_token']:.1f} ms a token; rounds "
-        f"{', '.join(f'{value:.3f}' for value in row['rounds'])})"
-    )
-    click.echo(
-        f"    MAT {row['mat']:.3f} at {row['nodes_per_step']:.2f} nodes a step; implied by its cost curve "
-        f"{row['implied']['speedup']:.3f}, {row['implied_over_wall']:.2f} of the wall clock's"
+    rounds = ", ".join(f"{value:.3f}" for value in row["rounds"])
+    _say(f"  wall clock on {row['model']}: {row['speedup']:.3f} times plain decoding (rounds {rounds})")
+    _say(f"    {row['plain_ms_per_token']:.1f} to {row['drafted_ms_per_token']:.1f} ms a token")
+    _say(f"    {_tokens(row)} with {row['nodes_per_step']:.2f} nodes")
+    _say(
+        f"    implied by its cost curve: {row['implied']['speedup']:.3f}, {row['implied_over_wall']:.2f} of the wall "
+        "clock's"
     )
     if row["left_out"]:
-        click.echo(f"    {row['left_out']} answers do not fit the model's context and were left out")
+        _say(f"    {row['left_out']} answers do not fit the model's context and were left out")
 
 
 WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
@@ -118,7 +131,7 @@ class ReplayChoice:
         return partial(make_policy, self.policy)
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def bench() -> None:
     """Measure drafting on recorded answers."""
 
@@ -126,7 +139,10 @@ def bench() -> None:
 @bench.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--vocab", metavar="GGUF", help="A model or vocabulary file to tokenize with. Default: the model of --model."
+    "--vocab",
+    metavar="GGUF",
+    shell_complete=completion.models,
+    help="A model or vocabulary file to tokenize with. Default: the model of --model.",
 )
 @click.option(
     "--git",
@@ -139,7 +155,14 @@ def bench() -> None:
     "--edits", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Edits of a repository."
 )
 @click.option("--predict", is_flag=True, help="With --git: give the old file as the request's prediction, too.")
-@click.option("-d", "--datastore", multiple=True, metavar="NAME", help="Draft from this datastore, too; repeatable.")
+@click.option(
+    "-d",
+    "--datastore",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.datastores,
+    help="Draft from this datastore, too; repeatable.",
+)
 @click.option(
     "--history",
     metavar="N|FILE",
@@ -169,12 +192,14 @@ def bench() -> None:
     metavar="FILE",
     help="Cost curve to plan by, a file or a shipped name; repeatable.",
 )
-@click.option("--sweep", is_flag=True, help="Draft above several thresholds; show MAT against nodes a step.")
+@click.option("--sweep", is_flag=True, help="Draft above several thresholds; show tokens a forward pass against nodes.")
 @click.option("--peers", is_flag=True, help="Run the rules of other runtimes over the same answers.")
 @click.option(
     "-m",
     "--model",
     metavar="MODEL",
+    allow_from_autoenv=False,  # elsewhere it chooses a model; here it also turns a replay into minutes of decoding
+    shell_complete=completion.models,
     help="Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
 )
 @click.option(
@@ -194,7 +219,8 @@ def replay(as_json: bool, **options: Any) -> None:
     report = _report(choice)
     if not as_json:
         print_report(report)
-    click.echo(json.dumps(report))
+    if as_json or not sys.stdout.isatty():  # a person reads the tables
+        click.echo(json.dumps(report))
 
 
 def _report(choice: ReplayChoice) -> dict[str, Any]:

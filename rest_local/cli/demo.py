@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.load_options import load_options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
 SHOWN_LINES = 14  # of each side: with two lines before, the border and five lines of result they fill 24 lines
 
+SELF_TEST_SECONDS = 20.0  # that the demo waits for exact settings to be confirmed
 REPEATS = 1.05  # times plain speed: more than noise
 FREE = 0.97  # of plain speed: what the project promises at least where nothing can be drafted
 
@@ -163,10 +164,12 @@ def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Ite
     """The engine and its mode: exact, unless `fast` or where this backend has no exact settings."""
     if not fast:
         with opening.open_engine(replace(config, exact=True)) as engine:
+            engine.compare(SELF_TEST_SECONDS)
             if engine.capability.kind != "none":
                 yield engine, "exact"
                 return
-        say("no settings of this backend are exact; the demo runs in fast mode")
+            reason = engine.capability.reason
+        say(f"the demo runs in fast mode ({reason})")
     with opening.open_engine(config) as engine:
         yield engine, "fast"
 
@@ -210,7 +213,13 @@ _threads, _gpu_layers = options.device_options(click.option)
 
 
 @click.command(cls=SectionedCommand)
-@click.option("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model.")
+@click.option(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help="GGUF file. Default: the demo model.",
+)
 @_threads
 @_gpu_layers
 @click.option(

@@ -102,9 +102,8 @@ def examine(engine: Engine) -> dict[str, Any]:
     """Return everything that doctor reports, as JSON."""
     from rest_local.llama import library
     from rest_local.llama.cores import default_threads, spin_settings, usable_cpus
-    from rest_local.paths import cache_dir
+    from rest_local.paths import cache_dir, config_file, datastores_home
     from rest_local.planning.plan import in_words
-    from rest_local.retrieval.home import datastores_home
 
     return {
         "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
@@ -137,7 +136,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "self_test": engine.self_test,
         "cost_curve": engine.cost_curve.table(),
         "calibration": engine.calibration,
-        "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home())},
+        "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home()), "configuration": str(config_file())},
         "warnings": list(engine.warnings),
     }
 

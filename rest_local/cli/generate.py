@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rest_local.cli import inputs, opening, options
+from rest_local.cli.edit import require_model
+from rest_local.cli.messages import say
 from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.statistics_line import line_of
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
-    from rest_local.decoding.engine import Result
+    from rest_local.decoding.engine import Engine, Result
+
+UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
 
 
 @click.command(cls=SectionedCommand)
 @click.argument("prompt", required=False, metavar="[PROMPT | -]")
 @options.engine_options
 @options.history_option
+@options.tokens_option(256, "Generate at most N tokens; -1: until the answer ends or the context is full.")
 @click.option(
-    "-n",
-    "--tokens",
-    "--n-predict",
-    "--predict",
-    type=click.IntRange(min=0),
-    default=256,
-    show_default=True,
-    metavar="N",
-    help="Generate at most N tokens.",
+    "--instruct",
+    is_flag=True,
+    help="PROMPT is a request: give it to the model in its chat template, as a message of the user.",
 )
 @click.option(
     "--prediction",
@@ -47,23 +48,37 @@ if TYPE_CHECKING:
 )
 @options.sampling_options
 @options.stop_option
+@options.quiet_option
 @options.json_option
 def generate(
     prompt: str | None,
     config: EngineConfig,
     sampling: Sampling,
     tokens: int,
+    instruct: bool,
     prediction: Path | None,
     keep: int,
     stop: tuple[str, ...],
+    quiet: bool,
     as_json: bool,
 ) -> None:
-    """Continue PROMPT (or the standard input) and print the continuation as it is generated."""
+    """Continue PROMPT (or the standard input) and print the continuation as it is generated.
+
+    At a terminal the last line, on stderr, is the speed: how it compares with plain decoding, and how much of the text
+    was drafted from where.
+    """
     predicted = inputs.read_prediction(prediction, prompt)
     text = inputs.read_prompt(prompt)
+    if instruct:
+        require_model(config)
     with opening.open_engine(config) as engine:
         stream = engine.generate(
-            text, max_tokens=tokens, sampling=sampling, stop=stop, prediction=predicted, keep_tokens=keep
+            engine.chat_prompt([{"role": "user", "content": text}]) if instruct else text,
+            max_tokens=UNLIMITED if tokens < 0 else tokens,
+            sampling=sampling,
+            stop=stop,
+            prediction=predicted,
+            keep_tokens=keep,
         )
         printed = 0
         try:
@@ -73,17 +88,20 @@ def generate(
                     click.echo(piece.text, nl=False)
         except KeyboardInterrupt:
             stream.cancel()
-            _finish(stream.result, printed, as_json)
+            _finish(engine, stream.result, printed, quiet, as_json)
             raise
-        _finish(stream.result, printed, as_json)
+        _finish(engine, stream.result, printed, quiet, as_json)
 
 
-def _finish(result: Result, printed: int, as_json: bool) -> None:
-    """Print the last line: the JSON, or the end of the text. After an interrupt that is also the text that was held
-    back because it could have become a stop string.
+def _finish(engine: Engine, result: Result, printed: int, quiet: bool, as_json: bool) -> None:
+    """Print the last line: the JSON, or the end of the text, and at a terminal the speed. After an interrupt that is
+    also the text that was held back because it could have become a stop string.
     """
     if as_json:
         click.echo(result.to_json())
         return
     rest = result.text[printed:]
     click.echo(rest, nl=not result.text.endswith("\n"))
+    if result.tokens and not quiet and sys.stderr.isatty():
+        sys.stdout.flush()
+        say(line_of(engine, result))

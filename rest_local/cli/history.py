@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
 
 if TYPE_CHECKING:
     from rest_local.retrieval.histories import HistoryEntry
 
 
-@click.group()
+@click.group(cls=SummaryGroup)
 def history() -> None:
     """List and forget the answers that are kept to draft from.
 
@@ -42,7 +44,7 @@ def list_(as_json: bool) -> None:
 
 
 @history.command()
-@click.argument("name", required=False, metavar="[NAME]")
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=completion.histories)
 @click.option("--all", "everything", is_flag=True, allow_from_autoenv=False, help="Forget every history.")
 @click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
 @json_option

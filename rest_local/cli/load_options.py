@@ -103,12 +103,19 @@ _OPTIONS = (
         show_default=True,
         help="Flash attention; auto: what verifies drafts cheapest here.",
     ),
-    _computing("-ctk", "--cache-type-k", type=click.Choice(tuple(CACHE_TYPES)), help="Type of cached keys."),
+    _computing(
+        "-ctk",
+        "--cache-type-k",
+        type=click.Choice(tuple(CACHE_TYPES)),
+        metavar="TYPE",
+        help=f"Type of cached keys: {', '.join(CACHE_TYPES)}.",
+    ),
     _computing(
         "-ctv",
         "--cache-type-v",
         type=click.Choice(tuple(CACHE_TYPES)),
-        help="Type of cached values; a quantized one needs flash attention.",
+        metavar="TYPE",
+        help="Type of cached values, as for keys; a quantized one needs flash attention.",
     ),
     _computing(
         "-b",

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sys
+import textwrap
+from typing import TextIO
 
 import click
 
-from rest_local.errors import printable
+from rest_local.errors import RestLocalError, printable
 
 OPTIONS = {
     "cells": "--cells",
@@ -23,6 +26,7 @@ OPTIONS = {
     "exclude": "--exclude",
     "flash_attention": "--flash-attn",
     "include": "--include",
+    "max_tokens": "--tokens",
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "repack=False": "--no-repack",
@@ -40,6 +44,29 @@ def in_options(message: str) -> str:
 def warn(message: str) -> None:
     """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
     click.echo(f"rest-local: warning: {printable(in_options(message))}", err=True)
+
+
+def fail(error: RestLocalError) -> str:
+    """The line of an error on stderr, where the command goes on. Returns its message."""
+    message = in_options(str(error))
+    click.echo(f"rest-local: error: {message}", err=True)
+    return message
+
+
+def say(text: str) -> None:
+    """One line on stderr about what the command did."""
+    click.echo(fitted(printable(text), sys.stderr), err=True)
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """A line of words, broken between them for the width of a terminal and indented further; for a pipe as it is."""
+    if not stream.isatty():
+        return text
+    indent = text[: len(text) - len(text.lstrip())]
+    width = max(shutil.get_terminal_size().columns - 1, 20)
+    return textwrap.fill(
+        text, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False, tabsize=4
+    )
 
 
 PROGRESS = "rest_local.tuning.progress"

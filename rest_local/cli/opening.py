@@ -1,14 +1,13 @@
-"""How every command opens its engine: with the default datastore, without damaged ones, its warnings on stderr."""
+"""How every command opens its engine: with the default datastore, and its warnings on stderr."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rest_local.cli import messages, missing
 from rest_local.cli.messages import warn
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import DatastoreCorrupt, DatastoreError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -17,30 +16,19 @@ if TYPE_CHECKING:
 def open_engine(config: EngineConfig) -> Engine:
     """Open an engine, print its warnings, and return it; the caller closes it.
 
-    A datastore that was asked for must exist, in this format and for this vocabulary; one that is damaged is left out
-    with a warning, since it could only have made the answer faster. The default datastore is left out with a warning
-    whatever is wrong with it. Raises ModelError, DatastoreError, OptionError.
+    `missing` says what happens to a datastore that cannot be opened. Raises ModelError, DatastoreError, OptionError.
     """
-    from rest_local.cli import messages
-
-    messages.show_warnings()
-    engine = _open_undamaged(config) if config.datastores else _open_with_default(config)
-    for warning in engine.warnings:
-        warn(warning)
-    return engine
-
-
-def _open_with_default(config: EngineConfig) -> Engine:
     from rest_local.decoding.engine import Engine
     from rest_local.retrieval.home import DEFAULT_NAME
 
-    if config.policy == "off" or not _has_default():
-        return Engine(config)
-    try:
-        return Engine(replace(config, datastores=(DEFAULT_NAME,)))
-    except DatastoreError as error:
-        warn(f"the default datastore is not used: {error}")
-        return Engine(config)
+    messages.show_warnings()
+    is_named = bool(config.datastores)
+    if not is_named and config.policy != "off" and _has_default():
+        config = replace(config, datastores=(DEFAULT_NAME,))
+    engine = Engine(config, missing.unusable(config.build_missing, is_named))
+    for warning in engine.warnings:
+        warn(warning)
+    return engine
 
 
 def _has_default() -> bool:
@@ -51,19 +39,3 @@ def _has_default() -> bool:
     except OSError as error:
         warn(f"the default datastore is not used: {error.filename}: {error.strerror}")
         return False
-
-
-def _open_undamaged(config: EngineConfig) -> Engine:
-    from rest_local.decoding.engine import Engine
-    from rest_local.retrieval.home import datastore_path
-
-    while True:
-        try:
-            return Engine(config)
-        except DatastoreCorrupt as error:
-            damaged = os.fspath(error.path)
-            others = tuple(name for name in config.datastores if os.fspath(datastore_path(name)) != damaged)
-            if others == config.datastores:
-                raise
-            warn(f"{error}; going on without it")
-            config = replace(config, datastores=others)

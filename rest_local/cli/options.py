@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section
@@ -89,14 +90,26 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
 
 
 _ENGINE_OPTIONS = (
-    _engine("-m", "--model", metavar="MODEL", help="GGUF file. Default: the demo model."),
+    _engine(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        shell_complete=completion.models,
+        help="GGUF file. Default: the demo model.",
+    ),
     _engine(
         "-d",
         "--datastore",
         "datastores",
         multiple=True,
         metavar="DATASTORE",
+        shell_complete=completion.datastores,
         help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
+    ),
+    _engine(
+        "--build-missing/--no-build-missing",
+        default=None,
+        help="Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
     ),
     _engine(
         "-c",
@@ -121,6 +134,7 @@ _ENGINE_OPTIONS = (
         "-md",
         "--draft-model",
         metavar="FILE",
+        shell_complete=completion.models,
         help="GGUF of a smaller model of the same family: what it would say is drafted as well, where that pays.",
     ),
     _engine(
@@ -195,7 +209,23 @@ history_option = _engine(
 stop_option = click.option(
     "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."
 )
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print no line about the speed.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
+
+
+def tokens_option(default: int, help: str, least: int = -1) -> Decorator:
+    """`-n`, with the names that llama.cpp has for it."""
+    return click.option(
+        "-n",
+        "--tokens",
+        "--n-predict",
+        "--predict",
+        type=click.IntRange(min=least),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help=help,
+    )
 
 
 def engine_options(command: Command) -> Command:

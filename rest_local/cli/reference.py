@@ -1,26 +1,32 @@
 """Writes docs/CLI.md from the commands themselves: `python -m rest_local.cli.reference > docs/CLI.md` (`make docs`).
+With `--man FOLDER` it writes the manual pages there instead (docs/man).
 
 Built from the declared options and not from the rendered help, whose layout changes with the version of click. A test
-compares the file with what this prints.
+compares the files with what this prints.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
 from rest_local.cli.load_options import SECTIONS, load_options
-from rest_local.cli.main import ENVIRONMENT, cli
+from rest_local.cli.main import cli
 from rest_local.cli.sections import section_of
+from rest_local.cli.settings import ENVIRONMENT
 
 HEAD = f"""# Command line
 
-Written by `make docs` from the commands themselves; a test compares. Every option can be set in the environment:
-`--top-k` is `{ENVIRONMENT}_TOP_K`, for every command; what is given on the command line wins. (Not those of
-`history forget`, which deletes, nor `bench replay --history`: `{ENVIRONMENT}_HISTORY=0` is `--no-history`.) Exit codes:
-0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted.
+Written by `make docs` from the commands themselves; a test compares. For every command, each option can be set in the
+environment (`--top-k` is `{ENVIRONMENT}_TOP_K`) and in the [configuration file](howto/configure.md) (`top-k`); what is
+given on the command line wins. Options that delete without asking take no part, and neither do `--model` and
+`--history` of `bench replay`, which mean something else. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
+
+Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted.
 """
 
 
@@ -56,9 +62,7 @@ def _document(command: click.Command, path: str, parent: click.Context | None) -
     yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
     options = [option for option in command.params if isinstance(option, click.Option)]
     own = [option for option in options if section_of(option) not in SECTIONS]
-    arguments = [_placeholder(argument) for argument in command.params if isinstance(argument, click.Argument)]
-    command_word = ["COMMAND"] if isinstance(command, click.Group) else []
-    yield f"    {' '.join([path, *(['[OPTIONS]'] if options else []), *arguments, *command_word])}\n"
+    yield f"    {path} {usage(command)}".rstrip() + "\n"
     if own:
         yield from _table(own)
     if len(own) < len(options):
@@ -70,6 +74,13 @@ def _document(command: click.Command, path: str, parent: click.Context | None) -
                 yield from _document(child, f"{path} {name}", context)
 
 
+def usage(command: click.Command) -> str:
+    """What follows the name of a command: [OPTIONS] PATH... and the like."""
+    options = ["[OPTIONS]"] if any(isinstance(option, click.Option) for option in command.params) else []
+    arguments = [_placeholder(argument) for argument in command.params if isinstance(argument, click.Argument)]
+    return " ".join([*options, *arguments, *(["COMMAND"] if isinstance(command, click.Group) else [])])
+
+
 def _placeholder(argument: click.Argument) -> str:
     name = argument.metavar or (argument.name or "").upper()
     return name if argument.required or name.startswith("[") else f"[{name}]"
@@ -77,7 +88,7 @@ def _placeholder(argument: click.Argument) -> str:
 
 def _row(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    if isinstance(option.type, click.Choice):
+    if isinstance(option.type, click.Choice) and not option.metavar:
         value = "|".join(map(str, option.type.choices))
     else:
         value = "" if option.is_flag else option.metavar or ""
@@ -87,5 +98,23 @@ def _row(option: click.Option) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m rest_local.cli.reference", description="Write the reference.")
+    parser.add_argument("--man", type=Path, metavar="FOLDER", help="write the manual pages into this folder instead")
+    folder: Path | None = parser.parse_args().man
+    if folder is None:
+        print(reference(), end="")
+        return
+    from rest_local.cli.manual import pages
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = pages()
+    for old in folder.glob("rest-local*.1"):
+        if old.name not in written:
+            old.unlink()
+    for name, text in written.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="")
+
+
 if __name__ == "__main__":
-    print(reference(), end="")
+    main()

@@ -60,6 +60,11 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 @click.option("--allow-host", multiple=True, metavar="NAME", help="Accept this name in Host headers; repeatable.")
 @click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable.")
 @click.option(
+    "--daemon",
+    is_flag=True,
+    help="Go on after the terminal closes; SIGHUP then opens the datastores' newest commits. A service needs none.",
+)
+@click.option(
     "--max-body",
     type=click.IntRange(min=1024),
     default=MAX_BODY,
@@ -82,14 +87,16 @@ def serve(
     metrics: bool,
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
+    daemon: bool,
     max_body: int,
     share_statistics: bool,
 ) -> None:
     """Answer HTTP requests in the ways of OpenAI and llama-server, with a page to try it at /.
 
-    Ctrl-C or SIGTERM lets running answers end; SIGHUP opens the datastores' newest commits.
+    Ctrl-C, SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
+    datastores' newest commits instead.
     """
-    from rest_local.server.run import Serving, listen, log_to_stderr
+    from rest_local.server.run import Serving, ignore_hangups, listen, log_to_stderr
     from rest_local.server.settings import Settings
 
     settings = Settings(
@@ -103,6 +110,8 @@ def serve(
         max_body=max_body,
         statistics=share_statistics,
     )
+    if daemon:
+        ignore_hangups()
     with listen(settings) as listening:
         log_to_stderr()
         serving = Serving(settings, _name(config), lambda: opening.open_engine(config), queue=queue)
@@ -124,7 +133,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode) and mode & _OTHERS:
+            if os.name != "nt" and stat.S_ISREG(mode) and mode & _OTHERS:  # Windows has no such modes
                 shown = f"{stat.S_IMODE(mode):04o}"
                 raise OptionError(f"API key file: other users can read or change it (mode {shown}); chmod 600 it")
             return parse_keys(file.read())

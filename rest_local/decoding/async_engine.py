@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import ChatOptions, Request, RequestOptions
-from rest_local.decoding.service import QUEUE, Service, Ticket, Wake
+from rest_local.decoding.service import QUEUE, Service, Wake
 from rest_local.decoding.stream import Piece, Result
-from rest_local.decoding.streaming import Chat
+from rest_local.decoding.streaming import Chat, Stream
 from rest_local.errors import ServiceClosed
 from rest_local.llama.model import Model
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 T = TypeVar("T")
-Submit = Callable[[Callable[[], Request], Wake], Ticket]
+Submit = Callable[[Callable[[], Request], Wake], Stream]
 
 
 class AsyncStream:
@@ -49,41 +49,41 @@ class AsyncStream:
 
     def __init__(self, submit: Submit, make_request: Callable[[], Request]) -> None:
         self._submit, self._make_request = submit, make_request
-        self._ticket: Ticket | None = None
+        self._stream: Stream | None = None
         self._news = asyncio.Event()
 
     @property
     def result(self) -> Result:
-        return Result() if self._ticket is None else self._ticket.result
+        return Result() if self._stream is None else self._stream.result
 
     def cancel(self) -> None:
         """End the answer before the next forward pass. Its text so far stays in `result`. From any thread."""
-        if self._ticket is not None and not self._ticket.done:
-            self._ticket.cancel()
+        if self._stream is not None and not self._stream.done:
+            self._stream.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        if self._ticket is None:
+        if self._stream is None:
             loop = asyncio.get_running_loop()
 
             def wake(ended: bool) -> None:
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._news.set)
 
-            self._ticket = await _in_thread(lambda: self._submit(self._make_request, wake), Ticket.cancel)
-        ticket = self._ticket
+            self._stream = await _in_thread(lambda: self._submit(self._make_request, wake), Stream.cancel)
+        stream = self._stream
         try:
             while True:
                 self._news.clear()
-                done = ticket.done  # before the pieces are taken: all of them are there then
-                for piece in ticket.poll():
+                done = stream.done  # before the pieces are taken: all of them are there then
+                for piece in stream.poll():
                     yield piece
                 if done:
                     break
                 await self._news.wait()
         finally:
             self.cancel()
-        if ticket.error:
-            raise ticket.error
+        if stream.error:
+            raise stream.error
 
 
 class AsyncChatStream(AsyncStream):
@@ -167,7 +167,7 @@ class AsyncEngine:
         """End all requests and free everything; again does nothing."""
         await asyncio.to_thread(self._close)
 
-    def _submit(self, make_request: Callable[[], Request], wake: Wake) -> Ticket:
+    def _submit(self, make_request: Callable[[], Request], wake: Wake) -> Stream:
         if self._closed:  # else the tokenizer of the closed model would say so, in other words
             raise ServiceClosed
         return self._service.submit(make_request(), wake)

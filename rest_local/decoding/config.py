@@ -30,6 +30,8 @@ class EngineConfig:
 
     model             a GGUF file, `~` allowed; None: the demo model
     datastores        names or paths of the datastores to draft from
+    build_missing     build what a datastore lacks for the model's vocabulary from the files that it records; None: no,
+                      except that a command asks at a terminal
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
     n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that or 4 096,
                       whichever is less
@@ -52,6 +54,7 @@ class EngineConfig:
 
     model: str | Path | None = None
     datastores: Sequence[str | Path] = ()
+    build_missing: bool | None = None
     policy: str = "auto"
     n_ctx: int | Literal["trained"] | None = None
     threads: int | None = None
@@ -100,6 +103,7 @@ class EngineOptions(TypedDict, total=False):
     """The keyword arguments of `Engine.load`: the fields of `EngineConfig`, without the model."""
 
     datastores: Sequence[str | Path]
+    build_missing: bool | None
     policy: str
     n_ctx: int | Literal["trained"] | None
     threads: int | None

@@ -25,7 +25,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ from rest_local.decoding.stream import Answer
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import OptionError, PromptEmpty, PromptTooLong
+from rest_local.errors import DatastoreError, DatastoreVocabulary, OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
 from rest_local.llama.model import Model
@@ -58,6 +58,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.indexing import rebuild_datastore
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
@@ -80,15 +81,40 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     return model, chosen.warning
 
 
-def open_datastores(config: EngineConfig, model: Model, undo: ExitStack) -> list[Datastore]:
+Unusable = Callable[[str | Path, DatastoreError, Model], bool]
+"""Called with a datastore that cannot be opened. True: open it again; False: leave it out. It may raise the error."""
+
+
+def open_datastores(config: EngineConfig, model: Model, undo: ExitStack, unusable: Unusable) -> list[Datastore]:
     """The datastores by name or path. Raises DatastoreError."""
     known = model.vocabulary.identity
     mmap = None if model.options.mmap else False
-    stores = []
-    for name in config.datastores:
-        store = Datastore.open(datastore_path(name), vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
-        stores.append(undo.enter_context(store))
+    stores: list[Datastore] = []
+    waiting = list(config.datastores)
+    while waiting:
+        path = datastore_path(waiting[0])
+        try:
+            store = Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
+        except DatastoreError as error:
+            if not unusable(waiting[0], error, model):
+                del waiting[0]
+        else:
+            stores.append(undo.enter_context(store))
+            del waiting[0]
     return stores
+
+
+def _build_missing(config: EngineConfig) -> Unusable:
+    """Refuses, except that it builds what `config.build_missing` allows."""
+
+    def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
+        if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
+            raise error
+        recipe = {"model": str(model.path.absolute())}
+        rebuild_datastore(name, vocabulary=model.vocabulary, recipe=recipe, replace=False)
+        return True
+
+    return unusable
 
 
 def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
@@ -165,11 +191,11 @@ class EngineCore:
     done since it was opened. Raises ModelError, DatastoreError, OptionError.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         self.config = config
         with ExitStack() as undo:
             self.model, warning = open_model(config, undo)
-            self.datastores = open_datastores(config, self.model, undo)
+            self.datastores = open_datastores(config, self.model, undo, unusable or _build_missing(config))
             self.lane = open_lane(config, self.model, undo)
             self.lanes = Lanes(self.lane)
             if warning:

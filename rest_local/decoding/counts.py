@@ -124,6 +124,8 @@ class Statistics:
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
     lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
+    plain_steps: int = 0  # without a draft
+    plain_ms: float = 0.0  # of decode_ms, those of plain steps
     decode_ms: float = 0.0
     step_ms: float = 0.0  # decode_ms and the driver's own time
     model_ms: float = 0.0  # of a draft model
@@ -155,6 +157,8 @@ class Statistics:
             relaxed=self.relaxed,
             by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
             lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
+            plain_steps=self.plain_steps,
+            plain_ms_per_step=self.plain_ms / max(self.plain_steps, 1),
             driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
             decode_ms_per_step=self.decode_ms / steps,
             draft_model_ms_per_step=self.model_ms / steps,

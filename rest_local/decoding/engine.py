@@ -17,7 +17,9 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +32,8 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.core import EngineCore
-from rest_local.decoding.request import STRICT, ChatOptions, Request, RequestOptions
+from rest_local.decoding.core import EngineCore, Unusable
+from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
 from rest_local.errors import OptionError, PromptTooLong
@@ -54,13 +56,14 @@ class Engine:
     Not thread safe, except `request`, `chat_request` and what only reads: `Service` gives it a thread of its own.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         """Open the model and the datastores; estimate the cost curve the first time.
 
-        Takes the load time of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
-        ModelError, DatastoreError, OptionError.
+        unusable: decides about a datastore that cannot be opened, by default its error is raised. Takes the load time
+        of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises ModelError,
+        DatastoreError, OptionError.
         """
-        self._core = EngineCore(config)
+        self._core = EngineCore(config, unusable)
         self._running: Stream | None = None
 
     @classmethod
@@ -116,14 +119,28 @@ class Engine:
     def cost_curve(self) -> CostCurve:
         return self._core.lane.tuning.curve
 
+    def plain_step_ms(self, result: Result) -> float:
+        """What a plain step took, or would have taken, in the middle of an answer, in milliseconds: the mean forward
+        pass of the steps of the answer in which nothing was drafted, or, where these are fewer than four, the pass by
+        the cost curve, which a batch of this answer bounds; and the driver's own time.
+        """
+        lane, draft, timings = self._core.lane, result.draft, result.timings
+        if draft.plain_steps >= 4:
+            return draft.plain_ms_per_step + lane.auto.driver.step
+        middle = timings.cached_tokens + timings.prompt_tokens + timings.predicted_tokens // 2
+        expected = float(lane.tuning.curve.expected(middle)[0])
+        return (min(expected, draft.decode_ms_per_step) if draft.steps else expected) + lane.auto.driver.step
+
     @property
     def calibration(self) -> dict[str, Any]:
         """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
         return self._core.lane.tuning.state()
 
-    def compare(self) -> None:
-        """Run the self-test of `self_test`, if it was never run: some seconds. Only while no request runs."""
-        self._core.lane.compare()
+    def compare(self, seconds: float = math.inf) -> None:
+        """Run the self-test of `self_test`, if it was never run: some seconds, for an exact engine at most `seconds`.
+        Only while no request runs.
+        """
+        self._core.lane.compare(seconds)
 
     def tune(self, report: Progress | None = None) -> Measured:
         """Measure the cost curve thoroughly and keep it for the next start: about 700 plain steps. Only while no
@@ -165,7 +182,9 @@ class Engine:
         On an engine of one slot, the stream that ran before is cancelled. Raises PromptEmpty, PromptTooLong,
         OptionError, DecodeFailed.
         """
-        return self._begin(Stream(self._core, self._core.prepare(self.request(prompt, **options))))
+        return self._begin(
+            Stream(self._core.prepare(self.request(prompt, **options)), self._step_until, self._core.cancel)
+        )
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> ChatStream:
         """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
@@ -182,7 +201,7 @@ class Engine:
         Raises what `generate` raises, ModelError where the model has no chat template, and TemplateFailed.
         """
         request, chat = self.chat_request(messages, **options)
-        return self._begin(ChatStream(self._core, self._core.prepare(request), chat))
+        return self._begin(ChatStream(self._core.prepare(request), self._step_until, self._core.cancel, chat))
 
     def batch(self, requests: Iterable[Request]) -> Iterator[Finished]:
         """Answer many requests (of `request` or `chat_request`), as many at a time as there are slots, and yield each
@@ -213,29 +232,12 @@ class Engine:
                 given[name] = tuple(given[name])
         return Request([int(token) for token in prompt], **given)
 
-    def chat_request(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        json_schema: Mapping[str, Any] | bool | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> tuple[Request, Chat]:
+    def chat_request(self, messages: Sequence[Mapping[str, Any]], **given: Unpack[ChatOptions]) -> tuple[Request, Chat]:
         """The request that `chat` makes of its arguments, and what makes a message of its result. From any thread.
         Raises as `request`, ModelError, TemplateFailed.
         """
-        chat = Chat(
-            self.model,
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-            json_schema=json_schema,
-            template_variables=template_variables,
-        )
+        options: dict[str, Any] = {**given}
+        chat = Chat(self.model, messages, **{name: options.pop(name) for name in CHAT_ONLY & options.keys()})
         sampling = options.get("sampling", Sampling())
         if chat.grammar is not None:
             if sampling.grammar is not None:
@@ -252,14 +254,22 @@ class Engine:
         self._running, sequence = stream, stream.sequence
         try:
             self._core.submit(sequence)
-            while not sequence.done and (not sequence.is_admitted or sequence.is_prefilling):
-                self._core.step()
+            self._step_until(lambda: sequence.done or (sequence.is_admitted and not sequence.is_prefilling))
             if sequence.error:
                 raise sequence.error
         except BaseException:
             stream.cancel()
             raise
         return stream
+
+    def _step_until(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Do forward passes until then; False where `timeout` seconds were over before."""
+        over = math.inf if timeout is None else time.monotonic() + timeout
+        while not until():
+            if time.monotonic() >= over:
+                return False
+            self._core.step()
+        return True
 
     def tokenize(self, text: str, *, most: int | None = None) -> list[int]:
         """Token ids with the model's start token and parsed special tokens. A start token in the text is not doubled.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -166,11 +167,16 @@ class Lane:
         elif self._drafts:
             self._calibration.use_idle_time()
 
-    def compare(self) -> None:
-        """Run the self-test of fast settings, while there are no requests, if it was never run: some seconds. The
-        prefix cache is lost.
+    def compare(self, seconds: float) -> None:
+        """Run the self-test, while there are no requests, if it was never run: some seconds. In exact settings, go on
+        with it for at most `seconds`. The prefix cache is lost.
         """
-        if self.exact or self.tuning.self_test:
+        if self.exact:
+            over = time.perf_counter() + seconds
+            while self._self_test is not None and (left := over - time.perf_counter()) > 0:
+                self.use_idle_time(left)
+            return
+        if self.tuning.self_test:
             return
         self.scheduler.slots.forget()
         self.tuning.self_test = fast_self_test(self.model, self.context, self.capability).to_dict()

@@ -125,6 +125,10 @@ class ChatOptions(RequestOptions, total=False):
     template_variables: Mapping[str, Any] | None
 
 
+CHAT_ONLY = ChatOptions.__annotations__.keys() - RequestOptions.__annotations__.keys()
+"""The arguments of `Chat`; all others are those of a request."""
+
+
 log = logging.getLogger("rest_local.decoding")
 
 LEAST_LIMIT = 1 << 16  # tokens: 16 contexts of the usual 4 096

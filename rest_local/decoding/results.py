@@ -88,11 +88,12 @@ class Lookups:
 class DraftStatistics:
     """What drafting did in one request.
 
-    steps       forward passes after the prompt
-    generated   tokens that the steps gave, including those after the end of the answer
-    drafted     draft tokens that were verified; `accepted` of them were right
-    relaxed     of the accepted ones, those that pass only because verification is relaxed
-    by_source   the same counts by source: datastore, history, context, prediction, model
+    steps         forward passes after the prompt
+    generated     tokens that the steps gave, including those after the end of the answer
+    drafted       draft tokens that were verified; `accepted` of them were right
+    relaxed       of the accepted ones, those that pass only because verification is relaxed
+    by_source     the same counts by source: datastore, history, context, prediction, model
+    plain_steps   steps without a draft, whose forward pass took `plain_ms_per_step` (0 where there was none)
     """
 
     steps: int = 0
@@ -102,6 +103,8 @@ class DraftStatistics:
     relaxed: int = 0
     by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
     lookups: Lookups = field(default_factory=Lookups)
+    plain_steps: int = 0
+    plain_ms_per_step: float = 0.0
     driver_ms_per_step: float = 0.0
     decode_ms_per_step: float = 0.0
     draft_model_ms_per_step: float = 0.0

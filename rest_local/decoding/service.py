@@ -1,8 +1,8 @@
 """The engine in a thread of its own: requests go in from any thread, pieces of answers come out.
 
     with Service(engine) as service:
-        ticket = service.submit(Request(engine.tokenize("def main():"), max_tokens=100))
-        for piece in ticket:
+        stream = service.submit(Request(engine.tokenize("def main():"), max_tokens=100))
+        for piece in stream:
             print(piece.text, end="")
 
 Contract:
@@ -21,7 +21,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.sequence import Sequence
-from rest_local.decoding.stream import Piece, Result
+from rest_local.decoding.streaming import Stream
 from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
 
 log = logging.getLogger("rest_local.service")
@@ -42,68 +42,26 @@ T = TypeVar("T")
 Wake = Callable[[bool], None]
 
 
-class Ticket:
-    """A submitted request, for its owner. Any thread."""
+class _News:
+    """Lets threads wait for news of one request. `wake` is the owner's own notification, called after that."""
 
-    def __init__(self, number: int, sequence: Sequence, cancel: Callable[[Sequence], None], wake: Wake | None) -> None:
-        self.id = number
-        self._sequence = sequence
-        self._cancel = cancel
-        self._wake = wake
-        self._news = threading.Condition()
-        sequence.wake = self._tell
+    def __init__(self, number: int, wake: Wake | None) -> None:
+        self._number, self._wake = number, wake
+        self._changed = threading.Condition()
 
-    @property
-    def result(self) -> Result:
-        """What has come so far; complete when `done`."""
-        return self._sequence.result
+    def wait_for(self, until: Callable[[], bool], timeout: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(until, timeout)
 
-    @property
-    def done(self) -> bool:
-        return self._sequence.done
-
-    @property
-    def error(self) -> RestLocalError | None:
-        """The error that ended it, if any."""
-        return self._sequence.error
-
-    def poll(self) -> list[Piece]:
-        """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
-        return self._sequence.read()
-
-    def wait(self, timeout: float | None = None) -> Result:
-        """Wait for the end. Raises the error that ended it, and TimeoutError after `timeout` seconds."""
-        with self._news:
-            if not self._news.wait_for(lambda: self.done, timeout):
-                raise TimeoutError(f"request {self.id} is not done after {timeout} s")
-        if self.error:
-            raise self.error
-        return self.result
-
-    def __iter__(self) -> Iterator[Piece]:
-        """Pieces as they come; raises the error that ended it, at the end."""
-        while True:
-            done = self.done
-            yield from self.poll()
-            if done:
-                break
-            with self._news:
-                self._news.wait_for(lambda: self.done or self._sequence.has_news)
-        if self.error:
-            raise self.error
-
-    def cancel(self) -> None:
-        """End it before the next forward pass; the text so far stays in `result`."""
-        self._cancel(self._sequence)
-
-    def _tell(self) -> None:
-        with self._news:
-            self._news.notify_all()
+    def tell(self, done: bool) -> None:
+        """In the engine's thread."""
+        with self._changed:
+            self._changed.notify_all()
         if self._wake:
             try:
-                self._wake(self.done)
+                self._wake(done)
             except Exception:  # the owner's own code: not a reason to end other requests
-                log.exception("request %d: `wake` failed and is not called any more", self.id)
+                log.exception("request %d: `wake` failed and is not called any more", self._number)
                 self._wake = None
 
 
@@ -125,7 +83,7 @@ class Service:
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, wake: Wake | None = None) -> Ticket:
+    def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
         Raises what `EngineCore.prepare` raises (which may take seconds for the first exact request), QueueFull,
@@ -139,11 +97,12 @@ class Service:
                 sequence.chooser.close()
                 raise
             self._number += 1
-            ticket = Ticket(self._number, sequence, self._cancel, wake)
+            news = _News(self._number, wake)
+            sequence.wake = lambda: news.tell(sequence.done)
             self._alive[self._number] = sequence
             self._commands.append(lambda: None if sequence.done else self._core.submit(sequence))
             self._lock.notify()
-        return ticket
+        return Stream(sequence, news.wait_for, self._cancel)
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
         """Call something in the engine's thread, between two passes. Raises what it raises, ServiceClosed."""

@@ -1,4 +1,4 @@
-"""`Stream` and `ChatStream` are what the callers of `Engine.generate` and `Engine.chat` hold: the pieces of an answer
+"""`Stream` and `ChatStream` are what callers of `Engine` and `Service` hold: the pieces of an answer
 as they come, and its result.
 
 `Chat` is one call of `Engine.chat`: a conversation becomes a prompt, and the text of the answer a message. Messages and
@@ -8,19 +8,16 @@ scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rest_local.chat.conversation import ChatTemplate, fixed_beginning
 from rest_local.chat.tools import AnswerFormat, message_of, tools_of
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.counts import Statistics
 from rest_local.decoding.stream import Piece, Result
-from rest_local.errors import ModelError, OptionError
+from rest_local.errors import ModelError, OptionError, RestLocalError
 from rest_local.llama.model import Model
-
-if TYPE_CHECKING:
-    from rest_local.decoding.core import EngineCore
 
 
 def chat_template(model: Model) -> ChatTemplate:
@@ -87,50 +84,89 @@ class Chat:
         )
 
 
-class Stream:
-    """Iterate it for the pieces of the answer. `result` holds what has come so far and is complete afterwards.
+Advance = Callable[[Callable[[], bool], "float | None"], bool]
+"""`advance(until, timeout)` lets the answer go on until `until()` is true; False where `timeout` seconds were over."""
 
-    The iterator does the forward passes, in the thread of the caller. Raises what the request ended with.
+
+class Stream:
+    """Iterate it once for the pieces of the answer. `result` holds what has come so far and is complete afterwards.
+
+    A stream of `Engine` goes on only while it is iterated or waited for, in the thread of the caller. One of
+    `Service.submit` goes on in the thread of the service, and any thread may hold it. An iteration that is closed ends
+    the answer.
     """
 
-    def __init__(self, core: EngineCore, sequence: decoding.Sequence) -> None:
-        self._core, self.sequence = core, sequence
+    def __init__(
+        self, sequence: decoding.Sequence, advance: Advance, cancel: Callable[[decoding.Sequence], None]
+    ) -> None:
+        self.sequence = sequence
+        self._advance, self._cancel = advance, cancel
         self._pieces = self._run()
 
     @property
     def result(self) -> Result:
+        """What has come so far; complete when `done`."""
         return self.sequence.result
 
     @property
     def statistics(self) -> Statistics:
         return self.sequence.statistics
 
+    @property
+    def done(self) -> bool:
+        return self.sequence.done
+
+    @property
+    def error(self) -> RestLocalError | None:
+        """The error that ended it, if any."""
+        return self.sequence.error
+
     def __iter__(self) -> Iterator[Piece]:
+        """Pieces as they come. Raises the error that ended the answer, at the end."""
         return self._pieces
 
+    def poll(self) -> list[Piece]:
+        """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
+        return self.sequence.read()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the end. Raises the error that ended the answer, and TimeoutError after `timeout` seconds."""
+        if not self._advance(lambda: self.done, timeout):
+            raise TimeoutError(f"the answer is not done after {timeout} s")
+        if self.error:
+            raise self.error
+        return self.result
+
     def cancel(self) -> None:
-        """End the answer now. Its text so far stays in `result`."""
-        self._core.cancel(self.sequence)
+        """End the answer, before the next forward pass. Its text so far stays in `result`."""
+        self._cancel(self.sequence)
 
     def _run(self) -> Iterator[Piece]:
         try:
             while True:
-                yield from self.sequence.read()
-                if self.sequence.done:
-                    yield from self.sequence.read()
+                done = self.done
+                yield from self.poll()
+                if done:
                     break
-                self._core.step()
+                self._advance(lambda: self.done or self.sequence.has_news, None)
         finally:
-            self.cancel()
-        if self.sequence.error:
-            raise self.sequence.error
+            if not self.done:
+                self.cancel()
+        if self.error:
+            raise self.error
 
 
 class ChatStream(Stream):
     """The stream of an answer in a conversation. Pieces hold the text as the model writes it, tool calls included."""
 
-    def __init__(self, core: EngineCore, sequence: decoding.Sequence, chat: Chat) -> None:
-        super().__init__(core, sequence)
+    def __init__(
+        self,
+        sequence: decoding.Sequence,
+        advance: Advance,
+        cancel: Callable[[decoding.Sequence], None],
+        chat: Chat,
+    ) -> None:
+        super().__init__(sequence, advance, cancel)
         self._chat = chat
 
     @property

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ SECONDS = 5.0  # for one grammar; an enum of 50 000 integers takes 0.4 s
 START_SECONDS = 60.0
 WAIT_SECONDS = 2 * SECONDS  # for grammars of other requests: a waiting request occupies a thread of the server
 MEMORY_BYTES = 1 << 30
+KILLED = 1 if os.name == "nt" else -9  # exit status of a child after `Popen.kill`
 STACK_BYTES = 64 << 20  # of the thread that compiles in the child; `tokens` uses twice as much
 SMALL_STACK_BYTES = 256 << 10  # half of what macOS gives a thread: masks are computed in any thread
 
@@ -131,7 +131,7 @@ class _Child:
     def _cause_of_exit(self) -> str:
         assert self._process is not None
         code = self._process.wait()
-        if code == -signal.SIGKILL:
+        if code == KILLED:
             return f"it takes more than {SECONDS:g} s to compile; make it smaller"
         return "it is too deep or too large to compile; use fewer rules that refer to each other"
 

@@ -113,7 +113,7 @@ def _climb(
 ) -> tuple[Rung, trial.Failure | None]:
     """The first settings that work, and the failure of the wanted settings. Raises ModelInvalid."""
     path = files[0][0]
-    progress.info("testing %s in a child process, once; this takes some seconds, longer for a large model", path.name)
+    progress.info("%s is new here and is tried in a child process first", path.name)
     first = _tried(files, Rung(), layers, options, wanted, n_ctx)
     if first is None or (first.kind == "refused" and (not layers or first.during.startswith(trial.CONTEXT))):
         return Rung(), first  # llama.cpp refuses it without a crash, and will do so again with the right message

@@ -36,6 +36,7 @@ from rest_local.llama.gguf_header import Files, check_header, identity_of
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
 from rest_local.llama.parameters import Adapters, LoadParameters
 
+KILLED = -9  # the exit status after SIGKILL, a name that Windows does not have
 KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is killed
 
 
@@ -95,7 +96,7 @@ def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         for pipe in (process.stdout, process.stderr):
             if pipe:
                 pipe.close()
-        process.returncode = -signal.SIGKILL  # otherwise the end of the `with` block waits for the process
+        process.returncode = KILLED  # otherwise the end of the `with` block waits for the process
         return error.stdout or b"", error.stderr or b""
 
 

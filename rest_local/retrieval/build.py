@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreUnwritable
-from rest_local.retrieval.files import LOCK, Files, locked, unwritable
+from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
+from rest_local.retrieval.files import LOCK, Files, unwritable
 from rest_local.retrieval.format import (
     KINDS,
     MANIFEST,
@@ -37,6 +37,7 @@ from rest_local.retrieval.format import (
     owns,
     pack_documents,
 )
+from rest_local.retrieval.home import folders, writing
 from rest_local.retrieval.rows import Int32Array, order_of, pack, width_of
 from rest_local.retrieval.segment import join
 
@@ -47,7 +48,7 @@ SEGMENT_TOKENS = 1 << 26
 _WRITE = 1 << 24
 
 Progress = Callable[[str, int], None]
-"""Called with ("tokenized" | "sorted" | "written", tokens since the last call). A build itself does not tokenize."""
+"""Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes)."""
 
 
 def build(
@@ -58,25 +59,29 @@ def build(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     segment_tokens: int = SEGMENT_TOKENS,
+    replace: bool = True,
     files: Files | None = None,
 ) -> Manifest:
-    """Build the datastore at `path` from (name, token ids) and commit it. It replaces an existing datastore.
+    """Build the index of the datastore at `path` for a vocabulary from (name, token ids) and commit it.
 
-    segment_tokens: maximum size of a segment, which bounds memory. A larger document gets a segment of its own.
-    files: the file operations; tests replace them.
+    It replaces an existing index for this vocabulary, unless `replace` is False; those for others stay. segment_tokens:
+    maximum size of a segment, which bounds memory. A larger document gets a segment of its own. files: the file
+    operations; tests replace them.
 
     Documents without tokens are left out. Raises:
 
     - CorpusEmpty if no document has tokens, CorpusTooLarge for a document that no segment can hold
     - ValueError for an id outside the vocabulary or a recipe field of a wrong type
-    - DatastoreLocked, and DatastoreUnwritable if writing fails
+    - DatastoreLocked, DatastoreUnwritable if writing fails, and DatastoreExists
 
     After an error the existing datastore is intact. O(n log n), 5 M tokens/s or more on one core.
     """
     if not 1 <= segment_tokens < MAX_SEGMENT:
         raise ValueError(f"segment_tokens {segment_tokens} must be from 1 to {MAX_SEGMENT - 1}")
-    directory, files = Path(path), files or Files()
-    with locked(directory, make=files):
+    path, files = Path(path), files or Files()
+    with writing(path, vocabulary.hash, files) as directory:
+        if not replace and (directory / MANIFEST).exists():
+            raise DatastoreExists(path, vocabulary.name)
         return commit(
             directory,
             documents,
@@ -212,7 +217,7 @@ def _encoded(name: str) -> bytes:
 
 def _check_ours(directory: Path) -> None:
     """Refuse a directory with other content, before anything is written to it."""
-    names = set(os.listdir(directory)) - {LOCK}
+    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in folders(directory))}
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()

@@ -10,11 +10,12 @@ text, so no secret may enter it. To skip a harmless file is better than to index
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +23,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval.files import AS_IT_IS
 from rest_local.retrieval.git import git_files
 
 SECRET_NAMES = (
@@ -163,41 +165,81 @@ def walk(
     allow_secrets: bool = False,
     max_file_size: int = MAX_FILE_SIZE,
     skipped: Skipped | None = None,
+    looked_at: Callable[[int], None] = lambda size: None,
 ) -> Iterator[tuple[str, str]]:
     """(name, text) of every file worth indexing under `paths`, sorted within a directory, each file once.
 
     The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. In the text
-    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files.
+    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files. looked_at: called with the size
+    of each file that `measure` counts, when it was read.
 
     Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
     problem with a single file during the walk raises nothing.
     """
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    roots = _roots(paths)
+    return _walk(roots, filters, skipped if skipped is not None else Skipped(), looked_at)
+
+
+def measure(
+    paths: Iterable[str | os.PathLike[str]],
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    allow_secrets: bool = False,
+    max_file_size: int = MAX_FILE_SIZE,
+) -> tuple[int, int]:
+    """(files, bytes) that `walk` would read, by their size alone: some that it skips for their content are among them.
+
+    O(files). Raises as `walk`.
+    """
+    filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    files = total = 0
+    for path in _wanted(_roots(paths), filters, Skipped()):
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= max_file_size:
+                files, total = files + 1, total + status.st_size
+    return files, total
+
+
+def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Raises InputInvalid for a path that does not exist."""
     roots = [Path(path) for path in paths]
     for root in roots:
         if not root.exists():
             raise InputInvalid("path", printable(str(root)), "no such file or directory")
-    return _walk(roots, filters, skipped if skipped is not None else Skipped())
+    return [root.resolve() for root in roots]
 
 
-def _walk(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterator[tuple[str, str]]:
+def _walk(
+    roots: Sequence[Path], filters: Filters, skipped: Skipped, looked_at: Callable[[int], None]
+) -> Iterator[tuple[str, str]]:
+    seen = _Seen(roots)
+    for path in _wanted(roots, filters, skipped):
+        text, size = _text(path, filters, skipped, seen)
+        looked_at(size)
+        if text:
+            yield path, text
+
+
+def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped) -> Iterator[str]:
+    """The paths of files whose names are wanted and do not look like secrets."""
     include, exclude = _spec(filters.include), _spec(filters.exclude)
-    resolved = [root.resolve() for root in roots]
-    seen = _Seen(resolved)
-    for root in resolved:
+    for root in roots:
         single, below = not root.is_dir(), os.path.join(root, "")
         for path in [str(root)] if single else _candidates(root, skipped):
             base = os.path.basename(path)
             relative = base if single else path[len(below) :]
             wanted = include.match_file(relative) if filters.include else _by_extension(base)
-            if (filters.exclude and exclude.match_file(relative)) or not (wanted or (single and not filters.include)):
+            if filters.exclude and exclude.match_file(relative):
+                skipped.add("excluded")
+            elif not (wanted or (single and not filters.include)):
                 skipped.add(UNWANTED, base)
             elif not filters.allow_secrets and secret_name(base):
                 skipped.add("secret", path)
             else:
-                text = _text(path, filters, skipped, seen)
-                if text:
-                    yield path, text
+                yield path
 
 
 class _Seen:
@@ -316,31 +358,32 @@ def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
     also for a link.
     """
     # Opened before the status is read, so that both belong to the same file. O_NONBLOCK: a FIFO must not block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | AS_IT_IS | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         return status, file.read(limit) if stat.S_ISREG(status.st_mode) else None
 
 
-def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> str:
-    """The text of a file, or "" if it is skipped. Counts the reason."""
+def _text(path: str, filters: Filters, skipped: Skipped, seen: _Seen) -> tuple[str, int]:
+    """The text of a file, or "" if it is skipped, with the reason counted; and the size that `measure` counts."""
     try:
         status, data = _read(path, filters.max_file_size + 1)
     except FileNotFoundError:
         skipped.add("vanished")
-        return ""
+        return "", 0
     except OSError:
         skipped.add("link" if os.path.islink(path) else "unreadable")
-        return ""
+        return "", 0
     if data is None:
         skipped.add("not a regular file")
-        return ""
+        return "", 0
+    size = len(data) if len(data) <= filters.max_file_size else 0
     reason = "duplicate" if seen.has(status) else _reason(data, filters)
     if reason:
         skipped.add(reason, path)
-        return ""
+        return "", size
     seen.add(status)
-    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace"), size
 
 
 def _reason(data: bytes, filters: Filters) -> str:

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import mmap as memory
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVersion, DatastoreVocabulary
-from rest_local.retrieval.format import KINDS, MANIFEST, DocumentTable, Manifest, SegmentEntry, file_name
+from rest_local.errors import DatastoreCorrupt, DatastoreNotFound
+from rest_local.retrieval.format import KINDS, DocumentTable, Manifest, SegmentEntry, file_name
+from rest_local.retrieval.home import find, indexes, no_such_vocabulary, read_manifest
 from rest_local.retrieval.rows import Context, Int32Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
 
 log = logging.getLogger("rest_local.datastore")
 
-MAX_MANIFEST = 64 << 20
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
 
@@ -43,12 +42,12 @@ LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed rarely h
 class Datastore:
     """An open datastore. Make one with `Datastore.open`, and use `with` or `close`.
 
-    path: its directory; manifest: the commit that was opened; segments: in the order of the text; placed: (start in the
-    text, segment) of each.
+    path: of the datastore; directory: of the index that was opened (`retrieval.home`); manifest: its commit; segments:
+    in the order of the text; placed: (start in the text, segment) of each.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, mmap: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path, directory: Path, manifest: Manifest, mmap: bool) -> None:
+        self.path, self.directory = path, directory
         self.manifest = manifest
         self._maps: list[memory.mmap] = []
         self.segments: list[Segment] = []
@@ -74,27 +73,24 @@ class Datastore:
     ) -> Datastore:
         """Open the newest commit at `path`, after comparing the size of every file with the manifest.
 
-        vocabulary_hash: refuse a datastore of another vocabulary; vocabulary_name: its name in the error message.
-        mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; True maps, False reads any
-        datastore (for network drives, where access to a mapped file can fail).
+        vocabulary_hash: open the index for this vocabulary and refuse a datastore without one; by default the first
+        index is opened. vocabulary_name: its name in the error message. mmap: None reads a datastore of up to SMALL
+        bytes into memory and maps a larger one; True maps, False reads any datastore (for network drives, where access
+        to a mapped file can fail).
 
         Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. If mapped, takes O(1) in the
         size of the datastore. Does not check the contents; `check` does.
         """
-        directory = Path(path)
+        path = Path(path)
         for attempt in range(_ATTEMPTS):
-            manifest = read_manifest(directory)
-            found = manifest.vocabulary
-            if vocabulary_hash is not None and found.hash != vocabulary_hash:
-                name, wanted = f"{found.name or '?'} ({found.hash[:12]})", f"{vocabulary_name} ({vocabulary_hash[:12]})"
-                raise DatastoreVocabulary(directory, name, wanted, rebuild_command(directory, manifest))
+            directory, manifest = _newest_commit(path, vocabulary_hash, vocabulary_name)
             size = BYTES_A_TOKEN * sum(entry.tokens for entry in manifest.segments)
             try:
-                return cls(directory, manifest, size > SMALL if mmap is None else mmap)
+                return cls(path, directory, manifest, size > SMALL if mmap is None else mmap)
             except FileNotFoundError as error:
                 # A build may have committed after we read the manifest, and deleted the files that it names.
                 if attempt + 1 == _ATTEMPTS or read_manifest(directory) == manifest:
-                    raise DatastoreCorrupt(directory, f"{Path(error.filename).name} is missing") from error
+                    raise DatastoreCorrupt(path, f"{Path(error.filename).name} is missing") from error
         raise AssertionError("unreachable")
 
     def __enter__(self) -> Datastore:
@@ -218,7 +214,7 @@ class Datastore:
         total = 0
         for entry in self.manifest.segments if segments is None else segments:
             for kind in KINDS:
-                path = self.path / file_name(entry.name, kind)
+                path = self.directory / file_name(entry.name, kind)
                 try:
                     digest, size = _digest(path)
                 except OSError as error:
@@ -283,7 +279,8 @@ class Datastore:
 
     def _open_segment(self, entry: SegmentEntry, mmap: bool) -> None:
         data = {
-            kind: self._read(self.path / file_name(entry.name, kind), entry.files[kind].size, mmap) for kind in KINDS
+            kind: self._read(self.directory / file_name(entry.name, kind), entry.files[kind].size, mmap)
+            for kind in KINDS
         }
         self._documents.append(DocumentTable(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
@@ -311,33 +308,18 @@ class Datastore:
         return mapped
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the newest commit. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion."""
-    if directory.is_file():
-        raise DatastoreVersion(directory, "of a single file", "1, a directory")
-    path = directory / MANIFEST
+def _newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str) -> tuple[Path, Manifest]:
+    """The directory and the manifest of the index for a vocabulary, None: of the first one. Raises DatastoreError."""
+    directory = find(path, vocabulary_hash)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_MANIFEST + 1)
-    except FileNotFoundError as error:
-        raise DatastoreNotFound(directory) from error
-    except OSError as error:
-        raise DatastoreError(
-            f"datastore {directory}: {MANIFEST} cannot be read: {error.strerror}; check its permissions"
-        ) from error
-    if len(data) > MAX_MANIFEST:
-        raise DatastoreCorrupt(directory, f"the manifest is larger than {MAX_MANIFEST} bytes")
-    return Manifest.parse(data, directory)
-
-
-def rebuild_command(directory: Path, manifest: Manifest) -> str:
-    """The command line that builds the datastore again from its recipe, with the caller's model."""
-    recipe = manifest.recipe
-    words = ["rest-local", "index", "build", *(recipe.get("paths") or ["PATH"])]
-    for option in ("include", "exclude"):
-        for glob in recipe.get(option, ()):
-            words += [f"--{option}", glob]
-    return shlex.join([*words, "-o", str(directory), "-m", "MODEL"])
+        manifest = read_manifest(directory)
+    except DatastoreNotFound:
+        if vocabulary_hash is None or not indexes(path):
+            raise
+        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash) from None
+    if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
+        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
+    return directory, manifest
 
 
 def _digest(path: Path) -> tuple[str, int]:

@@ -1,24 +1,32 @@
 """The file operations of a build in one place: durable, private, and replaceable by tests that inject failures.
 
 Nothing else in the retrieval room writes to disk.
+
+On Windows an open file keeps its name and its directory where they are. So the lock file lies next to the directory
+that it guards, and a rename is tried again for a while. Directories cannot be synced there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
+WINDOWS = os.name == "nt"
+AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
+_OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
 _OWNER_LIMIT = 200
 _POLL_S = 0.01  # between two attempts to take a lock
+_RENAME_S = 1.0  # Windows: for readers of the old file to close it; reading a manifest takes less than a millisecond
 
 
 class Files:
@@ -36,7 +44,7 @@ class Files:
 
     def create(self, path: Path) -> int:
         """Create a file and return its descriptor for writing."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_IT_IS, 0o600)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> None:
         """Write all of `data`."""
@@ -50,10 +58,19 @@ class Files:
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename `old` to `new`, atomically; an existing `new` is replaced."""
-        os.replace(old, new)
+        deadline = time.monotonic() + _RENAME_S
+        while True:
+            try:
+                return os.replace(old, new)
+            except PermissionError:
+                if not WINDOWS or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_S)
 
     def sync_directory(self, path: Path) -> None:
-        """Make creations, renames and deletions in a directory durable."""
+        """Make creations, renames and deletions in a directory durable. Nothing on Windows, which offers no way."""
+        if WINDOWS:
+            return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -69,9 +86,10 @@ class Files:
 def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> Iterator[None]:
     """Hold the writers' lock of a datastore. Readers need no lock.
 
-    `flock` belongs to the open file, so the lock ends with its process, even after a kill. (`lockf` would be released
-    as soon as any descriptor of the file is closed.) `make`: creates the directory if it is missing. Raises
-    DatastoreUnwritable, and DatastoreLocked with the owner if the lock is still held after `wait_s` seconds.
+    The lock (`flock`, on Windows `LockFileEx`) belongs to the open file, so it ends with its process, even after a
+    kill. (`lockf` would be released as soon as any descriptor of the file is closed.) `make`: creates the directory if
+    it is missing. Raises DatastoreUnwritable, and DatastoreLocked with the owner if the lock is still held after
+    `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -91,35 +109,46 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
         os.close(descriptor)
 
 
+def _lock_path(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.{LOCK}") if WINDOWS else directory / LOCK
+
+
 def _take_lock(directory: Path) -> int:
     """Take the lock and return its descriptor. Raises DatastoreLocked at once if another process holds it."""
-    path = directory / LOCK
+    path = _lock_path(directory)
     with unwritable(directory):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | AS_IT_IS, 0o600)
         except FileNotFoundError as error:
             raise DatastoreLocked(directory, "a process that removes it") from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        with unwritable(directory):
+            taken = lock_descriptor(descriptor, blocking=False)
+        os.lseek(descriptor, _OWNER_AT, os.SEEK_SET)
+        if not taken:
             owner = os.read(descriptor, _OWNER_LIMIT).decode("utf-8", "replace").strip()
-            raise DatastoreLocked(directory, owner or "another process") from error
-        # A remove may have unlinked the lock file between our open and our flock: then this lock protects nothing.
-        try:
-            current = os.stat(path)
-        except FileNotFoundError as error:
-            raise DatastoreLocked(directory, "a process that removes it") from error
-        if not os.path.samestat(current, os.fstat(descriptor)):
-            raise DatastoreLocked(directory, "a process that replaced it")
+            raise DatastoreLocked(directory, owner or "another process")
+        _check_lock(directory, path, descriptor)
         # Only for messages. On a full disk the lock still holds; only the owner's name is missing.
         with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, _OWNER_AT)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _check_lock(directory: Path, path: Path, descriptor: int) -> None:
+    """A remove may have unlinked the lock file between our open and our lock: then this lock protects nothing. On
+    Windows an open file cannot be unlinked, but the directory may be gone.
+    """
+    try:
+        current = os.stat(directory if WINDOWS else path)
+    except FileNotFoundError as error:
+        raise DatastoreLocked(directory, "a process that removes it") from error
+    if not WINDOWS and not os.path.samestat(current, os.fstat(descriptor)):
+        raise DatastoreLocked(directory, "a process that replaced it")
 
 
 @contextlib.contextmanager

@@ -10,10 +10,9 @@ import os
 from dataclasses import dataclass
 
 from rest_local.errors import DatastoreError, DatastoreNotFound, HistoryNotFound
-from rest_local.retrieval.datastore import read_manifest
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.history import DAMAGED, WAIT_S, cause_of, history_home
-from rest_local.retrieval.home import holds_files, remove
+from rest_local.retrieval.home import holds_files, read_manifest, remove
 
 
 @dataclass(frozen=True)

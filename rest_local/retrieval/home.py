@@ -1,25 +1,38 @@
-"""The directory of datastores: names to paths, the list, and removal."""
+"""Where datastores lie: names to paths, the directory of each vocabulary, manifests, the list, and removal.
+
+A datastore holds one index for each vocabulary, each a directory with a manifest, a lock and commits of its own, so a
+commit for one vocabulary does not touch the others. The first index lies in the datastore's directory itself, the
+others in `vocabulary-HASH` in it, HASH being the first 16 digits of the vocabulary's hash (docs/FORMAT.md).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
-from rest_local.paths import data_dir
+from rest_local.errors import (
+    DatastoreCorrupt,
+    DatastoreError,
+    DatastoreNotFound,
+    DatastoreUnwritable,
+    DatastoreVersion,
+    DatastoreVocabulary,
+    OptionError,
+)
+from rest_local.paths import datastores_home
 from rest_local.retrieval.files import LOCK, Files, locked, unwritable
-from rest_local.retrieval.format import MANIFEST, owns
+from rest_local.retrieval.format import MANIFEST, Manifest, owns
 
 DEFAULT_NAME = "default"
+MAX_MANIFEST = 64 << 20
 _REMOVED = ".removed-"
-
-
-def datastores_home() -> Path:
-    """The directory of named datastores: $REST_LOCAL_DATASTORES, or the user's data directory."""
-    given = os.environ.get("REST_LOCAL_DATASTORES")
-    return Path(given) if given else data_dir() / "datastores"
+_FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:
@@ -35,44 +48,191 @@ def datastore_path(name: str | os.PathLike[str]) -> Path:
     return datastores_home() / text
 
 
+def short_name(path: Path) -> str:
+    """What `datastore_path` turns into `path`: the name in `datastores_home`, elsewhere the path."""
+    return path.name if path.parent == datastores_home() else str(path)
+
+
 def list_datastores() -> list[str]:
     """Names of the datastores in `datastores_home`, sorted. Does not check whether they can be opened."""
     try:
         with os.scandir(datastores_home()) as entries:
-            return sorted(
-                entry.name
-                for entry in entries
-                if not entry.name.startswith(".") and os.path.exists(os.path.join(entry.path, MANIFEST))
-            )
+            return sorted(entry.name for entry in entries if entry.name[0] != "." and indexes(Path(entry.path)))
     except FileNotFoundError:
         return []
 
 
-def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
-    """Remove a datastore: rename it under its lock, then unlink its files. Open readers keep the files they mapped.
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of the newest commit. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion."""
+    if directory.is_file():
+        raise DatastoreVersion(directory, "of a single file", "1, a directory")
+    path = directory / MANIFEST
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST + 1)
+    except FileNotFoundError as error:
+        raise DatastoreNotFound(directory) from error
+    except OSError as error:
+        raise DatastoreError(
+            f"datastore {directory}: {MANIFEST} cannot be read: {error.strerror}; check its permissions"
+        ) from error
+    if len(data) > MAX_MANIFEST:
+        raise DatastoreCorrupt(directory, f"the manifest is larger than {MAX_MANIFEST} bytes")
+    return Manifest.parse(data, directory)
 
-    A directory that holds files of other origin is refused. `wait_s`: how long to wait for the lock; `files`: as in
+
+def folder(path: Path, vocabulary_hash: str) -> Path:
+    """The directory of a vocabulary, unless its index is the one in the datastore's directory itself."""
+    return path / f"vocabulary-{vocabulary_hash[:16]}"
+
+
+def folders(path: Path) -> list[Path]:
+    """The directories of vocabularies in a datastore, sorted, with or without a commit. Links are not followed."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(
+                Path(entry.path)
+                for entry in entries
+                if _FOLDER.match(entry.name) and entry.is_dir(follow_symlinks=False)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def indexes(path: Path) -> list[Path]:
+    """The directories of a datastore that hold a commit, the datastore's own directory first."""
+    return [directory for directory in (path, *folders(path)) if os.path.exists(directory / MANIFEST)]
+
+
+def find(path: Path, vocabulary_hash: str | None) -> Path:
+    """The directory that holds the index for a vocabulary, None: the first index. Without one the datastore's own."""
+    if vocabulary_hash is None:
+        return next(iter(indexes(path)), path)
+    own = folder(path, vocabulary_hash)
+    return own if os.path.exists(own / MANIFEST) else path
+
+
+def manifests(path: Path) -> dict[Path, Manifest | DatastoreError]:
+    """The newest commit of each of the `indexes`, or why it cannot be read."""
+    found: dict[Path, Manifest | DatastoreError] = {}
+    for directory in indexes(path):
+        try:
+            found[directory] = read_manifest(directory)
+        except DatastoreError as error:
+            found[directory] = error
+    return found
+
+
+def newest_manifest(path: Path) -> Manifest:
+    """The newest commit of a datastore. Its recipe says of what text an index for another vocabulary is built.
+
+    Raises DatastoreNotFound, and the error of an index if none can be read.
+    """
+    found = manifests(path).values()
+    readable = [manifest for manifest in found if isinstance(manifest, Manifest)]
+    if not readable:
+        raise next((error for error in found if isinstance(error, DatastoreError)), DatastoreNotFound(path))
+    return max(readable, key=lambda manifest: manifest.created)
+
+
+def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> DatastoreVocabulary:
+    """The error for a datastore that lacks this vocabulary: the names of those that it has, and the way out."""
+    readable = [manifest for manifest in manifests(path).values() if isinstance(manifest, Manifest)]
+    held = [f"{manifest.vocabulary.name or '?'} ({manifest.vocabulary.hash[:12]})" for manifest in readable]
+    way = build_command(path, newest_manifest(path).recipe)
+    return DatastoreVocabulary(path, ", ".join(held), f"{name} ({vocabulary_hash[:12]})", way)
+
+
+def is_walk(recipe: Mapping[str, Any]) -> bool:
+    """Whether a walk over the recorded paths gives the text again, so that an index can be built from the recipe."""
+    return bool(recipe.get("paths")) and "kind" not in recipe
+
+
+def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:
+    """The command line that builds a datastore's index for a model, given by its path."""
+    name = short_name(path)
+    words = ["rebuild", name] if is_walk(recipe) else ["build", "PATH", "-o", name]
+    return shlex.join(["rest-local", "index", *words, "-m", model])
+
+
+@contextlib.contextmanager
+def writing(path: Path, vocabulary_hash: str, files: Files, wait_s: float = 0.0) -> Iterator[Path]:
+    """The directory for commits of a vocabulary, created and locked: the one that has its index, else the datastore's
+    own directory if that is free, else a folder. Raises DatastoreLocked, DatastoreUnwritable.
+    """
+    while True:
+        directory = _place(path, vocabulary_hash)
+        with locked(directory, wait_s, make=files):
+            # Another writer may have taken the datastore's own directory for another vocabulary before our lock.
+            if _place(path, vocabulary_hash) == directory:
+                yield directory
+                return
+
+
+def _place(path: Path, vocabulary_hash: str) -> Path:
+    directory = find(path, vocabulary_hash)
+    if directory == path:
+        with contextlib.suppress(DatastoreError):  # none there, or a damaged one, which a build replaces
+            if read_manifest(path).vocabulary.hash != vocabulary_hash:
+                return folder(path, vocabulary_hash)
+    return directory
+
+
+def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
+    """Remove a datastore: rename it under its locks, then unlink its files. Open readers keep the files they mapped.
+
+    A directory that holds files of other origin is refused. `wait_s`: how long to wait for each lock; `files`: as in
     `build`. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)
-    with locked(path, wait_s):
-        remove_locked(path, files)
+    with contextlib.ExitStack() as locks:
+        for directory in (path, *folders(path)):
+            locks.enter_context(locked(directory, wait_s))
+        _remove_locked(path, path.parent, files or Files())
 
 
-def remove_locked(path: Path, files: Files | None = None) -> None:
-    """`remove`, for a caller that holds the lock."""
+def remove_index(path: Path, directory: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
+    """Remove one of the `indexes` of a datastore, with the last one the datastore. As `remove`."""
+    if indexes(path) == [directory]:
+        return remove(path, wait_s, files)
+    with locked(directory, wait_s):
+        remove_index_locked(path, directory, files)
+    return None
+
+
+def remove_index_locked(path: Path, directory: Path, files: Files | None = None) -> None:
+    """`remove_index`, for a caller that holds the lock of `directory`."""
     files = files or Files()
-    with unwritable(path):
-        strangers = [name for name in os.listdir(path) if name not in (LOCK, MANIFEST) and not owns(name)]
-        if strangers:
-            raise DatastoreUnwritable(path, f"it also holds {strangers[0]!r}, which no build wrote; move it away")
-        gone = path.parent / f"{_REMOVED}{secrets.token_hex(8)}"
-        files.rename(path, gone)
-        files.sync_directory(path.parent)
+    if directory != path:
+        _remove_locked(directory, path.parent, files)
+    elif folders(path):
+        with unwritable(path):  # the directory stays, for the folders in it
+            files.unlink(path / MANIFEST)
+            files.sync_directory(path)
+            for name in filter(owns, sorted(os.listdir(path))):
+                files.unlink(path / name)
+    else:
+        _remove_locked(path, path.parent, files)
+
+
+def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
+    """Rename `directory` into the directory `trash` and delete it there, with leftovers of killed removes."""
+    with unwritable(directory):
+        for part in (directory, *folders(directory)):
+            known = {LOCK, MANIFEST, *(inside.name for inside in folders(part))}
+            strangers = [name for name in os.listdir(part) if name not in known and not owns(name)]
+            if strangers:
+                cause = f"it also holds {strangers[0]!r}, which no build wrote; move it away"
+                raise DatastoreUnwritable(part, cause)
+        gone = trash / f"{_REMOVED}{secrets.token_hex(8)}"
+        files.rename(directory, gone)
+        files.sync_directory(trash)
+        if directory.parent != trash:
+            files.sync_directory(directory.parent)
         _delete(gone, files)
     # Leftovers of a killed remove. Nothing can lock them by name any more.
-    for leftover in path.parent.glob(f"{_REMOVED}*"):
+    for leftover in trash.glob(f"{_REMOVED}*"):
         with contextlib.suppress(OSError):
             _delete(leftover, files)
 
@@ -80,14 +240,16 @@ def remove_locked(path: Path, files: Files | None = None) -> None:
 def holds_files(path: Path) -> bool:
     """Whether the directory holds files of a build: a commit, a damaged one, or leftovers of a killed build."""
     try:
-        return any(name == MANIFEST or owns(name) for name in os.listdir(path))
+        names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
+    return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path))
 
 
 def _delete(directory: Path, files: Files) -> None:
-    files.unlink(directory / MANIFEST)
-    for name in sorted(os.listdir(directory)):
-        if owns(name) or name == LOCK:
-            files.unlink(directory / name)
-    directory.rmdir()
+    for part in (*folders(directory), directory):
+        files.unlink(part / MANIFEST)
+        for name in sorted(os.listdir(part)):
+            if owns(name) or name == LOCK:
+                files.unlink(part / name)
+        part.rmdir()

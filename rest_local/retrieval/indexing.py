@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,16 +24,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rest_local.errors import CorpusEmpty, DatastoreNotFound, OptionError
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
 from rest_local.retrieval.build import Progress, build, commit
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, walk
+from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, measure, walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
-from rest_local.retrieval.home import datastore_path, holds_files, remove_locked
-from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.home import (
+    datastore_path,
+    find,
+    holds_files,
+    is_walk,
+    newest_manifest,
+    remove_index_locked,
+)
+from rest_local.retrieval.rows import Int32Array, width_of
 
+WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
+SAMPLE_S = 0.3
+SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Tokenize = Callable[[str], Int32Array]
@@ -81,6 +92,7 @@ class Built:
             "segments": len(self.manifest.segments),
             "bytes": self.bytes,
             "skipped": dict(self.skipped.counts),
+            "unwanted": dict(self.skipped.kinds),
             "secrets": self.skipped.secrets,
         }
 
@@ -96,21 +108,30 @@ def build_datastore(
     max_file_size: int = MAX_FILE_SIZE,
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    replace: bool = True,
 ) -> Built:
-    """Build the datastore `name` (or a path) from the text files below `paths`. It replaces an existing one.
+    """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
+    It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
     `rest_local.retrieval.corpus.walk` decides which files are taken. `recipe`: fields to record in addition to paths
     and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
 
     Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable. After an error the existing datastore is intact.
+    DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
     """
+    report = progress or (lambda what, amount: None)
     skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]
-    files = walk(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size, skipped=skipped)
     noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
+    files = walk(**noted, skipped=skipped, looked_at=lambda size: report("read", size))
     try:
         return build_from_texts(
-            name, files, vocabulary=vocabulary, recipe={**noted, **(recipe or {})}, progress=progress, skipped=skipped
+            name,
+            files,
+            vocabulary=vocabulary,
+            recipe={**noted, **(recipe or {})},
+            progress=progress,
+            skipped=skipped,
+            replace=replace,
         )
     except CorpusEmpty as error:
         raise CorpusEmpty(", ".join(str(path) for path in paths), skipped.summary()) from error
@@ -124,13 +145,72 @@ def build_from_texts(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     skipped: Skipped | None = None,
+    replace: bool = True,
 ) -> Built:
     """As `build_datastore`, from (document name, text) of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
     documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report)
+    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
     return Built(path, manifest, skipped or Skipped())
+
+
+def rebuild_datastore(
+    name: str | os.PathLike[str],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+) -> Built:
+    """Build a datastore for a vocabulary from the paths and filters that its newest index was built from.
+
+    `recipe`: fields to record in addition. Raises as `build_datastore`, and `recorded_recipe`.
+    """
+    noted = recorded_recipe(datastore_path(name))
+    return build_datastore(name, **noted, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+
+
+def recorded_recipe(path: Path) -> dict[str, Any]:
+    """The arguments of a walk over the text of a datastore: those that its newest index was built with.
+
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, and DatastoreError if it holds text of another origin.
+    """
+    recipe = newest_manifest(path).recipe
+    if not is_walk(recipe):
+        raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
+    return recipe_of(**{key: recipe[key] for key in WALK if key in recipe})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an index will be. text: bytes of the files that a walk reads; disk: bytes of the index."""
+
+    files: int
+    text: int
+    disk: int
+    seconds: float
+
+
+def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estimate:
+    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`."""
+    files, text = measure(**recipe)
+    sizes: deque[int] = deque()
+    done = tokens = 0
+    began = time.perf_counter()
+    for _, ids in tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize):
+        done, tokens = done + sizes.popleft(), tokens + len(ids)
+        if time.perf_counter() - began > SAMPLE_S:
+            break
+    share = max(text / done, 1.0) if done else 0.0
+    seconds = (time.perf_counter() - began) * share + tokens * share / SORTED_A_SECOND
+    return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
+
+
+def _noting_sizes(documents: Iterable[tuple[str, str]], sizes: deque[int]) -> Iterator[tuple[str, str]]:
+    for name, text in documents:
+        sizes.append(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
+        yield name, text
 
 
 def recipe_of(
@@ -202,22 +282,23 @@ def add(
     files: Files | None = None,
     mmap: bool | None = None,
 ) -> Manifest:
-    """Add documents, each a name and token ids. Creates the datastore if it does not exist.
+    """Add documents, each a name and token ids, to the index for this vocabulary. Creates a datastore that does not
+    exist, but not an index that an existing one lacks, which would hold these documents alone.
 
     `recipe`: of a new datastore; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
     DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
     without any token. After an error the existing datastore is intact.
     """
-    files = files or Files()
-    with locked(path, wait_s, make=files):
+    files, directory = files or Files(), find(path, vocabulary.hash)
+    with locked(directory, wait_s, make=files):
         try:
             store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
         except DatastoreNotFound:
-            return commit(path, documents, vocabulary=vocabulary, recipe=recipe, files=files)
+            return commit(directory, documents, vocabulary=vocabulary, recipe=recipe, files=files)
         with store:
             keep, kept = _divided(store, {name for name, _ in documents}, sum(len(t) + 1 for _, t in documents))
             recipe = dict(store.manifest.recipe)
-        return commit(path, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
+        return commit(directory, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
 
 
 def forget(
@@ -228,22 +309,25 @@ def forget(
     files: Files | None = None,
     whole: bool = False,
     mmap: bool | None = None,
+    vocabulary_hash: str | None = None,
 ) -> int:
-    """Remove the documents with these names. Returns their number.
+    """Remove the documents with these names from the index for a vocabulary, None: the first one. Returns their number.
 
-    A datastore is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
+    An index is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
     raised. `mmap`: as for `add`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked,
     DatastoreUnwritable.
     """
-    if not holds_files(path):
+    directory = find(path, vocabulary_hash)
+    if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
-    with locked(path, wait_s), Datastore.open(path, mmap=mmap) as store:
+    with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         held = store.document_names()
         count = sum(name in names for name in held)
         if count == 0:
             return 0
         if count == len(held) and whole:
-            remove_locked(path, files)
+            store.close()  # Windows renames no directory whose files are mapped
+            remove_index_locked(path, directory, files)
             return count
         if count == len(held):
             raise OptionError(
@@ -251,7 +335,7 @@ def forget(
             )
         keep, kept = _divided(store, names, 0)
         manifest = store.manifest
-        commit(path, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
+        commit(directory, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
         return count
 
 

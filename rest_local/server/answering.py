@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
-    from rest_local.decoding.service import Service, Ticket
-    from rest_local.decoding.stream import Result
+    from rest_local.decoding.service import Service
+    from rest_local.decoding.stream import Piece, Result
+    from rest_local.decoding.streaming import Stream
 
 GROUP_TOKENS = 16  # where steps are hidden, ids and log-probabilities are sent in groups of this size
 LOG = "rest_local.log"
@@ -90,9 +91,9 @@ class Generating(Asked[BodyT]):
         """
         pulse, entries = Pulse(), 1
 
-        def submit() -> list[Ticket]:
+        def submit() -> list[Stream]:
             nonlocal entries
-            tickets: list[Ticket] = []
+            tickets: list[Stream] = []
             try:
                 for made in prepare():
                     entries = max(entries, 1 + (made.logprobs or 0))

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from rest_local.errors import DatastoreError, DatastoreNotFound, ServiceClosed, printable
 from rest_local.retrieval.corpus import secret_content, secret_name
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.home import datastore_path, list_datastores
+from rest_local.retrieval.format import Manifest, VocabularyId
+from rest_local.retrieval.home import datastore_path, list_datastores, manifests
 from rest_local.retrieval.indexing import add, forget
 from rest_local.server.bodies import DocumentBody, SearchBody, parse
 from rest_local.server.errors import ApiError, from_error
@@ -77,7 +77,8 @@ async def forget_document(request: HttpRequest) -> Response:
     path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
 
     def work() -> int:
-        count = forget(path, {document}, whole=True, mmap=_mmap(engine))
+        known = engine.model.vocabulary.identity
+        count = forget(path, {document}, whole=True, mmap=_mmap(engine), vocabulary_hash=known.hash)
         if count:
             reopen(service, engine)
         return count
@@ -170,7 +171,7 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
     for name, path in sorted(paths.items()):
         row: dict[str, Any] = {"name": name, "object": "datastore", "open": name in opened}
         try:
-            with Datastore.open(path, mmap=True) as store:  # reads the sizes and some bytes of each file
+            with Datastore.open(_shown(engine, path), mmap=True) as store:  # reads sizes and some bytes of each file
                 info = store.info()
         except DatastoreError as error:
             row["error"] = from_error(error, is_local=is_local).message
@@ -179,6 +180,14 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
             row["fits_model"] = info["vocabulary"]["hash"] == engine.model.vocabulary.hash
         rows.append(row)
     return rows
+
+
+def _shown(engine: Engine, path: Path) -> Path:
+    """The index to show of a datastore: that for the model, else the first one."""
+    known = engine.model.vocabulary.hash
+    found = manifests(path)
+    fits = [where for where, one in found.items() if isinstance(one, Manifest) and one.vocabulary.hash == known]
+    return next(iter([*fits, *found]), path)
 
 
 def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]:

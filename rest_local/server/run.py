@@ -2,7 +2,8 @@
 
 - SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
   process at once. While the model loads, they end that before its next forward pass.
-- SIGHUP opens the newest commits of the datastores.
+- SIGHUP stops as SIGTERM does, because the terminal was closed. In a process that no terminal can close (a service,
+  `nohup`, after `ignore_hangups`) it opens the newest commits of the datastores.
 
 There is one process and one event loop. The engine has a thread of its own.
 
@@ -65,8 +66,10 @@ log = logging.getLogger("rest_local.server")
 
 def connection_limit() -> int:
     """Connections that can be open at once: the free descriptors of this process, less a reserve."""
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MAX_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -196,13 +199,18 @@ class HttpServer(uvicorn.Server):
             signal.SIGINT: self._interrupt,
         }
         if hasattr(signal, "SIGHUP"):
-            handled[signal.SIGHUP] = lambda number, frame: self._on_hangup()
+            reload = outlives_terminal()
+            handled[signal.SIGHUP] = lambda number, frame: self._on_hangup() if reload else self.stop()
         before = {number: signal.signal(number, handler) for number, handler in handled.items()}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Stop as SIGTERM does. A second call changes nothing: the shell and the kernel both tell of a hangup."""
+        self.should_exit = True
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit  # the second time
@@ -272,7 +280,7 @@ class Serving:
 
     def stop(self) -> None:
         """Stop as SIGTERM does. Any thread."""
-        self.http.should_exit = True
+        self.http.stop()
 
     def reload(self) -> None:
         """Open the newest commits of the datastores."""
@@ -318,6 +326,23 @@ def _start(engine: Engine, queue: int) -> Service:
 
     engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
     return Service(engine, queue=queue)
+
+
+def ignore_hangups() -> None:
+    """Go on when the terminal closes, as with `nohup`. To be called in the main thread."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def outlives_terminal() -> bool:
+    """Whether no terminal can end this process: it has none, as a service, or it ignores hangups."""
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:  # there is no controlling terminal
+        return True
+    return False
 
 
 def listen(settings: Settings) -> socket.socket:

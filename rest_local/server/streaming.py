@@ -26,8 +26,8 @@ from rest_local.errors import ReaderTooSlow, RestLocalError, ServiceClosed
 from rest_local.server.errors import answer_to
 
 if TYPE_CHECKING:
-    from rest_local.decoding.service import Ticket
     from rest_local.decoding.stream import Piece
+    from rest_local.decoding.streaming import Stream
 
 DONE = b"data: [DONE]\n\n"
 
@@ -97,7 +97,7 @@ class Pulse:
 class TicketGroup:
     """The tickets of one HTTP request. `entries`: tokens in a log-probability entry, alternatives included."""
 
-    def __init__(self, tickets: Sequence[Ticket], pulse: Pulse, entries: int = 1) -> None:
+    def __init__(self, tickets: Sequence[Stream], pulse: Pulse, entries: int = 1) -> None:
         self.tickets, self._pulse, self._entries = list(tickets), pulse, entries
         self._stopped: set[int] = set()
         self._lagging = False
@@ -142,7 +142,7 @@ class TicketGroup:
             elif open_ and (left := begun + PACE - time.monotonic()) > 0:
                 await self._pulse.wait(left)
 
-    def _look(self, open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
+    def _look(self, open_: Mapping[int, Stream], meanwhile: bool) -> list[News]:
         """The pieces there are now. If there are none, the pulse wakes the task when there are."""
         self._pulse.clear()
         news = _taken(open_, meanwhile)
@@ -173,7 +173,7 @@ class TicketGroup:
         return None
 
 
-def _taken(open_: Mapping[int, Ticket], meanwhile: bool) -> list[News]:
+def _taken(open_: Mapping[int, Stream], meanwhile: bool) -> list[News]:
     """The new pieces of each ticket; with `meanwhile` also of tickets that are not done."""
     news: list[News] = []
     for number, ticket in open_.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,16 @@ def test_drafting_starts_when_all_rows_are_compared(monkeypatch: pytest.MonkeyPa
     assert Tuning.from_json(exact.stored[-1]).exact
     assert not exact.opened
     assert not lane.warnings
+
+
+def test_a_caller_that_waits_gets_the_whole_test_and_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = ExactLane(monkeypatch).lane
+    lane.compare(0.0)
+    assert lane.has_idle_work
+    assert lane.capability.kind == "none"
+    lane.compare(math.inf)
+    assert not lane.has_idle_work
+    assert lane.capability.kind == "chain"
 
 
 def test_a_difference_found_later_leaves_drafting_off_with_one_warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -23,8 +24,10 @@ class FakePiece:
 class FakeStream:
     """Yields the script; an exception in it is raised, and a function called, where it stands."""
 
-    def __init__(self, script: Sequence[FakePiece | BaseException | Callable[[], None]], speed: float) -> None:
-        self._script, self._speed = script, speed
+    def __init__(
+        self, script: Sequence[FakePiece | BaseException | Callable[[], None]], speed: float, most: int | None = None
+    ) -> None:
+        self._script, self._speed, self._most = script, speed, most
         self._said: list[FakePiece] = []
         self._cancelled = False
 
@@ -42,6 +45,10 @@ class FakeStream:
         self._cancelled = True
 
     @property
+    def message(self) -> dict[str, str]:
+        return {"role": "assistant", "content": self.result.text}
+
+    @property
     def result(self) -> Result:
         tokens = [token for piece in self._said for token in piece.tokens]
         sources = [source for piece in self._said for source in piece.sources if source != "target"]
@@ -49,7 +56,8 @@ class FakeStream:
         return Result(
             text="".join(piece.text for piece in self._said),
             tokens=tokens,
-            finish_reason="cancelled" if self._cancelled else "stop",
+            sources=[source for piece in self._said for source in piece.sources],
+            finish_reason="cancelled" if self._cancelled else "length" if self._most == len(tokens) else "stop",
             draft=DraftStatistics(
                 steps=steps,
                 generated=len(tokens),
@@ -69,6 +77,9 @@ class FakeEngine:
     warnings: list[str] = field(default_factory=list)
     config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
+    messages: list[list[dict[str, str]]] = field(default_factory=list)  # of `chat`
+    datastores: Sequence[Any] = ()
+    n_ctx: int = 1024
     arguments: list[dict[str, Any]] = field(default_factory=list)
     closed: bool = False
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
@@ -107,7 +118,7 @@ class FakeEngine:
     measured: Any = None  # of `tune`
     compared: int = 0
 
-    def compare(self) -> None:
+    def compare(self, seconds: float = math.inf) -> None:
         self.compared += 1
 
     def tune(self, report: Callable[[int, int], None] | None = None) -> Any:
@@ -124,7 +135,15 @@ class FakeEngine:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if script and isinstance(script[0], BaseException):  # while the prompt is evaluated
             raise script[0]
-        return FakeStream(script, self.speeds[arguments["policy"]] if "policy" in arguments else 500.0)
+        speed = self.speeds[arguments["policy"]] if "policy" in arguments else 500.0
+        return FakeStream(script, speed, arguments.get("max_tokens"))
+
+    def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
+        self.messages.append(list(messages))
+        return self.generate(self.chat_prompt(messages), **arguments)
+
+    def plain_step_ms(self, result: Result) -> float:
+        return 4.0  # the streams take 2 ms a token
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

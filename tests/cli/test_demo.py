@@ -71,10 +71,11 @@ def test_fast_mode_is_asked_for(fake_engine: Install, call: Call) -> None:
 
 def test_a_backend_without_exact_settings_is_measured_in_fast_mode(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
-    engine.capability.kind = "none"
+    engine.capability.kind, engine.capability.reason = "none", "exact: no settings are"
     done = call("demo", "--repeats", "1")
     assert done.code == 0
-    assert "no settings of this backend are exact" in done.err
+    assert engine.compared == 1
+    assert "the demo runs in fast mode (exact: no settings are)" in done.err
     assert "in fast mode" in done.out
 
 

@@ -7,6 +7,7 @@ that wait for each other on a busy machine take many times as long.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,13 +138,27 @@ def test_missing_datastore_is_one_line(call: Call, tmp_path: Path) -> None:
     assert done.err.count("\n") == 1
 
 
-def test_datastore_of_another_vocabulary_is_refused_with_the_way_out(
+def test_datastore_of_another_vocabulary_costs_a_line_and_a_rebuild_adds_it(
     call: Call, mycode: str, tiny_model: Callable[..., Path]
 ) -> None:
-    done = call("generate", "x", "-d", mycode, "-m", str(tiny_model("llama")))
-    assert done.code == 1
-    assert "index build" in done.err
-    assert done.err.count("\n") == 1
+    """The line names the command, that command works, and the first model keeps what it has."""
+    given = ("generate", "x", "-n", "2", "--threads", "1", "-d", mycode, "-m", str(tiny_model("llama")))
+    done = call(*given)
+    assert (done.code, done.err.count("\n")) == (0, 1)
+    command = done.err.split("`")[1]
+    assert command == f"rest-local index rebuild {mycode} -m {tiny_model('llama')}"
+    assert call(*shlex.split(command)[1:]).code == 0
+    assert call(*given).err == ""
+    assert call("generate", "x", "-n", "2", "--threads", "1", "-d", mycode).err == ""
+    assert len(json.loads(call("index", "info", mycode, "--json").out)["indexes"]) == 2
+
+
+def test_build_missing_builds_without_a_question(call: Call, mycode: str, tiny_model: Callable[..., Path]) -> None:
+    given = ("generate", "x", "-n", "2", "--threads", "1", "-d", mycode, "-m", str(tiny_model("llama")))
+    assert call(*given, "--build-missing").err == ""
+    assert call(*given).err == ""
+    with Datastore.open(mycode) as store:
+        assert store.directory == Path(mycode), "the index of the first model is where it was"
 
 
 @pytest.mark.parametrize("grammar", ["root ::= (((", "root ::= <think>", "(" * 100_000])
@@ -179,7 +194,7 @@ def test_datastore_named_default_is_used_without_being_asked_for(
         assert set(asked) == {datastore_path("default")}
         assert call(*given, "--policy", "off").code == 0
     finally:
-        call("index", "remove", "default")
+        call("index", "remove", "default", "--yes")
     count = len(asked)
     assert call(*given).code == 0
     assert len(asked) == count

@@ -141,7 +141,7 @@ def test_every_option_is_read_from_the_environment(
         ["--logit-bias", "15"],
         ["--top-k", "many"],
         ["--policy", "sometimes"],
-        ["-n", "-1"],
+        ["-n", "-2"],
         ["--ctx", "-1"],
         ["--stop", ""],
         ["--top-p", "2"],
@@ -266,3 +266,47 @@ def test_a_prediction_is_read_from_its_file(fake_engine: Install, call: Call, tm
     (tmp_path / "old.py").write_text("x = 1\n")
     assert call("generate", "x", "--prediction", str(tmp_path / "old.py")).code == 0
     assert engine.arguments[0]["prediction"] == "x = 1\n"
+
+
+def test_minus_one_token_is_as_many_as_there_are(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    assert call("generate", "x", "-n", "-1").code == 0
+    assert engine.arguments[0]["max_tokens"] >= 2**31 - 1
+
+
+def test_instruct_puts_the_prompt_into_the_template(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    assert call("generate", "-m", "m.gguf", "--instruct", "say hello").code == 0
+    assert engine.prompts == ["<user>say hello<assistant>"]
+
+
+def test_instruct_needs_a_model_that_can_chat(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    done = call("generate", "--instruct", "say hello")
+    assert (done.code, done.err.count("\n"), "demo model" in done.err) == (1, 1, True)
+    assert not engine.prompts
+
+
+@pytest.mark.parametrize("given", [[], ["--quiet"], ["-q"], ["--json"]])
+def test_speed_is_told_at_a_terminal(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    fake_engine()
+    assert call("generate", "x", *given).err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    line = "500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%\n"
+    assert call("generate", "x", *given).err == ("" if given else line)
+
+
+def test_speed_is_told_after_an_interrupt(fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_engine([HELLO[0], KeyboardInterrupt()])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    done = call("generate", "x")
+    assert (done.code, done.out) == (130, "Hel\n")
+    assert done.err.startswith("500 tokens/s, 2.0 x plain")
+
+
+def test_no_speed_of_no_token(fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_engine([FakePiece("", (), ())])
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert call("generate", "x").err == ""

@@ -13,8 +13,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from rest_local.cli import building
 from rest_local.cli import index as command
-from rest_local.errors import CorpusEmpty, DatastoreCorrupt, DatastoreNotFound, OptionError
+from rest_local.errors import (
+    CorpusEmpty,
+    DatastoreCorrupt,
+    DatastoreError,
+    DatastoreExists,
+    DatastoreNotFound,
+    DatastoreVocabulary,
+    OptionError,
+)
+from rest_local.retrieval import build_from_texts, datastore_path
 from rest_local.retrieval.format import sealed
 
 
@@ -61,18 +71,18 @@ def test_build_info_list_check_remove(corpus):
     built = answer("build", corpus, "-o", "mine")
     assert built["documents"] == 2
     assert built["skipped"] == {"binary": 1}
-    info = answer("info", "mine")
+    (info,) = answer("info", "mine")["indexes"]
     assert info["recipe"]["paths"] == [str(corpus)]
     assert info["tokens"] == built["tokens"]
     assert [row["name"] for row in answer("list")["datastores"]] == ["mine"]
     assert answer("check", "mine")["ok"] is True
     for arguments in (("info", "mine"), ("list",), ("check", "mine")):
         assert "mine" in call(*arguments).stdout
-    assert answer("remove", "mine")["removed"].endswith("mine")
+    assert answer("remove", "mine", "--yes")["removed"].endswith("mine")
     assert answer("list")["datastores"] == []
     assert "no datastores" in call("list").stdout
     with pytest.raises(DatastoreNotFound):
-        call("remove", "mine")
+        call("remove", "mine", "--yes")
 
 
 def test_search_tells_match_places_files_lines_and_continuations(corpus):
@@ -103,13 +113,13 @@ def test_an_empty_corpus_says_what_was_skipped(corpus):
 def test_secrets_are_named(corpus):
     (corpus / "credentials.py").write_text("x = 1\n")
     assert "credentials.py" in call("build", corpus).stdout
-    assert answer("build", corpus, "--allow-secrets")["documents"] == 3
+    assert answer("build", corpus, "--allow-secrets", "--replace")["documents"] == 3
 
 
 def test_another_models_vocabulary_is_refused(corpus, monkeypatch):
     call("build", corpus, "-o", "mine")
     monkeypatch.setattr(ByteVocabulary, "hash", "c0" * 32)
-    with pytest.raises(OptionError, match="vocabulary of bytes"):
+    with pytest.raises(DatastoreVocabulary, match="built for vocabulary bytes"):
         call("search", "mine", "x")
 
 
@@ -187,4 +197,121 @@ def test_nothing_from_a_file_reaches_the_terminal_with_its_control_characters(co
         printed = call(*arguments).stdout
         assert printed.replace("\n", "").isprintable()
     assert call("info", "mine").stdout.count("red") >= 5
-    assert answer("info", "mine")["recipe"]["model"] == evil
+    assert answer("info", "mine")["indexes"][0]["recipe"]["model"] == evil
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """`other()` changes the model to one of another vocabulary, and back."""
+
+    def change():
+        changed = ByteVocabulary.hash == "b0" * 32
+        monkeypatch.setattr(ByteVocabulary, "hash", ("c1" if changed else "b0") * 32)
+        monkeypatch.setattr(ByteVocabulary, "name", "others" if changed else "bytes")
+
+    return change
+
+
+def vocabularies() -> list[tuple[str, int]]:
+    return [(row["vocabulary"]["name"], row["tokens"]) for row in answer("list")["datastores"]]
+
+
+def test_a_name_holds_an_index_for_each_vocabulary(corpus, other):
+    size = answer("build", corpus, "-o", "mine")["tokens"]
+    other()
+    (corpus / "d.py").write_text("more = 1\n")
+    assert answer("rebuild", "mine")["documents"] == 3
+    assert vocabularies() == [("bytes", size), ("others", size + 10)]
+    assert [row["recipe"]["paths"] for row in answer("info", "mine")["indexes"]] == [[str(corpus)]] * 2
+    assert answer("search", "mine", "more = ")["places"] == 1
+    other()
+    assert answer("search", "mine", "more = ")["match"] < 7
+    printed = call("list").stdout
+    assert printed.count("mine") == 2
+    assert "c1c1c1c1 others" in printed
+    assert answer("check", "mine")["ok"] is True
+
+
+def test_nothing_is_replaced_or_deleted_without_being_asked_to(corpus, other):
+    call("build", corpus, "-o", "mine")
+    before = vocabularies()
+    (corpus / "d.py").write_text("more = 1\n")
+    for arguments in (("build", corpus, "-o", "mine"), ("rebuild", "mine")):
+        with pytest.raises(DatastoreExists, match="replace"):
+            call(*arguments)
+    with pytest.raises(OptionError, match="--yes"):
+        call("remove", "mine")
+    assert vocabularies() == before
+    assert answer("rebuild", "mine", "--replace")["documents"] == 3
+    other()
+    assert answer("build", corpus / "a.py", "-o", "mine")["documents"] == 1, "another vocabulary replaces nothing"
+    assert len(vocabularies()) == 2
+
+
+def test_at_a_terminal_a_question_is_asked_first(corpus, monkeypatch):
+    call("build", corpus, "-o", "mine")
+    before = vocabularies()
+    (corpus / "d.py").write_text("more = 1\n")
+    monkeypatch.setattr(building, "can_ask", lambda: True)
+
+    def said(word, *arguments):
+        done = CliRunner().invoke(command.index, [*map(str, arguments)], input=word, catch_exceptions=False)
+        return done.exit_code, done.stderr
+
+    code, asked = said("n\n", "build", corpus, "-o", "mine")
+    assert (code, vocabularies()) == (1, before)
+    assert f"tokens of {corpus}" in asked
+    assert asked.endswith("nothing was changed\n")
+    assert said("\n", "build", corpus, "-o", "mine")[0] == 1, "no is the default"
+    assert said("y\n", "build", corpus, "-o", "mine")[0] == 0
+    assert vocabularies() != before
+    code, asked = said("n\n", "remove", "mine")
+    assert (code, len(vocabularies())) == (1, 1)
+    assert "bytes: " in asked
+    assert said("y\n", "remove", "mine")[0] == 0
+    assert vocabularies() == []
+
+
+def test_one_vocabulary_is_removed(corpus, other):
+    call("build", corpus, "-o", "mine")
+    other()
+    call("rebuild", "mine")
+    for wrong in ("none", ""):
+        with pytest.raises(OptionError, match="give one of: bytes b0b0b0b0b0b0, others c1c1c1c1c1c1"):
+            call("remove", "mine", "--vocabulary", wrong, "--yes")
+    assert call("remove", "mine", "--vocabulary", "b0b0", "--yes").exit_code == 0
+    assert [name for name, _ in vocabularies()] == ["others"]
+    other()
+    call("rebuild", "mine")
+    assert [name for name, _ in vocabularies()] == ["bytes", "others"]
+    call("remove", "mine", "--vocabulary", "others", "--yes")
+    assert [name for name, _ in vocabularies()] == ["bytes"]
+    call("remove", "mine", "--vocabulary", "bytes", "--yes")
+    assert vocabularies() == []
+    assert not datastore_path("mine").exists()
+
+
+def test_what_another_vocabulary_still_holds_is_told(corpus, other):
+    call("build", corpus, "-o", "mine")
+    other()
+    assert (
+        f"for vocabulary bytes it still holds 84 tokens of {corpus}, built 20"
+        in call("build", corpus / "a.py", "-o", "mine").stdout
+    )
+    assert "still holds" not in call("build", corpus, "-o", "mine", "--replace").stdout
+
+
+def test_kinds_of_files_that_are_left_out_are_named(corpus):
+    (corpus / "data.json").write_text("{}")
+    (corpus / "book.ipynb").write_text("{}")
+    assert "2 not a wanted kind of file (1 .ipynb, 1 .json)" in call("build", corpus).stdout
+    assert answer("build", corpus, "--replace", "--exclude", "a.py")["unwanted"] == {".json": 1, ".ipynb": 1}
+    assert "1 excluded" in call("build", corpus, "--replace", "--exclude", "a.py").stdout
+
+
+def test_what_was_not_built_from_files_cannot_be_built_again(corpus):
+    build_from_texts("texts", [("one", "text")], vocabulary=ByteVocabulary(), recipe={"kind": "git history"})
+    with pytest.raises(DatastoreError, match="not built from files"):
+        call("rebuild", "texts", "--replace")
+    with pytest.raises(DatastoreNotFound):
+        call("rebuild", "nothing")

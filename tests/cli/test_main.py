@@ -75,6 +75,14 @@ def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("group", ["index", "history", "bench", "config"])
+def test_a_group_without_a_command_shows_its_help(call: Call, group: str) -> None:
+    done = call(group)
+    assert done.code == 2
+    assert done.err.startswith(f"Usage: rest-local {group} ")
+    assert "Commands:" in done.err
+
+
 def test_reference_is_what_the_commands_say() -> None:
     written = (ROOT / "docs" / "CLI.md").read_text(encoding="utf-8")
     assert written == reference(), "run `make docs`"

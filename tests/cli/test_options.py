@@ -1,4 +1,4 @@
-"""How -m and -d are resolved, and what happens to a default datastore that does not fit."""
+"""How -m and -d are resolved, and which datastores are opened."""
 
 from __future__ import annotations
 
@@ -15,35 +15,32 @@ import rest_local.decoding.engine
 from rest_local.cli import opening
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.verify import Relaxed
-from rest_local.errors import DatastoreCorrupt, DatastoreVocabulary, ModelError
+from rest_local.errors import ModelError
 from rest_local.retrieval import home
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
-    """Record the engines that are opened; one with a datastore called "default" is refused."""
+    """Record the engines that are opened. What becomes of a datastore that does not fit is in test_missing."""
     configs: list[EngineConfig] = []
 
-    def engine(config: EngineConfig) -> Any:
+    def engine(config: EngineConfig, unusable: object) -> Any:
         configs.append(config)
-        if "default" in config.datastores:
-            raise DatastoreVocabulary("default", "a", "b", "rest-local index build")
         return SimpleNamespace(warnings=["one thing"])
 
     monkeypatch.setattr(rest_local.decoding.engine, "Engine", engine)
     return configs
 
 
-def test_default_datastore_of_another_vocabulary_is_left_out_with_one_warning(
+def test_the_default_datastore_is_opened_where_there_is_one(
     opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(home, "list_datastores", lambda: ["default"])
     opening.open_engine(EngineConfig(model="m.gguf"))
-    assert [len(config.datastores) for config in opened] == [1, 0]
-    warnings = capsys.readouterr().err.splitlines()
-    assert len(warnings) == 2
-    assert "default datastore is not used" in warnings[0]
-    assert warnings[1] == "rest-local: warning: one thing"
+    opening.open_engine(EngineConfig(model="m.gguf", policy="off"))
+    opening.open_engine(EngineConfig(model="m.gguf", datastores=("mine",)))
+    assert [config.datastores for config in opened] == [("default",), (), ("mine",)]
+    assert capsys.readouterr().err == "rest-local: warning: one thing\n" * 3
 
 
 def test_unreadable_home_of_datastores_is_no_reason_to_refuse(
@@ -54,26 +51,6 @@ def test_unreadable_home_of_datastores_is_no_reason_to_refuse(
     opening.open_engine(EngineConfig(model="m.gguf"))
     assert opened[0].datastores == ()
     assert "Not a directory" in capsys.readouterr().err
-
-
-def test_damaged_datastore_is_left_out_and_the_others_are_used(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tried: list[tuple[Any, ...]] = []
-
-    def engine(config: EngineConfig) -> Any:
-        tried.append(tuple(config.datastores))
-        if "/tmp/bad" in config.datastores:
-            raise DatastoreCorrupt("/tmp/bad", "cut off")
-        return SimpleNamespace(warnings=[])
-
-    monkeypatch.setattr(rest_local.decoding.engine, "Engine", engine)
-    opening.open_engine(EngineConfig(datastores=("/tmp/bad", "/tmp/good")))
-    assert tried[-1] == ("/tmp/good",)
-    assert (
-        capsys.readouterr().err
-        == f"rest-local: warning: {DatastoreCorrupt('/tmp/bad', 'cut off')}; going on without it\n"
-    )
 
 
 def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
@@ -88,12 +65,6 @@ def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
     assert capsys.readouterr().err == "rest-local: warning: a datastore broke\n"
 
 
-def test_datastore_that_was_asked_for_must_fit(opened: list[EngineConfig]) -> None:
-    with pytest.raises(DatastoreVocabulary):
-        opening.open_engine(EngineConfig(model="m.gguf", datastores=("default",)))
-    assert len(opened) == 1
-
-
 def test_without_a_default_datastore_there_is_none(opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "list_datastores", lambda: ["other"])
     opening.open_engine(EngineConfig(model="m.gguf"))
@@ -105,7 +76,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     """The engines that commands ask for; none is opened."""
     configs: list[EngineConfig] = []
 
-    def engine(config: EngineConfig) -> Any:
+    def engine(config: EngineConfig, unusable: object) -> Any:
         configs.append(config)
         raise ModelError("as far as here")
 
@@ -116,13 +87,14 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
 def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], call: Callable[..., Any]) -> None:
     given = shlex.split(
         "-m ~/m.gguf -d /tmp/a -d b --ctx 512 -t 2 -ngl 0 --policy off --verify relaxed:5,0.25 --context-shift"
-        " -md d.gguf -ngld all --no-history"
+        " -md d.gguf -ngld all --no-history --build-missing"
     )
     assert call("generate", "x", *given).err.endswith("error: as far as here\n")
     assert asked_for == [
         EngineConfig(
             model=Path("~/m.gguf").expanduser(),
             datastores=("/tmp/a", "b"),
+            build_missing=True,
             n_ctx=512,
             threads=2,
             n_gpu_layers=0,

@@ -28,10 +28,12 @@ BODY_CAP = 1 << 20
 class Process:
     """A server process; `line` reads what it writes to stderr."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, session: bool = False, **environment: str) -> None:
         command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--no-history", *arguments]
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | environment
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=session
+        )
         assert self.process.stderr is not None
         self.errors: IO[str] = self.process.stderr
 
@@ -50,8 +52,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(*arguments: str, **environment: str) -> Iterator[Process]:
-    made = Process(*arguments, **environment)
+def process(*arguments: str, session: bool = False, **environment: str) -> Iterator[Process]:
+    """`session`: without a terminal, as a service."""
+    made = Process(*arguments, session=session, **environment)
     try:
         yield made
     finally:
@@ -122,7 +125,8 @@ def test_a_second_sigterm_ends_at_once() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
-def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["--daemon"], []], ids=["daemon", "service"])
+def test_sighup_opens_datastores_again(tmp_path: Path, arguments: list[str]) -> None:
     store, text = str(tmp_path / "store"), tmp_path / "text.py"
     build = [sys.executable, "-m", "rest_local", "index", "build", str(text), "-o", store]
     text.write_text("zebra\n")
@@ -135,7 +139,7 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
         by_source = httpx.post(f"{url}/completion", json=ask | told).json()["rest_local"]["draft"]["by_source"]
         return by_source.get("datastore", {"drafted": 0})["drafted"]
 
-    with process("-d", store) as server:
+    with process("-d", store, *arguments, session=not arguments) as server:
         url = server.url()
         assert drafted() == 0
         text.write_text("quixotic = 17\n" * 3)
@@ -147,6 +151,63 @@ def test_sighup_opens_datastores_again(tmp_path: Path) -> None:
         assert drafted() > 0
         server.process.terminate()
         assert server.end()[0] == 0
+
+
+# Makes the terminal that it is given its controlling one, and becomes the server.
+AT_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--no-history", *sys.argv[1:]])
+"""
+
+
+@contextlib.contextmanager
+def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, str]]:
+    """A server at a terminal of its own: the process, the other end of the terminal, and its address once it serves."""
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    master, terminal = pty.openpty()
+    try:
+        server = subprocess.Popen(
+            [sys.executable, "-c", AT_TERMINAL, *arguments],
+            stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(terminal)
+    try:
+        shown = b""
+        while b'"loaded"' not in shown:
+            shown += os.read(master, 4096)
+        yield server, master, shown.split()[1].decode()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_it_ends_when_its_terminal_closes() -> None:
+    with at_terminal() as (server, master, _):
+        os.close(master)
+        assert server.wait(timeout=60) == 0
+
+
+def test_an_answer_in_progress_ends_before_it() -> None:
+    with at_terminal() as (server, master, url), httpx.Client(base_url=url, timeout=60) as client:
+        with client.stream("POST", "/v1/chat/completions", json=chat(300)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.close(master)
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        assert server.wait(timeout=60) == 0
+
+
+def test_a_daemon_goes_on_when_its_terminal_closes() -> None:
+    """It also logs the requests to the terminal that is gone."""
+    with at_terminal("--daemon") as (server, master, url):
+        os.close(master)
+        for _ in range(3):
+            answer = httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2})
+            assert answer.status_code == 200
+        server.terminate()
+        assert server.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
 from rest_local.kv_cache.slot import Slot
 from rest_local.retrieval.build import build
-from rest_local.retrieval.datastore import Datastore, read_manifest
+from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.home import read_manifest
 
 PROMPT = [3, 1, 4]
 ANSWER = plain(PROMPT, Greedy(), 8)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import fields
+from inspect import signature
 
 import pytest
 
 from rest_local import Engine, Request, Sampling
 from rest_local.decoding.request import ChatOptions, RequestOptions
+from rest_local.decoding.streaming import Chat
 from rest_local.errors import ModelError, OptionError
 from rest_local.grammar import gbnf
 from rest_local.paths import demo_model
@@ -34,7 +36,7 @@ def engine() -> Iterator[Engine]:
 
 def test_the_options_are_the_fields_of_a_request() -> None:
     assert set(RequestOptions.__annotations__) == {field.name for field in fields(Request)} - {"prompt"}
-    chat = {"tools", "tool_choice", "parallel_tool_calls", "json_schema", "template_variables"}
+    chat = {name for name, given in signature(Chat).parameters.items() if given.kind is given.KEYWORD_ONLY}
     assert set(ChatOptions.__annotations__) == {*RequestOptions.__annotations__, *chat}
 
 

@@ -17,7 +17,8 @@ from rest_local.decoding.counts import Totals
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
-from rest_local.decoding.service import Service, Ticket
+from rest_local.decoding.service import Service
+from rest_local.decoding.streaming import Stream
 from rest_local.errors import (
     ModelError,
     OptionError,
@@ -53,13 +54,13 @@ def asked(engine: Engine, prompt: str, n: int = 40, **options: object) -> Reques
 
 def test_pieces_are_the_text_and_the_totals_count_it(engine: Engine, service: Service) -> None:
     before = service.statistics()
-    tickets = [service.submit(asked(engine, prompt)) for prompt in PROMPTS]
-    for ticket in tickets:
-        pieces = list(ticket)
-        assert "".join(piece.text for piece in pieces) == ticket.result.text
-        assert [token for piece in pieces for token in piece.tokens] == ticket.result.tokens
-        assert ticket.done
-        assert len(ticket.result.tokens) == 40
+    streams = [service.submit(asked(engine, prompt)) for prompt in PROMPTS]
+    for stream in streams:
+        pieces = list(stream)
+        assert "".join(piece.text for piece in pieces) == stream.result.text
+        assert [token for piece in pieces for token in piece.tokens] == stream.result.tokens
+        assert stream.done
+        assert len(stream.result.tokens) == 40
     after = service.statistics()
     assert after["requests"] - before["requests"] == len(PROMPTS)
     assert after["predicted_tokens"] - before["predicted_tokens"] == 40 * len(PROMPTS)
@@ -78,12 +79,12 @@ def test_exact_requests_among_others_answer_like_an_exact_engine(tiny_model: Tin
                 stream = alone.generate(prompt, max_tokens=40, sampling=sampling, policy="off")
                 list(stream)
                 wanted.append(stream.result.tokens)
-    tickets: list[Ticket] = []
+    streams: list[Stream] = []
     others = [service.submit(asked(engine, prompt, 120)) for prompt in PROMPTS[2:]]
     for prompt in PROMPTS[:2]:
         for sampling in samplings:
-            tickets.append(service.submit(asked(engine, prompt, exact=True, sampling=sampling)))
-    assert [ticket.wait(60).tokens for ticket in tickets] == wanted
+            streams.append(service.submit(asked(engine, prompt, exact=True, sampling=sampling)))
+    assert [stream.wait(60).tokens for stream in streams] == wanted
     for other in others:
         other.wait(60)
 
@@ -110,25 +111,25 @@ def test_a_full_queue_refuses_until_a_request_leaves(engine: Engine) -> None:
         blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
         blocker.start()
         assert held.wait(30)  # the engine's thread is busy: no request gets a slot
-        tickets = [service.submit(asked(engine, "a", 5)) for _ in range(3)]
+        streams = [service.submit(asked(engine, "a", 5)) for _ in range(3)]
         with pytest.raises(QueueFull, match="3 requests"):
             service.submit(asked(engine, "a", 5))
         release.set()
-        for ticket in tickets:
-            ticket.wait(30)
+        for stream in streams:
+            stream.wait(30)
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
         blocker.join()
 
 
 def test_a_cancelled_request_stops_and_its_slot_is_free(engine: Engine, service: Service) -> None:
-    tickets = [service.submit(asked(engine, prompt, 900)) for prompt in PROMPTS]
-    for ticket in tickets[:4]:
-        next(iter(ticket))
-        ticket.cancel()
-    tickets[4].cancel()  # it may never have had a slot
-    for ticket in tickets:
-        assert ticket.wait(30).finish_reason in ("cancelled", "length")
-        assert len(ticket.result.tokens) < 900
+    streams = [service.submit(asked(engine, prompt, 900)) for prompt in PROMPTS]
+    for stream in streams[:4]:
+        next(iter(stream))
+        stream.cancel()
+    streams[4].cancel()  # it may never have had a slot
+    for stream in streams:
+        assert stream.wait(30).finish_reason in ("cancelled", "length")
+        assert len(stream.result.tokens) < 900
     assert service.running == 0
     assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
@@ -145,11 +146,11 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
             seconds = service.statistics()["prompt_seconds"]
             for moment in range(12):
                 service.run(lambda engine: engine.forget())
-                ticket = service.submit(Request(prompt, max_tokens=500))
+                stream = service.submit(Request(prompt, max_tokens=500))
                 with contextlib.suppress(TimeoutError):
-                    ticket.wait(seconds * moment / 10)
-                ticket.cancel()
-                assert ticket.wait(30).finish_reason in ("cancelled", "length", "stop")
+                    stream.wait(seconds * moment / 10)
+                stream.cancel()
+                assert stream.wait(30).finish_reason in ("cancelled", "length", "stop")
                 assert service.submit(Request(prompt, max_tokens=8)).wait(60).tokens == wanted
 
 
@@ -163,11 +164,11 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
             while not others[0].done:
                 abort(*number)
 
-        ticket = service.submit(asked(engine, PROMPTS[0], 900))
-        next(iter(ticket))
+        stream = service.submit(asked(engine, PROMPTS[0], 900))
+        next(iter(stream))
         codes = _codes(engine, monkeypatch)
         monkeypatch.setattr(engine._core, "abort", late)
-        ticket.cancel()
+        stream.cancel()
         monkeypatch.undo()
         assert len(others[0].wait(30).tokens) == 50
     assert codes.count(ABORTED) <= 1  # that of the cancelled request
@@ -202,16 +203,16 @@ def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     engine.forget()
     service = Service(engine)
     monkeypatch.setattr(context, "decode", endless)
-    ticket = service.submit(asked(engine, PROMPTS[0] * 5, 5))
+    stream = service.submit(asked(engine, PROMPTS[0] * 5, 5))
     assert begun.wait(30)
     ending = {
-        "cancel": ticket.cancel,
+        "cancel": stream.cancel,
         "close": service.close,
         "close after draining": lambda: service.close(drain_seconds=0.01),
     }
     thread = threading.Thread(target=ending[end], daemon=True)
     thread.start()
-    assert ticket.wait(30).finish_reason == "cancelled"
+    assert stream.wait(30).finish_reason == "cancelled"
     thread.join(30)
     assert not thread.is_alive()
     monkeypatch.undo()
@@ -228,11 +229,11 @@ def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
         def client(number: int) -> None:
             for turn in range(5):
                 request = asked(engine, PROMPTS[number % 5] + str(turn), 10)
-                ticket = service.submit(request)
-                pieces = list(ticket)
-                if [t for piece in pieces for t in piece.tokens] != ticket.result.tokens:
+                stream = service.submit(request)
+                pieces = list(stream)
+                if [t for piece in pieces for t in piece.tokens] != stream.result.tokens:
                     failures.append(f"{number}: pieces are not the result")
-                if ticket.result.timings.prompt_tokens + ticket.result.timings.cached_tokens != len(request.prompt):
+                if stream.result.timings.prompt_tokens + stream.result.timings.cached_tokens != len(request.prompt):
                     failures.append(f"{number}: another prompt was evaluated")
 
         threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
@@ -245,27 +246,27 @@ def test_clients_in_many_threads_get_their_own_answers(engine: Engine) -> None:
 
 def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
     service = Service(engine)
-    ticket = service.submit(asked(engine, "a", 30))
+    stream = service.submit(asked(engine, "a", 30))
     service.close(drain_seconds=30)
-    assert len(ticket.result.tokens) == 30
+    assert len(stream.result.tokens) == 30
     with pytest.raises(ServiceClosed):
         service.submit(asked(engine, "a"))
     with pytest.raises(ServiceClosed):
         service.run(lambda e: None)
     service = Service(engine)
-    ticket = service.submit(asked(engine, "a", 1000))
-    next(iter(ticket))
+    stream = service.submit(asked(engine, "a", 1000))
+    next(iter(stream))
     service.close()
-    assert ticket.done
-    assert ticket.result.finish_reason == "cancelled"
+    assert stream.done
+    assert stream.result.finish_reason == "cancelled"
 
 
 def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(engine)
     monkeypatch.setattr(engine._core, "step", lambda number: 1 / 0)
-    ticket = service.submit(asked(engine, "a"))
+    stream = service.submit(asked(engine, "a"))
     with pytest.raises(ServiceClosed):
-        ticket.wait(30)
+        stream.wait(30)
     with pytest.raises(ServiceClosed):
         service.submit(asked(engine, "a"))
     monkeypatch.undo()
@@ -276,7 +277,7 @@ def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, mo
 
 
 def test_calls_run_between_passes_and_raise_where_they_were_asked(engine: Engine, service: Service) -> None:
-    ticket = service.submit(asked(engine, PROMPTS[0], 200))
+    stream = service.submit(asked(engine, PROMPTS[0], 200))
     assert service.run(lambda e: e.n_ctx) == 1024
 
     def refuse(engine: Engine) -> None:
@@ -284,7 +285,7 @@ def test_calls_run_between_passes_and_raise_where_they_were_asked(engine: Engine
 
     with pytest.raises(RestLocalError, match="no"):
         service.run(refuse)
-    assert len(ticket.wait(30).tokens) == 200
+    assert len(stream.wait(30).tokens) == 200
 
 
 def test_the_prefix_of_a_chat_turn_is_reused_and_reported(engine: Engine, service: Service) -> None:
@@ -302,9 +303,9 @@ def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -
     """An answer among others differs from the same answer alone only where two tokens are nearly as likely."""
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine, Service(engine) as service:
         alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
-        tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
-        for one, ticket in zip(alone, tickets, strict=True):
-            other = ticket.wait(60).tokens
+        streams = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
+        for one, stream in zip(alone, streams, strict=True):
+            other = stream.wait(60).tokens
             assert len(other) == 60
             leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, other, strict=True)) if a != b), None)
             if leaves is not None:  # a near-tie
@@ -324,9 +325,9 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
         assert small is not None
         small.token_ms = small.pass_ms = 0.0  # else a busy machine asks it less
         alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
-        tickets = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
-        for one, ticket in zip(alone, tickets, strict=True):
-            result = ticket.wait(60)
+        streams = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
+        for one, stream in zip(alone, streams, strict=True):
+            result = stream.wait(60)
             assert result.draft.draft_model_ms_per_step > 0
             leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, result.tokens, strict=True)) if a != b), None)
             if leaves is not None:  # a near-tie
@@ -384,7 +385,7 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
 
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
         monkeypatch.setattr(Lane, "open", slowly)
-        exact: list[Ticket] = []
+        exact: list[Stream] = []
         asks = [
             threading.Thread(target=lambda: exact.append(service.submit(asked(engine, "b", 5, exact=True))))
             for _ in range(2)
@@ -397,7 +398,7 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
         may_open.set()
         for thread in asks:
             thread.join()
-        assert [len(ticket.wait(30).tokens) for ticket in exact] == [5, 5]
+        assert [len(stream.wait(30).tokens) for stream in exact] == [5, 5]
         assert engine.warnings.count("not exact here") == 1
         assert caplog.text.count("not exact here") == 1
 
@@ -502,13 +503,13 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
     """Its notification finds the thread neither waiting nor at work."""
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 3600.0)
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
-        tickets: list[Any] = []
+        streams: list[Any] = []
         request = asked(engine, PROMPTS[0], 4)
         started, submitted = threading.Event(), threading.Event()
 
         def use_idle_time(seconds: float) -> bool:
-            if not tickets and started.wait(10):
-                tickets.append(service.submit(request))
+            if not streams and started.wait(10):
+                streams.append(service.submit(request))
                 submitted.set()
             return False
 
@@ -516,4 +517,4 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
         with Service(engine) as service:
             started.set()
             assert submitted.wait(10)
-            assert len(tickets[0].wait(60).tokens) == 4
+            assert len(streams[0].wait(60).tokens) == 4

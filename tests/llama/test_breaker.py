@@ -13,7 +13,7 @@ import pytest
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.errors import ServiceClosed
 from rest_local.llama import library
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.context import Context, ContextSettings, abort_all
 from rest_local.llama.model import Model
 from rest_local.stop import Stop
 
@@ -89,10 +89,10 @@ def test_an_abort_with_a_number_aborts_only_decodes_of_that_number(slow: Model) 
 def test_abort_all_aborts_all_contexts_of_the_process(slow: Model) -> None:
     with _context(slow) as idle, _context(slow) as context:
         _fill(context, 0, N)
-        assert _decode_aborted_by(context, context.abort_all) == 2
+        assert _decode_aborted_by(context, abort_all) == 2
         _fill(idle, 0, 16)
         assert idle.decode() == 0
-    assert not context.abort_all()
+    assert not abort_all()
 
 
 def test_without_a_running_decode_an_abort_has_no_effect(slow: Model) -> None:

@@ -14,6 +14,7 @@ from rest_local.retrieval import Datastore, VocabularyId, build
 from rest_local.retrieval.files import Files
 
 VOCABULARY = VocabularyId("ab" * 32, 1000, "toy")
+OTHER = VocabularyId("cd" * 32, 1000, "other")
 OLD = {"old.py": [1, 2, 3, 4], "both.py": [9, 9, 2, 5]}
 NEW = {"new.py": [1, 2, 3, 7], "both.py": [9, 9, 2, 6], "more.py": [8] * 5}
 
@@ -31,8 +32,8 @@ class Durable(Files):
 
 def make(path: Path, content: dict[str, list[int]], **options: Any) -> Path:
     documents = ((name, np.array(tokens, np.int32)) for name, tokens in content.items())
-    options.setdefault("recipe", {"paths": ["src"]})
-    build(path, documents, vocabulary=VOCABULARY, **options)
+    options = {"recipe": {"paths": ["src"]}, "vocabulary": VOCABULARY, **options}
+    build(path, documents, **options)
     return path
 
 
@@ -53,9 +54,10 @@ _KILLED = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
-from stores import NEW, make
+from stores import NEW, OTHER, make
 from test_build import Counting
 from test_history_faults import say
+from rest_local.retrieval.home import folder, remove, remove_index
 
 def die(step, name):
     if step == killed_at:

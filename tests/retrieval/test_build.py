@@ -25,6 +25,7 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.retrieval import build, datastore_path, datastores_home, list_datastores, remove
+from rest_local.retrieval import files as files_module
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, owns
 
@@ -280,7 +281,7 @@ def test_a_second_builder_is_told_at_once_who_holds_the_lock(tmp_path):
 
 def test_a_lock_that_was_removed_meanwhile_guards_nothing(tmp_path, monkeypatch):
     path = make(tmp_path / "store", OLD)
-    monkeypatch.setattr("fcntl.flock", lambda *_: (path / "lock").unlink())
+    monkeypatch.setattr(files_module, "lock_descriptor", lambda *_, **__: (path / "lock").unlink() or True)
     with pytest.raises(DatastoreLocked, match="removes"):
         make(path, NEW)
 
@@ -289,11 +290,12 @@ def test_a_lock_that_was_replaced_meanwhile_guards_nothing(tmp_path, monkeypatch
     """Another builder removed it and created a new one between our open and our flock, and may hold the new one."""
     path = make(tmp_path / "store", OLD)
 
-    def replaced(*arguments: object) -> None:
+    def replaced(*arguments: object, **options: object) -> bool:
         (path / "lock").unlink()
         (path / "lock").write_text("process 1 on another\n")
+        return True
 
-    monkeypatch.setattr("fcntl.flock", replaced)
+    monkeypatch.setattr(files_module, "lock_descriptor", replaced)
     with pytest.raises(DatastoreLocked, match="replaced"):
         make(path, NEW)
     assert content_of(path) == OLD

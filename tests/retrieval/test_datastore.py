@@ -30,8 +30,8 @@ from rest_local.errors import (
     DatastoreVocabulary,
 )
 from rest_local.retrieval import MAX_MATCH, Datastore, VocabularyId, build
-from rest_local.retrieval.datastore import read_manifest, rebuild_command
 from rest_local.retrieval.format import KINDS, MANIFEST, Manifest, sealed
+from rest_local.retrieval.home import build_command, read_manifest
 
 FROZEN = Path(__file__).parent.parent / "data" / "datastore-format-1"
 CONTEXT = np.array([9, 9, 2])
@@ -169,7 +169,7 @@ def test_another_vocabulary_is_refused_with_both_names_and_the_rebuild_command(s
     message = str(caught.value)
     assert "toy" in message
     assert "other" in message
-    assert f"rest-local index build src -o {store} -m MODEL" in message
+    assert f"rest-local index rebuild {store} -m MODEL" in message
 
 
 def test_every_truncation_is_noticed(tmp_path):
@@ -321,7 +321,7 @@ def test_other_fields_of_a_recipe_may_be_anything(store):
     rewrite(store, lambda fields: fields["recipe"].update(commits=[{"a": None}], python=3, paths=[]))
     with Datastore.open(store) as opened:
         assert opened.info()["recipe"] == {"paths": [], "commits": [{"a": None}], "python": 3}
-        assert rebuild_command(store, opened.manifest) == f"rest-local index build PATH -o {store} -m MODEL"
+        assert build_command(store, opened.manifest.recipe) == f"rest-local index build PATH -o {store} -m MODEL"
 
 
 def test_a_manifest_nested_too_deeply_is_corrupt(store):

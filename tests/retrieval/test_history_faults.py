@@ -19,9 +19,9 @@ from test_build import Counting
 from test_history import answers_in
 
 from rest_local.retrieval import Datastore, History, Segment, VocabularyId, history
-from rest_local.retrieval.datastore import read_manifest
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, file_name, owns, sealed
+from rest_local.retrieval.home import read_manifest
 
 BEFORE, SAID = [[1, 2, 3, 4], [9, 9, 2, 5]], [1, 2, 3, 7]
 BOTH = [*BEFORE, SAID]

@@ -46,7 +46,7 @@ def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: 
     assert built.path == tmp_path / "home" / "mine"
     assert (built.documents, built.tokens) == (2, 5 + 2 + 2)  # a separator after each document
     assert dict(built.skipped.counts) == {"not a wanted kind of file": 1, "binary": 1}
-    assert reported == {"tokenized": 7, "sorted": 9, "written": 9}
+    assert reported == {"read": 8, "tokenized": 7, "sorted": 9, "written": 9}
     with Datastore.open(built.path, vocabulary_hash=Bytes.hash) as store:
         assert [Path(name).name for name in store.document_names()] == ["a.py", "b.py"]
         info = store.info()

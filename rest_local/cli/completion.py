@@ -1,0 +1,127 @@
+"""`rest-local completion`: the script that completes command lines in bash, zsh and fish, and what values it offers.
+
+The script asks this program for each completion, so nothing heavy is imported here: directories are listed, no file is
+opened, and the configuration is not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from rest_local.errors import RestLocalError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+PROGRAM = "rest-local"
+VARIABLE = "_REST_LOCAL_COMPLETE"  # set by the script, for every completion
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the script that completes command lines in a shell.
+
+    bash reads it from ~/.local/share/bash-completion/completions/rest-local, zsh from the file _rest-local in a folder
+    of $fpath, fish from ~/.config/fish/completions/rest-local.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    from rest_local.cli.main import cli
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(cli, {}, PROGRAM, VARIABLE).source())
+
+
+def answer(command: click.Command) -> int:
+    """Answer the script of a shell, which has set VARIABLE, and return the exit code. What fails offers nothing."""
+    from click.shell_completion import shell_complete
+
+    try:
+        return shell_complete(command, {}, PROGRAM, VARIABLE, os.environ[VARIABLE])
+    except (OSError, RestLocalError):
+        return 1
+
+
+def _starting(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def _files(incomplete: str) -> list[CompletionItem[str]]:
+    """Let the shell complete a path."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _is_path(text: str) -> bool:
+    return os.sep in text or text.startswith("~")
+
+
+def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Names of datastores, or a path."""
+    if _is_path(incomplete):
+        return _files(incomplete)
+    from rest_local.paths import datastores_home
+
+    return _starting(_folders(str(datastores_home())), incomplete) or _files(incomplete)
+
+
+def histories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Names of histories."""
+    from rest_local.paths import data_dir
+
+    return _starting(_folders(os.path.join(data_dir(), "history")), incomplete)
+
+
+def models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """GGUF files of this folder, or a path."""
+    if _is_path(incomplete):
+        return _files(incomplete)
+    found = [name for name in os.listdir(".") if name.lower().endswith(".gguf")]
+    return _starting(found, incomplete) or _files(incomplete)
+
+
+def keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Keys of the configuration, with the help of their options."""
+    from click.shell_completion import CompletionItem
+
+    from rest_local.cli.main import cli
+    from rest_local.cli.settings import options_by_key
+
+    found = options_by_key(cli)
+    return [
+        CompletionItem(key, help=(found[key][0].help or "").partition(". ")[0])
+        for key in sorted(found)
+        if key.startswith(incomplete)
+    ]
+
+
+def values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """What the option of the key in the same command line takes."""
+    from rest_local.cli.main import cli
+    from rest_local.cli.settings import options_by_key
+
+    options = options_by_key(cli).get(context.params.get("key") or "", [])
+    if not options:
+        return []
+    if options[0].is_flag:
+        return _starting(("true", "false"), incomplete)
+    return list(options[0].shell_complete(context, incomplete))
+
+
+def _folders(place: str) -> list[str]:
+    """The folders in a place, without hidden ones; none where the place cannot be read."""
+    try:
+        with os.scandir(place) as entries:
+            return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError:
+        return []

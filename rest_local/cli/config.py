@@ -1,0 +1,284 @@
+"""`rest-local config`: show where each value comes from, and change the configuration file.
+
+`set` and `unset` keep comments and order, and replace the file as a whole. `path` and --help do not read it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.cli import completion, settings
+from rest_local.cli.messages import warn
+from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.settings import ENVIRONMENT, MODEL, PROFILE, Settings, variable_of
+from rest_local.errors import ConfigInvalid, OptionError, RestLocalError, printable
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+Options = Mapping[str, Sequence[click.Option]]
+
+HEADER = "# Options of rest-local, as `rest-local config show --all` lists them."
+
+_PLACES = ("cache", "config", "data", "datastores", "shared")  # directories and files, which no option sets
+
+profile_option = click.option(
+    "--profile", metavar="GLOB", allow_from_autoenv=False, help="For the models whose name matches, not for all."
+)
+
+
+@click.group(cls=SummaryGroup)
+def config() -> None:
+    """Show and change the defaults of options.
+
+    A value comes from the command line, else the environment (--top-k is REST_LOCAL_TOP_K), else the profiles of the
+    model, else the file, else the program.
+    """
+
+
+@config.command()
+@click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=completion.keys)
+@click.option("-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Apply this model's profiles.")
+@click.option("--all", "everything", is_flag=True, allow_from_autoenv=False, help="List the defaults as well.")
+@json_option
+def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bool) -> None:
+    """Show values and where each comes from: the environment, a profile, the file, or the program.
+
+    Checks the whole file. Without KEY only what is set is shown.
+    """
+    options, found = _options(), Settings.load()
+    settings.check_all(found, options)
+    _warn_of_variables(options)
+    for key in keys:
+        _check_key(key, options)
+    model = model or _model(found)
+    rows = [_row(key, options[key], found, model) for key in keys or sorted(options)]
+    if not (keys or everything):
+        rows = [row for row in rows if row["source"] != "default"]
+    if as_json:
+        click.echo(json.dumps({"path": str(found.path), "model": model, "settings": rows}))
+        return
+    width = max((len(row["key"]) for row in rows), default=0)
+    shown = [_toml(row["value"]) for row in rows]
+    column = min(max(map(len, shown), default=0), 40)
+    for row, value in zip(rows, shown, strict=True):
+        click.echo(printable(f"{row['key']:<{width}}  {value:<{column}}  {_origin(row, _short(found.path))}"))
+    if not rows:
+        click.echo(f"nothing is set; `rest-local config set KEY VALUE` writes {found.path}")
+
+
+@config.command(name="set", context_settings={"ignore_unknown_options": True})
+@click.argument("key", shell_complete=completion.keys)
+@click.argument("values", nargs=-1, required=True, metavar="VALUE...", shell_complete=completion.values)
+@profile_option
+def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
+    """Set the default of an option.
+
+    \b
+    rest-local config set top-k 20
+    rest-local config set datastore mycode stdlib
+    rest-local config set ctx 32768 --profile 'qwen*'
+    """
+    options, path = _options(), _path()
+    _check_key(key, options)
+    if profile == "":
+        raise OptionError("--profile: give a glob, for example 'qwen*'; '*' is every model")
+    if key == MODEL and profile is not None:
+        raise OptionError("model: the model chooses the profile, so a profile cannot hold it; leave out --profile")
+    value = _value(options[key], values)
+    fault = settings.fault_of(options[key], value)
+    if fault:
+        raise OptionError(f"{key}: {fault}")
+    document = _document(path)
+    table = _table(document, profile)
+    table[key] = value
+    _write(path, document)
+    click.echo(printable(f"{key} = {_toml(value)} in {_place(path, profile)}"))
+    if os.environ.get(variable_of(key)):
+        warn(f"{variable_of(key)} is set in the environment and counts instead")
+
+
+@config.command()
+@click.argument("key", shell_complete=completion.keys)
+@profile_option
+def unset(key: str, profile: str | None) -> None:
+    """Remove a key from the file: the default of the program counts again."""
+    path = _path()
+    document = _document(path)
+    tables: Any = document.get(PROFILE, {}) if profile is not None else {PROFILE: document}
+    table = tables.get(profile if profile is not None else PROFILE, {})
+    if key not in table or (table is document and key == PROFILE):
+        raise RestLocalError(f"{key} is not set in {_place(path, profile)}; `rest-local config show` lists what is")
+    del table[key]
+    if profile is not None and not table:
+        del tables[profile]
+    _write(path, document)
+    click.echo(printable(f"{key} removed from {_place(path, profile)}"))
+
+
+@config.command()
+def path() -> None:
+    """Print the path of the configuration file, which need not exist. REST_LOCAL_CONFIG names another one."""
+    click.echo(str(_path()))
+
+
+def _options() -> Options:
+    from rest_local.cli.main import cli
+
+    return settings.options_by_key(cli)
+
+
+def _path() -> Path:
+    from rest_local.paths import config_file
+
+    return config_file()
+
+
+def _check_key(key: str, options: Iterable[str]) -> None:
+    if key not in options:
+        raise OptionError(settings.unknown(key, options))
+
+
+def _model(found: Settings) -> str | None:
+    """The model that a command line without -m uses."""
+    given = os.environ.get(variable_of(MODEL))
+    if given:
+        return given
+    top = found.find(MODEL, None)
+    return top.value if top else None
+
+
+def _row(key: str, options: Sequence[click.Option], found: Settings, model: str | None) -> dict[str, Any]:
+    """One line of `show`, JSON-ready. `line`: on which the value ends in the file."""
+    variable = variable_of(key)
+    if os.environ.get(variable):  # click takes an empty variable as none
+        return {"key": key, "value": os.environ[variable], "source": "environment", "variable": variable}
+    in_file = found.find(key, model)
+    if in_file is None:
+        return {"key": key, "value": _default(options), "source": "default"}
+    line = found.line(key, in_file.profile)
+    if in_file.profile is not None:
+        return {"key": key, "value": in_file.value, "source": "profile", "profile": in_file.profile, "line": line}
+    return {"key": key, "value": in_file.value, "source": "file", "line": line}
+
+
+def _warn_of_variables(options: Iterable[str]) -> None:
+    """Name variables that look like ours and that nothing reads: a typing mistake has no other effect."""
+    known = {*map(variable_of, options), *map(variable_of, _PLACES)}
+    for name in sorted(name for name in os.environ if name.startswith(f"{ENVIRONMENT}_") and name not in known):
+        near = difflib.get_close_matches(name, known, 1)
+        warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def _short(path: Path) -> str:
+    """The path with `~` for the user's directory, so that a line fits a narrow terminal."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):  # elsewhere, or there is none
+        return str(path)
+
+
+def _origin(row: Mapping[str, Any], path: str) -> str:
+    if row["source"] == "environment":
+        return f"environment, {row['variable']}"
+    if row["source"] == "profile":
+        return f'{path}:{row["line"]}, profile "{row["profile"]}"'
+    return f"{path}:{row['line']}" if row["source"] == "file" else "default"
+
+
+def _default(options: Sequence[click.Option]) -> Any:
+    """The default of the program; None where there is none, or where it depends on the command."""
+    context = click.Context(click.Command("config"))
+    defaults = [option.get_default(context) for option in options]
+    plain = [value if isinstance(value, (bool, int, float, str)) else None for value in defaults]
+    return plain[0] if all(value == plain[0] for value in plain) else None
+
+
+def _value(options: Sequence[click.Option], texts: Sequence[str]) -> Any:
+    """The text of a command line as a value of TOML. Raises OptionError."""
+    option = options[0]
+    if option.multiple:
+        return [_scalar(option, text) for text in texts]
+    if len(texts) > 1:
+        raise OptionError(f"{settings.key_of(option)}: takes one value, not {len(texts)}")
+    return _scalar(option, texts[0])
+
+
+def _scalar(option: click.Option, text: str) -> Any:
+    """A number or truth value where the option takes one, else the text: `checked` says whether it fits."""
+    if option.is_flag:
+        try:
+            return click.BOOL.convert(text, None, None)
+        except click.BadParameter:
+            return text
+    if isinstance(option.type, (click.types.StringParamType, click.Path, click.Choice)):
+        return text
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _document(path: Path) -> TOMLDocument:
+    """The file, with its comments. Raises ConfigInvalid."""
+    import tomlkit
+
+    text = settings.read(path)
+    Settings(path, text)  # says what is wrong, with the line
+    return tomlkit.parse(text or f"{HEADER}\n\n")
+
+
+def _table(document: TOMLDocument, profile: str | None) -> Any:
+    """The table that a key belongs to, made if it is missing."""
+    import tomlkit
+
+    if profile is None:
+        return document
+    if PROFILE not in document:
+        document[PROFILE] = tomlkit.table(is_super_table=True)
+    profiles: Any = document[PROFILE]
+    if profile not in profiles:
+        profiles[profile] = tomlkit.table()
+    return profiles[profile]
+
+
+def _write(path: Path, document: TOMLDocument) -> None:
+    """Replace the file behind a link, and keep its mode. Raises ConfigInvalid."""
+    from rest_local.paths import write_atomically
+
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # /dev/null, say: it would be replaced by a file
+        raise ConfigInvalid(path, None, "not a regular file; REST_LOCAL_CONFIG names another one")
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+        write_atomically(target, document.as_string().encode(), durable=True)
+        target.chmod(mode)
+    except OSError as error:
+        cause = f"cannot be written: {error.strerror or error}; REST_LOCAL_CONFIG names another file"
+        raise ConfigInvalid(path, None, cause) from error
+
+
+def _place(path: Path, profile: str | None) -> str:
+    return str(path) if profile is None else f'{path}, profile "{profile}"'
+
+
+def _toml(value: Any) -> str:
+    """A value as the file would hold it; `-` for none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

@@ -1,0 +1,394 @@
+"""`rest-local edit`: a model changes files as an instruction says; the changes are shown, and written once confirmed.
+
+All files are written at the end, so that an interrupt at any time before leaves every one of them as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.cli import inputs, opening, options
+from rest_local.cli.diff import coloured, count_changes, unified_diff
+from rest_local.cli.messages import fail, say, warn
+from rest_local.cli.sections import SectionedCommand
+from rest_local.decoding.config import LARGEST_DEFAULT, EngineConfig
+from rest_local.editing.text_file import TextFile, write_whole
+from rest_local.errors import EditRefused, InputInvalid, ModelError, RestLocalError, printable
+from rest_local.llama.sampling import Sampling
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine, Piece, Result
+
+LARGEST_OWN = 32_768  # tokens of context that are opened without --ctx where the files need them
+GROWTH = 1.25  # of a file by its edit
+ROOM = 256  # tokens for the words around a file
+
+ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a change
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"')
+@options.engine_options
+@options.history_option
+@click.option(
+    "--from",
+    "request",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    allow_from_autoenv=False,
+    help="Read the instruction from this file, - from the standard input; all arguments are files to edit then.",
+)
+@click.option(
+    "-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Write without asking, also over an existing --output."
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    allow_from_autoenv=False,
+    help="Write the new text to this file, and leave the one that is edited as it is; - prints it.",
+)
+@click.option(
+    "--check", is_flag=True, allow_from_autoenv=False, help="Write nothing; exit code 1 if a file would change."
+)
+@options.tokens_option(-1, "At most N tokens a file; -1: until the answer ends or the context is full.")
+@options.quiet_option
+@options.sampling_options
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each file instead.")
+def edit(
+    arguments: tuple[str, ...],
+    config: EngineConfig,
+    sampling: Sampling,
+    request: Path | None,
+    yes: bool,
+    output: str | None,
+    check: bool,
+    tokens: int,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Change each FILE as INSTRUCTION says, show the difference, and write it when you confirm.
+
+    The model answers with the whole new file. What stays of the old one is drafted, so most of the answer costs little.
+    Without a terminal the difference is printed as a patch, and nothing is written without --yes. Exit code 1 where a
+    file was refused, and where one would change and may not be written.
+    """
+    if check and (yes or output):
+        raise click.UsageError("--check writes nothing; leave out --yes and --output")
+    paths, instruction = read_arguments(arguments, request)
+    files = read_files(paths)
+    target = read_output(output, files, may_replace=yes or _at_terminal())
+    is_new = target == "-" or (isinstance(target, Path) and not target.exists())
+    do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
+    require_model(config)
+    with opening.open_engine(with_context(config, files, instruction)) as engine:
+        require_template(engine)
+        edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
+        try:
+            for file in files:
+                edits.edit(file)
+        except (KeyboardInterrupt, click.Abort):
+            say("interrupted; no file was changed")
+            raise
+    edits.write()
+    if edits.failed:
+        raise click.exceptions.Exit(1)
+
+
+def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list[Path], str]:
+    """The files, and the instruction: the last argument, or the text of --from. Raises UsageError, InputInvalid."""
+    if request is not None:
+        names, instruction = arguments, _read_request(request)
+    else:
+        names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
+        if names and Path(instruction).is_file():
+            raise click.UsageError(f"the last argument is the instruction, but {instruction} is a file; say what to do")
+    if not names:
+        raise click.UsageError('give FILE and an instruction, for example: rest-local edit a.py "rename x to y"')
+    if not instruction.strip():
+        raise click.UsageError("the instruction is empty; say what to do")
+    return [Path(name) for name in names], instruction
+
+
+def _read_request(path: Path) -> str:
+    if str(path) == "-":
+        return inputs.decode(sys.stdin.buffer.read(), "stdin")
+    return inputs.read_text(path, "instruction")
+
+
+def read_files(paths: Sequence[Path]) -> list[TextFile]:
+    """All files, each once. Raises InputInvalid for the first that cannot be edited."""
+    missing = next((path for path in paths if len(paths) > 1 and not os.path.lexists(path)), None)
+    if missing is not None:
+        raise InputInvalid("file", missing, "does not exist; put the instruction in quotes if this is a part of it")
+    files = [TextFile.read(path) for path in paths]
+    return list({file.target: file for file in reversed(files)}.values())[::-1]
+
+
+def read_output(output: str | None, files: Sequence[TextFile], *, may_replace: bool) -> str | Path | None:
+    """Where the new text goes: None for the file that is edited, "-" for the standard output. Raises InputInvalid for
+    what cannot be written, also for a file that exists and may not be replaced; click.UsageError for several files.
+    """
+    if output is None or output == "-":
+        return output
+    if len(files) > 1:
+        raise click.UsageError("--output takes one FILE to edit; leave it out for several")
+    path = Path(os.path.realpath(output))
+    if path == files[0].target:
+        return None
+    if path.exists() and not path.is_file():
+        raise InputInvalid("output", output, "is a directory" if path.is_dir() else "is not a regular file")
+    if not path.parent.is_dir():
+        raise InputInvalid("output", output, "its folder does not exist; make it first")
+    if path.exists() and not may_replace:
+        raise InputInvalid("output", output, "exists already; --yes replaces it")
+    return path
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def require_model(config: EngineConfig) -> None:
+    """Raises ModelError for the demo model, which cannot follow an instruction."""
+    if inputs.model_path(config.model) == inputs.model_path(None):
+        raise ModelError("the demo model cannot follow an instruction; name one that was trained to chat: -m MODEL")
+
+
+def require_template(engine: Engine) -> None:
+    """Raises ModelError for a model that was not trained to follow instructions."""
+    if not engine.model.chat_template:
+        raise ModelError(
+            f"model {engine.model.path}: has no chat template, so it cannot follow an instruction; "
+            "take one that was trained to chat, often with 'instruct' or 'it' in its name"
+        )
+
+
+def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: str) -> EngineConfig:
+    """The config with a context for the largest file and its edit, where none is given: up to LARGEST_OWN tokens and
+    what the model was trained for. Reads the vocabulary only for files that may not fit the usual context.
+    """
+    from rest_local.llama.model import Model
+
+    if config.n_ctx is not None:
+        return config
+    largest = max(len(file.content) for file in files)
+    if needed_tokens(largest, len(instruction)) <= LARGEST_DEFAULT:  # with a token for each byte
+        return config
+    with Model.open(inputs.model_path(config.model), options=config.options, vocab_only=True) as model:
+        *counts, n_instruction = (
+            len(model.vocabulary.tokenize(text, most=LARGEST_OWN)) for text in (*(f.text for f in files), instruction)
+        )
+        trained = model.metadata.get(f"{model.metadata.get('general.architecture')}.context_length", "")
+        most = min(LARGEST_OWN, int(trained) if trained.isdecimal() else LARGEST_OWN)  # `n_ctx_train` is not read
+    needed = needed_tokens(max(counts), n_instruction)
+    if needed > most:
+        warn(f"a context of {most} tokens is opened, and a file with its edit may need {needed}; `n_ctx` sets another")
+    return config if needed <= LARGEST_DEFAULT else replace(config, n_ctx=min(needed, most))
+
+
+def needed_tokens(n_file: int, n_instruction: int) -> int:
+    """Tokens of context for a file, the instruction and the new file."""
+    return round(n_file * (1 + GROWTH)) + n_instruction + ROOM
+
+
+@dataclass
+class Change:
+    """What came of one file. `content`: what is to be written, None where the file was refused."""
+
+    file: TextFile
+    result: Result | None = None
+    speedup: float | None = None
+    content: bytes | None = None
+    error: str = ""
+    accepted: bool = False
+    written: bool = False
+
+    def diff(self) -> list[str]:
+        """The lines of the patch; none where nothing changes."""
+        if self.content is None:
+            return []
+        return list(unified_diff(self.file.path, *(text.decode("utf-8") for text in (self.file.content, self.content))))
+
+    def to_json(self) -> str:
+        """The line that --json prints."""
+        facts: dict[str, Any] = {
+            "file": str(self.file.path),
+            "diff": "".join(self.diff()),
+            "written": self.written,
+            "error": self.error or None,
+            "speedup": None if self.speedup is None else round(self.speedup, 3),
+        }
+        return json.dumps({**facts, **(self.result.to_dict() if self.result else {})})
+
+
+@dataclass
+class Edits:
+    """Edits one file after the other, and writes what was accepted at the end.
+
+    `target`: where the new text goes, as of `read_output`. `only_new`: a target that exists is not replaced. `do`: ASK,
+    WRITE, CHECK or SHOW. `failed`: whether anything was refused, or would change and may not.
+    """
+
+    engine: Engine
+    instruction: str
+    sampling: Sampling
+    tokens: int
+    target: str | Path | None
+    only_new: bool
+    do: str
+    quiet: bool
+    as_json: bool
+    failed: bool = False
+    _changes: list[Change] = field(default_factory=list)
+    _stopped: bool = False
+
+    def edit(self, file: TextFile) -> None:
+        """Let the model change one file, show the change, and ask. A refusal is one line, and ends this file only."""
+        if self._stopped:
+            return
+        change = Change(file)
+        self._changes.append(change)
+        try:
+            self._generate(change)
+        except RestLocalError as error:
+            self._refuse(change, error)
+            return
+        if not self.as_json:
+            self._show(change)
+        if change.content != file.content or self.target is not None:
+            change.accepted = self._is_accepted(change)
+            self.failed |= self.do in (CHECK, SHOW)
+
+    def _generate(self, change: Change) -> None:
+        """Raises RestLocalError."""
+        from rest_local.cli.statistics_line import speedup
+        from rest_local.editing.edit import begin, changed
+
+        file, limit = change.file, self.engine.n_ctx if self.tokens < 0 else self.tokens
+        with _progress(file, hidden=self.quiet or self.as_json) as advance:
+            stream = begin(self.engine, file, self.instruction, max_tokens=limit, sampling=self.sampling)
+            for piece in stream:
+                advance(piece)
+        change.result = stream.result
+        change.speedup = speedup(stream.result, self.engine.plain_step_ms(stream.result))
+        change.content = changed(file, stream)
+
+    def _refuse(self, change: Change, error: RestLocalError) -> None:
+        self.failed = True
+        change.error = fail(error)
+
+    def _show(self, change: Change) -> None:
+        from rest_local.cli.statistics_line import line_of
+
+        diff = change.diff()
+        if self.target == "-":
+            click.echo(change.content, nl=False)
+        elif sys.stdout.isatty():
+            for line in diff:
+                click.echo(coloured(line))
+        else:
+            click.echo("".join(diff).encode("utf-8"), nl=False)
+        if not self.quiet and change.result is not None:
+            added, removed = count_changes(diff)
+            what = f"+{added} -{removed}" if diff else "no change"
+            say(f"{change.file.path}: {what}, {line_of(self.engine, change.result)}")
+
+    def _is_accepted(self, change: Change) -> bool:
+        if self.do != ASK:
+            return self.do == WRITE
+        answers = {"y": "[y]es", "n": "[n]o", "a": "[a]ll", "q": "[q]uit"}
+        place = f"{change.file.path}"
+        if self.target is not None:
+            place = f"{self.target}, which exists"
+            del answers["a"], answers["q"]
+        answer = click.prompt(
+            f"Write {printable(place)}? {' '.join(answers.values())}",
+            type=click.Choice(list(answers), case_sensitive=False),
+            default="n",
+            show_choices=False,
+        )
+        self._stopped = answer == "q"
+        if answer == "a":
+            self.do = WRITE
+        return answer in ("y", "a")
+
+    def write(self) -> None:
+        """Write what was accepted, and say what was not."""
+        with _interrupts_off():
+            for change in self._changes:
+                if change.accepted:
+                    self._write(change)
+        for change in self._changes if self.as_json else ():
+            click.echo(change.to_json())
+        waiting = sum(change.content not in (None, change.file.content) for change in self._changes)
+        if waiting and self.do in (CHECK, SHOW):
+            files = "1 file" if waiting == 1 else f"{waiting} files"
+            say(f"{files} would change; nothing was written{'' if self.do == CHECK else ', --yes writes'}")
+
+    def _write(self, change: Change) -> None:
+        file, content = change.file, change.content
+        if content is None or self.target == "-":
+            return
+        try:
+            if isinstance(self.target, Path):
+                if self.only_new and self.target.exists():
+                    raise EditRefused(self.target, "was made meanwhile", "--yes replaces it")
+                write_whole(self.target, content, like=self.target if self.target.exists() else file.target)
+            elif file.is_unchanged():
+                write_whole(file.target, content, like=file.target)
+            else:
+                raise EditRefused(file.path, "changed on the disk meanwhile", "edit it again")
+            change.written = True
+        except RestLocalError as error:
+            self._refuse(change, error)
+
+
+@contextmanager
+def _interrupts_off() -> Iterator[None]:
+    """Ctrl-C does nothing: the renames of all files take milliseconds, and a part of them would be neither here nor
+    there.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _progress(file: TextFile, *, hidden: bool) -> Iterator[Callable[[Piece], None]]:
+    """Yield what takes the pieces of an answer: at a terminal a bar, which is gone at the end."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.table import Column
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+    )
+    hidden = hidden or not console.is_terminal or console.is_dumb_terminal
+    with Progress(*columns, console=console, transient=True, expand=True, disable=hidden) as progress:
+        task = progress.add_task(escape(printable(str(file.path))), total=None, tokens=0)
+        count = 0
+
+        def advance(piece: Piece) -> None:
+            nonlocal count
+            count += len(piece.tokens)
+            progress.update(task, total=max(len(file.text), 1), advance=len(piece.text), tokens=count)
+
+        yield advance

@@ -1,0 +1,156 @@
+"""A text file that is to be edited: read as text with line feeds, and replaced as a whole.
+
+Contract:
+
+- UTF-8 only, with or without a byte order mark. What is not UTF-8 text is refused, not guessed.
+- The byte order mark, the line ends and the presence of a last line feed stay as they were. In a file with mixed line
+  ends a line that is kept keeps its own, and a new line gets the one that is most common in the file.
+- A file is replaced in one step: a reader, or a crash, finds the old or the new content. Permissions, owner and
+  extended attributes stay. A symbolic link stays, its target is replaced.
+
+Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from rest_local.errors import InputInvalid
+
+BOM = b"\xef\xbb\xbf"
+_LINE = re.compile(r"([^\r\n]*(?:\r(?!\n)[^\r\n]*)*)(\r\n|\n|\Z)")  # a carriage return alone is a part of its line
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file as it was read. `path`: as it was named; `target`: what a symbolic link leads to; `content`: its bytes;
+    `text`: without byte order mark, each line end a line feed.
+    """
+
+    path: Path
+    target: Path
+    content: bytes
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> TextFile:
+        """Raises InputInvalid for what is no regular, writable file of UTF-8 text."""
+        try:
+            target = path.resolve(strict=True)
+            if not stat.S_ISREG(target.stat().st_mode):
+                raise InputInvalid("file", path, "is a directory" if target.is_dir() else "is not a regular file")
+            content = target.read_bytes()
+        except RuntimeError as error:  # Python 3.10 to 3.12: a symbolic link that leads to itself
+            raise InputInvalid("file", path, "is a loop of symbolic links") from error
+        except OSError as error:
+            raise InputInvalid("file", path, error.strerror or str(error)) from error
+        text = _decoded(path, content)
+        if not os.access(target, os.W_OK) or not os.access(target.parent, os.W_OK):
+            raise InputInvalid("file", path, "cannot be written (permissions); nothing was done")
+        return cls(path, target, content, "".join(f"{line}\n" if end else line for line, end in lines_of(text)))
+
+    def with_text(self, text: str) -> bytes:
+        """The bytes of the file with another text, whose lines end in line feeds. A last line feed is added or taken
+        away as the file had one or not; an empty file gets one. Raises UnicodeEncodeError for lone surrogates.
+        """
+        old = lines_of(self.content.removeprefix(BOM).decode("utf-8"))
+        new = text.removesuffix("\n").split("\n") if text else []
+        ends = _line_ends(old, new)
+        if new and old and not old[-1][1]:
+            ends[-1] = ""
+        joined = "".join(line + end for line, end in zip(new, ends, strict=True))
+        return (BOM if self.content.startswith(BOM) else b"") + joined.encode("utf-8")
+
+    def is_unchanged(self) -> bool:
+        """Whether the path still leads to the bytes that were read."""
+        try:
+            return self.path.resolve(strict=True) == self.target and self.target.read_bytes() == self.content
+        except (OSError, RuntimeError):
+            return False
+
+
+def lines_of(text: str) -> list[tuple[str, str]]:
+    """The lines of a text, each with its end: a line feed with or without a carriage return, empty at the end of a text
+    that ends in neither. No other character ends a line.
+    """
+    return [(found[1], found[2]) for found in _LINE.finditer(text) if found[0]]
+
+
+def _line_ends(old: list[tuple[str, str]], new: list[str]) -> list[str]:
+    """The end of each new line: that of the line it was, else the most common one, a line feed where there is none."""
+    counts = Counter(end for _, end in old if end)
+    usual = max(("\n", "\r\n"), key=lambda end: counts[end])
+    ends = [usual] * len(new)
+    if len(counts) > 1:
+        matcher = SequenceMatcher(None, [line for line, _ in old], new)
+        for begin_old, begin_new, count in matcher.get_matching_blocks():
+            for place in range(count):
+                ends[begin_new + place] = old[begin_old + place][1] or usual
+    return ends
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        text = content.removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = error.start + (len(BOM) if content.startswith(BOM) else 0)
+        raise InputInvalid("file", path, f"is not UTF-8 text at byte {place}; convert it to UTF-8 first") from error
+    if "\0" in text:
+        raise InputInvalid("file", path, "holds a NUL character, so it is not text")
+    return text
+
+
+def write_whole(path: Path, content: bytes, like: Path) -> None:
+    """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Written to a temporary
+    file in the same folder and synced before it takes the name. Raises InputInvalid; then `path` is as it was.
+    """
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            _copy_attributes(like, Path(temporary))
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
+        cause = error.strerror or str(error)
+        raise InputInvalid("file", path, f"cannot be written: {cause}; it is as it was") from error
+    _sync_folder(path.parent)
+
+
+def _copy_attributes(source: Path, target: Path) -> None:
+    """Owner first, because a change of owner clears bits of the mode. What this user may not set is left out."""
+    status = source.stat()
+    if hasattr(os, "chown"):
+        for owner, group in ((status.st_uid, -1), (-1, status.st_gid)):
+            with contextlib.suppress(PermissionError):
+                os.chown(target, owner, group)
+    if hasattr(os, "listxattr"):  # access control lists are among them
+        for name in os.listxattr(source):
+            with contextlib.suppress(OSError):  # some belong to the system
+                os.setxattr(target, name, os.getxattr(source, name))
+    os.chmod(target, stat.S_IMODE(status.st_mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable, where folders can be synced."""
+    with contextlib.suppress(OSError):  # Windows cannot open one; the new content is in place all the same
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,158 @@
+"""`rest-local completion`: what is offered, in process and in the shells that are here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import BashComplete
+
+from rest_local.cli.completion import PROGRAM, VARIABLE
+from rest_local.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+Offered = Callable[..., list[str]]
+HEAVY = ("numpy", "llama_cpp", "llguidance", "rich", "jinja2", "pydantic", "starlette", "tomlkit", "huggingface_hub")
+
+
+@pytest.fixture
+def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
+    """Return a function that completes the last word of a command line, in a folder with models and datastores."""
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "datastores"))
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    for name in ("datastores/mycode", "datastores/stdlib", "datastores/.removed-1", "data/history/demo-1"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("a.gguf", "b.GGUF", "notes.txt"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    def complete(*words: str) -> list[str]:
+        items = BashComplete(cli, {}, PROGRAM, VARIABLE).get_completions(list(words[:-1]), words[-1])
+        return [item.value if item.type == "plain" else f"<{item.type}>" for item in items]
+
+    return complete
+
+
+def test_commands_and_options(offered: Offered) -> None:
+    assert offered("") == list(COMMANDS)
+    assert offered("index", "b") == ["build"]
+    assert "--top-k" in offered("generate", "--top")
+    assert offered("generate", "--policy", "a") == ["auto"]
+    assert offered("completion", "") == ["bash", "zsh", "fish"]
+
+
+def test_datastores(offered: Offered) -> None:
+    assert offered("generate", "-d", "") == ["mycode", "stdlib"]
+    assert offered("serve", "-d", "my") == ["mycode"]
+    assert offered("serve", "-d", "./my") == ["<file>"]
+    assert offered("index", "info", "st") == ["stdlib"]
+    assert offered("index", "remove", "nothing") == ["<file>"]
+
+
+def test_models(offered: Offered) -> None:
+    assert offered("generate", "-m", "") == ["a.gguf", "b.GGUF"]
+    assert offered("generate", "--draft-model", "b") == ["b.GGUF"]
+    assert offered("chat", "-m", "~/models/") == ["<file>"]
+    assert offered("generate", "-m", "zz") == ["<file>"]
+
+
+def test_histories_and_files(offered: Offered) -> None:
+    assert offered("history", "forget", "") == ["demo-1"]
+    assert offered("generate", "--json-schema", "x") == ["<file>"]
+
+
+def test_keys_and_values_of_the_configuration(offered: Offered) -> None:
+    assert offered("config", "set", "top-") == ["top-k", "top-p"]
+    assert offered("config", "set", "policy", "re") == ["rest", "respec"]
+    assert offered("config", "set", "history", "") == ["false", "true"]
+    assert offered("config", "set", "datastore", "mycode", "s") == ["stdlib"]
+    assert offered("config", "unset", "ctx") == ["ctx"]
+    assert offered("config", "set", "nothing", "") == []
+
+
+def test_a_damaged_configuration_and_missing_folders_offer_what_is_there(
+    offered: Offered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("= = =")
+    monkeypatch.setenv("REST_LOCAL_CONFIG", str(tmp_path / "config.toml"))
+    shutil.rmtree(tmp_path / "datastores")
+    assert offered("generate", "-d", "") == ["<file>"]
+    assert "--top-k" in offered("generate", "--top")
+
+
+@pytest.mark.parametrize("words", ["rest-local gen", "rest-local generate -d ", "rest-local config set po"])
+def test_nothing_heavy_is_imported(offered: Offered, words: str) -> None:
+    code = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: print([n for n in {HEAVY!r} if n in sys.modules], file=sys.stderr))\n"
+        "from rest_local.cli.main import main\n"
+        "main()\n"
+    )
+    environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), VARIABLE: "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, cwd=ROOT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert done.stdout.startswith("plain,")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_asks_this_program(call: Callable[..., Any], shell: str) -> None:
+    done = call("completion", shell)
+    assert (done.code, done.err) == (0, "")
+    assert f"{VARIABLE}={shell}_complete" in done.out
+    assert PROGRAM in done.out
+
+
+def test_another_shell_is_wrong_usage(call: Callable[..., Any]) -> None:
+    done = call("completion", "tcsh")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "'bash', 'zsh', 'fish'" in done.err
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A folder with a program `rest-local` that runs this checkout."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "rest-local"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m rest_local "$@"\n')
+    script.chmod(0o755)
+    return folder
+
+
+IN_BASH = """
+eval "$(rest-local completion bash)"
+COMP_WORDS=({words} '') COMP_CWORD={count}
+_rest_local_completion rest-local 2>/dev/null
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+IN_FISH = "rest-local completion fish | source; complete --do-complete '{words} '"
+IN_ZSH = """
+autoload -U compinit; compinit -D
+eval "$(rest-local completion zsh)"
+words=({words} '') CURRENT={count}+1
+compadd() {{ print -rl -- ${{completions[@]}} }}
+_describe() {{ print -rl -- ${{(P)3}} }}
+_rest_local_completion
+"""
+
+
+@pytest.mark.parametrize(("shell", "script"), [("bash", IN_BASH), ("fish", IN_FISH), ("zsh", IN_ZSH)])
+@pytest.mark.parametrize(("words", "expected"), [("rest-local index", "search"), ("rest-local generate -d", "mycode")])
+def test_in_a_shell(offered: Offered, program: Path, shell: str, script: str, words: str, expected: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    done = subprocess.run(
+        [shell, "-c", script.format(words=words, count=len(words.split()))],
+        env={**os.environ, "PATH": f"{program}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert expected in done.stdout.replace("\t", "\n").splitlines(), done.stderr

@@ -1,0 +1,327 @@
+"""`rest-local config`: what it shows, and that it changes one key and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from rest_local import paths
+from rest_local.cli import settings
+
+Call = Callable[..., Any]
+
+KEPT = """# mine
+model = "/models/a.gguf"  # the usual one
+
+# sampling
+temp = 0.7   # warm
+
+[profile."qwen*"]  # all of them
+ctx = 32768
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REST_LOCAL_CONFIG", str(tmp_path / "folder" / "config.toml"))
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder" / "config.toml"
+
+
+def read(path: Path) -> dict[str, Any]:
+    return tomlkit.parse(path.read_bytes().decode()).unwrap()
+
+
+def test_path_is_in_the_platforms_place(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("REST_LOCAL_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    done = call("config", "path")
+    assert Path(done.out.rstrip("\n")) == paths.config_file()
+    assert paths.config_file().parts[-2:] == ("rest-local", "config.toml")
+    assert not paths.config_file().parent.exists(), "it is made by `config set` only"
+    monkeypatch.setenv("REST_LOCAL_CONFIG", "~/x.toml")
+    assert call("config", "path").out == f"{Path.home()}/x.toml\n"
+
+
+def test_show_says_where_each_value_comes_from(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text(KEPT)
+    monkeypatch.setenv("REST_LOCAL_TOP_K", "20")
+    monkeypatch.setenv("REST_LOCAL_TEMP", "")  # empty, as none
+    assert [line.split(maxsplit=2) for line in call("config", "show").out.splitlines()] == [
+        ["model", '"/models/a.gguf"', f"{path}:2"],
+        ["temp", "0.7", f"{path}:5"],
+        ["top-k", '"20"', "environment, REST_LOCAL_TOP_K"],
+    ]
+    lines = call("config", "show", "-m", "dir/Qwen3.gguf", "ctx", "top-p").out.splitlines()
+    assert [line.split(maxsplit=2) for line in lines] == [
+        ["ctx", "32768", f'{path}:8, profile "qwen*"'],
+        ["top-p", "0.95", "default"],
+    ]
+
+
+def test_show_as_json(call: Call, path: Path) -> None:
+    path.write_text(KEPT)
+    told = json.loads(call("config", "show", "--json", "-m", "qwen").out)
+    assert (told["path"], told["model"]) == (str(path), "qwen")
+    assert {"key": "temp", "value": 0.7, "source": "file", "line": 5} in told["settings"]
+    assert {"key": "ctx", "value": 32768, "source": "profile", "profile": "qwen*", "line": 8} in told["settings"]
+
+
+def test_show_all_lists_every_key_once(call: Call, path: Path) -> None:
+    keys = [line.split()[0] for line in call("config", "show", "--all").out.splitlines()]
+    assert keys == sorted(set(keys))
+    assert {"top-k", "port", "threads", "rope-scale", "max-file-size"} <= set(keys)
+
+
+def test_a_variable_that_nothing_reads_is_named(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_TOPK", "20")
+    done = call("config", "show")
+    assert done.code == 0
+    warned = [line for line in done.err.splitlines() if "TOPK" in line]
+    assert warned == [
+        "rest-local: warning: REST_LOCAL_TOPK: no option has this variable; did you mean REST_LOCAL_TOP_K?"
+    ]
+
+
+def test_a_path_below_the_home_directory_is_short(
+    call: Call, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path.write_text("top-k = 20\n")
+    assert call("config", "show").out == "top-k  20  ~/folder/config.toml:1\n"
+
+
+def test_show_without_anything_says_how_to_set_something(call: Call, path: Path) -> None:
+    done = call("config", "show")
+    assert (done.code, done.out) == (0, f"nothing is set; `rest-local config set KEY VALUE` writes {path}\n")
+
+
+@pytest.mark.parametrize("text", ["ctx = 'x'\n", "[profile.a]\ntopk = 3\n", "ctx =\n"])
+def test_show_checks_the_whole_file(call: Call, path: Path, text: str) -> None:
+    path.write_text(text)
+    done = call("config", "show")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert done.err.startswith(f"rest-local: error: configuration {path}:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        (["top-k", "20"], "top-k", 20),
+        (["seed", "-1"], "seed", -1),
+        (["temp", "1"], "temp", 1),
+        (["temp", "0.25"], "temp", 0.25),
+        (["history", "off"], "history", False),
+        (["exact", "true"], "exact", True),
+        (["gpu-layers", "all"], "gpu-layers", "all"),
+        (["gpu-layers", "20"], "gpu-layers", 20),
+        (["model", "3"], "model", "3"),
+        (["system", 'say "no"\nand\\yes\t\u00e9'], "system", 'say "no"\nand\\yes\t\u00e9'),
+        (["datastore", "a"], "datastore", ["a"]),
+        (["datastore", "a", "b"], "datastore", ["a", "b"]),
+        (["logit-bias", "15=-1.5"], "logit-bias", ["15=-1.5"]),
+        (["tensor-split", "3,1"], "tensor-split", "3,1"),
+        (["lora", "/a/b.gguf"], "lora", ["/a/b.gguf"]),
+    ],
+)
+def test_set_writes_a_value_of_the_options_kind(
+    call: Call, path: Path, arguments: list[str], key: str, value: object
+) -> None:
+    done = call("config", "set", *arguments)
+    assert (done.code, done.err) == (0, "")
+    found = read(path)[key]
+    assert found == value
+    assert type(found) is type(value)
+    assert json.loads(call("config", "show", key, "--json").out)["settings"][0]["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["topk", "20"], "unknown key topk; did you mean top-k?"),
+        (["top_k", "20"], "unknown key top_k; write top-k"),
+        (["yes", "true"], "unknown key yes; "),
+        (["top-k", "many"], "top-k: 'many' is not a whole number"),
+        (["top-k", "1.5"], "top-k: 1.5 is not a whole number"),
+        (["ctx", "-5"], "ctx: -5 is not in the range x>=0"),
+        (["history", "maybe"], "history: 'maybe' is not true or false"),
+        (["policy", "fast"], "policy: 'fast' is not one of"),
+        (["top-k", "1", "2"], "top-k: takes one value, not 2"),
+        (["model", "x", "--profile", "q*"], "model: the model chooses the profile"),
+        (["verify", "loose"], "verify: "),
+        (["ctx", "5", "--profile", ""], "--profile: give a glob, for example 'qwen*'"),
+    ],
+)
+def test_set_refuses_what_a_command_would_refuse(call: Call, path: Path, arguments: list[str], message: str) -> None:
+    path.write_text(KEPT)
+    done = call("config", "set", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"rest-local: error: {message}")
+    assert path.read_text() == KEPT
+
+
+def test_set_keeps_comments_and_order(call: Call, path: Path) -> None:
+    path.write_text(KEPT)
+    call("config", "set", "temp", "0.2")
+    call("config", "set", "--profile", "qwen*", "ctx", "4096")
+    assert path.read_text() == KEPT.replace("0.7", "0.2").replace("32768", "4096")
+    call("config", "set", "top-k", "20")
+    call("config", "set", "--profile", "llama*", "top-k", "30")
+    assert read(path) == {
+        "model": "/models/a.gguf", "temp": 0.2, "top-k": 20,
+        "profile": {"qwen*": {"ctx": 4096}, "llama*": {"top-k": 30}},
+    }  # fmt: skip
+    assert all(
+        comment in path.read_text() for comment in ("# mine\n", "# the usual one\n", "# warm\n", "# all of them")
+    )
+    assert list(read(path)["profile"]) == ["qwen*", "llama*"], "the last one wins, so the order has a meaning"
+
+
+def test_set_and_unset_leave_what_was_there(call: Call, path: Path) -> None:
+    path.write_text(KEPT)
+    call("config", "set", "top-k", "20")
+    call("config", "set", "--profile", "llama*", "ctx", "1024")
+    call("config", "unset", "top-k")
+    call("config", "unset", "--profile", "llama*", "ctx")
+    assert read(path) == read_text(KEPT)
+    assert "llama" not in path.read_text()
+
+
+def read_text(text: str) -> dict[str, Any]:
+    return tomlkit.parse(text).unwrap()
+
+
+def test_any_series_of_changes_gives_what_a_dictionary_gives(call: Call, path: Path) -> None:
+    choose = random.Random(7)
+    path.write_text(KEPT)
+    expected = read_text(KEPT)
+    values = {"ctx": 4096, "top-k": 7, "temp": 0.5, "history": False, "datastore": ["a", "b"], "system": "be brief"}
+    for _ in range(60):
+        key, profile = choose.choice(list(values)), choose.choice(["", "", "qwen*", "a.b*", 'x"y'])
+        table = expected["profile"].setdefault(profile, {}) if profile else expected
+        where = ["--profile", profile] if profile else []
+        if key in table and choose.random() < 0.5:
+            assert call("config", "unset", key, *where).code == 0
+            del table[key]
+        else:
+            value = values[key]
+            texts = value if isinstance(value, list) else [str(value)]
+            assert call("config", "set", key, *texts, *where).code == 0
+            table[key] = value
+        expected["profile"] = {name: held for name, held in expected["profile"].items() if held}
+        found = read(path)
+        assert {"profile": {}} | found == expected
+        assert "# mine\n" in path.read_text()
+
+
+def test_unset_says_what_is_not_there(call: Call, path: Path) -> None:
+    for arguments in (["ctx"], ["ctx", "--profile", "q*"], ["profile"]):
+        done = call("config", "unset", *arguments)
+        assert (done.code, done.err.count("\n")) == (1, 1)
+        assert f"is not set in {path}" in done.err
+    assert not path.exists()
+
+
+def test_unset_removes_a_key_that_no_option_has(call: Call, path: Path, fake_engine: Callable[..., Any]) -> None:
+    path.write_text("old-option = 3\nctx = 512\n")
+    fake_engine()
+    assert "unknown key old-option" in call("generate", "x").err
+    assert call("config", "unset", "old-option").code == 0
+    assert call("generate", "x").code == 0
+
+
+@pytest.mark.parametrize("command", [["set", "ctx", "3"], ["unset", "ctx"]])
+def test_a_damaged_file_is_not_overwritten(call: Call, path: Path, command: list[str]) -> None:
+    path.write_text("ctx = = 3\n")
+    done = call("config", *command)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert f"configuration {path}:1: no TOML" in done.err
+    assert path.read_text() == "ctx = = 3\n"
+
+
+def test_a_variable_that_counts_instead_is_named(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_TOP_K", "3")
+    done = call("config", "set", "top-k", "20")
+    assert done.code == 0
+    assert "REST_LOCAL_TOP_K is set in the environment and counts instead" in done.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_a_new_file_is_private_and_an_old_one_keeps_its_mode_and_link(call: Call, path: Path, tmp_path: Path) -> None:
+    path.parent.rmdir()
+    call("config", "set", "top-k", "20")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    dotfile = tmp_path / "dotfile"
+    path.rename(dotfile)
+    dotfile.chmod(0o644)
+    path.symlink_to(dotfile)
+    call("config", "set", "top-k", "30")
+    assert path.is_symlink()
+    assert read(dotfile) == {"top-k": 30}
+    assert stat.S_IMODE(dotfile.stat().st_mode) == 0o644
+    assert sorted(place.name for place in path.parent.iterdir()) == ["config.toml"]
+
+
+def test_a_write_that_fails_leaves_the_file(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text(KEPT)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    done = call("config", "set", "top-k", "20")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert f"configuration {path}: cannot be written: No space left on device" in done.err
+    assert path.read_text() == KEPT
+    assert sorted(place.name for place in path.parent.iterdir()) == ["config.toml"]
+
+
+def test_what_is_no_file_is_not_replaced(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is set with a device for a file, such as /dev/null; it must stay one. A socket stands for it here."""
+    listener = socket.socket(socket.AF_UNIX)
+    monkeypatch.chdir(path.parent)  # the path of a socket has a limit
+    listener.bind("device")
+    listener.close()
+    monkeypatch.setenv("REST_LOCAL_CONFIG", "device")
+    monkeypatch.setattr(settings, "read", lambda path: "")
+    done = call("config", "set", "top-k", "20")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "not a regular file" in done.err
+    assert (path.parent / "device").is_socket()
+
+
+def test_a_profile_with_an_empty_name_can_be_read_and_removed(call: Call, path: Path) -> None:
+    path.write_text('[profile.""]\nctx = 5\n')
+    assert call("config", "show").code == 0
+    assert call("config", "unset", "ctx", "--profile", "").code == 0
+    assert read(path) == {}
+
+
+def test_line_ends_of_windows_stay(call: Call, path: Path) -> None:
+    path.write_bytes(KEPT.replace("\n", "\r\n").encode())
+    assert call("config", "set", "temp", "0.2").code == 0
+    assert path.read_bytes() == KEPT.replace("0.7", "0.2").replace("\n", "\r\n").encode()
+
+
+def test_show_into_a_closed_pipe_is_quiet(path: Path) -> None:
+    path.write_text("top-k = 20\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "rest_local", "config", "show", "--all"],
+        stdout=writing, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -1,0 +1,474 @@
+"""`rest-local edit` with a fake engine: which answers become files, and that nothing else ever does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cli_engine import FakeEngine, FakePiece, FakeStream
+
+from rest_local.cli import edit as edit_module
+from rest_local.cli.edit import LARGEST_OWN, with_context
+from rest_local.decoding.config import EngineConfig
+from rest_local.editing.text_file import TextFile
+from rest_local.errors import PromptTooLong
+from rest_local.llama.sampling import Sampling
+
+Install = Callable[..., FakeEngine]
+Call = Callable[..., Any]
+Script = list[Any]
+
+OLD = "x = 1\ny = 2\nz = 3\n"
+NEW = "x = 1\ny = 20\nz = 3\n"
+PATCH = "--- {0}\n+++ {0}\n@@ -1,3 +1,3 @@\n x = 1\n-y = 2\n+y = 20\n z = 3\n"
+SPEED = "500 tokens/s, 2.0 x plain, 50% from the prediction"
+
+
+def answer(text: str, *after: Any) -> Script:
+    """An answer of two tokens, one drafted from the prediction; then what `FakeStream` may be given."""
+    half = len(text) // 2
+    return [FakePiece(text[:half], (1,), ("prediction",)), FakePiece(text[half:], (2,), ("target",)), *after]
+
+
+def fenced(text: str) -> Script:
+    return answer(f"Here it is:\n\n```py\n{text}```\n")
+
+
+@pytest.fixture
+def model(fake_engine: Install) -> Install:
+    """`fake_engine` with a model that can chat."""
+
+    def install(*scripts: Script, **fields: Any) -> FakeEngine:
+        engine = fake_engine(*scripts, **fields)
+        engine.model.chat_template = "{{ messages }}"
+        return engine
+
+    return install
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.py"
+    path.write_text(OLD)
+    return path
+
+
+@pytest.fixture
+def edit(call: Call) -> Call:
+    """`call("edit", "-m", ...)` with a model that is not the demo model."""
+    return lambda *arguments, **more: call("edit", "-m", "m.gguf", *map(str, arguments), **more)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, call: Call) -> Call:
+    """`edit` at a terminal whose user types the given line."""
+
+    def at_terminal(*arguments: Any, typed: str = "") -> Any:
+        monkeypatch.setattr(edit_module, "_at_terminal", lambda: True)
+        return call("edit", "-m", "m.gguf", *map(str, arguments), stdin=typed.encode())
+
+    return at_terminal
+
+
+def test_yes_writes_the_file_and_tells_the_speed(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    done = edit(file, "make y 20", "--yes")
+    assert (done.code, done.out, done.err) == (0, PATCH.format(file), f"{file}: +1 -1, {SPEED}\n")
+    assert file.read_text() == NEW
+    assert engine.closed
+
+
+def test_file_is_prompt_and_prediction(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    edit(file, "make y 20", "--yes", "--temp", "0.5")
+    [[message]] = engine.messages
+    assert message["role"] == "user"
+    assert f"```py\n{OLD}```" in message["content"]
+    assert "make y 20" in message["content"]
+    [given] = engine.arguments
+    assert given == {
+        "prediction": f"```py\n{OLD}```",
+        "max_tokens": engine.n_ctx,
+        "sampling": Sampling(temperature=0.5),
+    }
+
+
+def test_without_a_terminal_the_patch_is_printed_and_nothing_written(model: Install, edit: Call, file: Path) -> None:
+    model(fenced(NEW))
+    done = edit(file, "make y 20")
+    assert (done.code, done.out) == (1, PATCH.format(file))
+    assert done.err.endswith("1 file would change; nothing was written, --yes writes\n")
+    assert file.read_text() == OLD
+
+
+def test_patch_of_a_relative_path_is_applied_by_git(
+    model: Install, edit: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old, new = "\ufeffa\r\nb\tb\r\nc\rc\r\nd", "\ufeffa\r\nb\tB\r\nc\rc\r\nnew\r\nd"
+    Path("sub").mkdir()
+    Path("sub/f.txt").write_bytes(old.encode())
+    model(fenced("a\nb\tB\nc\rc\nnew\nd\n"))
+    patch = edit("sub/f.txt", "change").out
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True)
+    assert Path("sub/f.txt").read_bytes() == new.encode()
+
+
+def test_check_writes_nothing(model: Install, edit: Call, file: Path) -> None:
+    model(fenced(NEW))
+    done = edit(file, "make y 20", "--check")
+    assert (done.code, done.out) == (1, PATCH.format(file))
+    assert done.err.endswith("1 file would change; nothing was written\n")
+    assert file.read_text() == OLD
+
+
+@pytest.mark.parametrize("flag", ["--check", "--yes", "--quiet"])
+def test_an_answer_that_changes_nothing_is_no_failure(model: Install, edit: Call, file: Path, flag: str) -> None:
+    model(fenced(OLD))
+    before = file.stat()
+    done = edit(file, "make y 2", flag)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == ("" if flag == "--quiet" else f"{file}: no change, {SPEED}\n")
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.parametrize(("typed", "written"), [("y\n", True), ("Y\n", True), ("n\n", False), ("\n", False)])
+def test_terminal_asks(model: Install, terminal: Call, file: Path, typed: str, written: bool) -> None:
+    model(fenced(NEW))
+    done = terminal(file, "make y 20", typed=typed)
+    assert done.code == 0
+    assert f"Write {file}? [y]es [n]o [a]ll [q]uit [n]: " in done.out
+    assert file.read_text() == (NEW if written else OLD)
+
+
+def test_end_of_input_at_the_question_is_an_interrupt(model: Install, terminal: Call, file: Path) -> None:
+    model(fenced(NEW))
+    done = terminal(file, "make y 20")
+    assert (done.code, file.read_text()) == (130, OLD)
+    assert done.err.endswith("interrupted; no file was changed\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "changed", "asked"),
+    [("y\nn\ny\n", "ac", 3), ("n\na\n", "bc", 2), ("y\nq\n", "a", 2), ("a\n", "abc", 1), ("y\ny\n", "", 2)],
+)
+def test_several_files_are_asked_about_one_by_one(
+    model: Install, terminal: Call, tmp_path: Path, typed: str, changed: str, asked: int
+) -> None:
+    """The last case is an interrupt at the third question: then nothing is written, whatever was said before."""
+    paths = [tmp_path / f"{name}.py" for name in "abc"]
+    for path in paths:
+        path.write_text(OLD)
+    engine = model(fenced(NEW))
+    done = terminal(*paths, "make y 20", typed=typed)
+    assert "".join(path.stem for path in paths if path.read_text() == NEW) == changed
+    assert done.code == (0 if changed else 130)
+    assert len(engine.prompts) == max(asked, 3 if "a\n" in typed else 0) + (not changed)
+
+
+def test_one_file_named_twice_is_edited_once(model: Install, edit: Call, file: Path) -> None:
+    (file.parent / "link.py").symlink_to("a.py")
+    engine = model(fenced(NEW))
+    assert edit(file, file.parent / "link.py", file, "make y 20", "--yes").code == 0
+    assert len(engine.prompts) == 1
+
+
+def test_a_refused_file_leaves_the_others_their_turn(model: Install, edit: Call, file: Path) -> None:
+    other = file.parent / "b.py"
+    other.write_text(OLD)
+    model(answer("I cannot do that."), fenced(NEW))
+    done = edit(file, other, "make y 20", "--yes")
+    assert (done.code, file.read_text(), other.read_text()) == (1, OLD, NEW)
+    assert f"error: file {file}: the answer is not a file: 'I cannot do that.'; nothing was written" in done.err
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "cause"),
+    [
+        (fenced(NEW), ["-n", "2"], "the answer was cut off after 2 tokens"),
+        (answer(""), [], "empty answer"),
+        (answer(f"```py\n{NEW}"), [], "has no end"),
+        (answer("```py\n```"), [], "is empty"),
+        ([PromptTooLong(900, 64)], [], "the context holds 64"),
+        ([*answer("```py\nx"), PromptTooLong(900, 64)], [], "the context holds 64"),
+    ],
+)
+def test_what_is_no_whole_file_is_refused_in_one_line(
+    model: Install, edit: Call, file: Path, script: Script, options: list[str], cause: str
+) -> None:
+    model(script)
+    done = edit(file, "make y 20", "--yes", *options)
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert done.err.startswith("rest-local: error: ")
+    assert cause in done.err
+    assert file.read_text() == OLD
+
+
+def test_a_file_that_changed_meanwhile_is_not_written(model: Install, edit: Call, file: Path) -> None:
+    model([*fenced(NEW), lambda: file.write_text("other\n")])
+    done = edit(file, "make y 20", "--yes")
+    assert (done.code, file.read_text()) == (1, "other\n")
+    assert f"error: file {file}: changed on the disk meanwhile; nothing was written; edit it again\n" in done.err
+
+
+def test_interrupt_leaves_every_file_as_it_was(model: Install, edit: Call, file: Path) -> None:
+    other = file.parent / "b.py"
+    other.write_text(OLD)
+    engine = model(fenced(NEW), [*fenced(NEW)[:1], KeyboardInterrupt()])
+    done = edit(file, other, "make y 20", "--yes")
+    assert (done.code, file.read_text(), other.read_text()) == (130, OLD, OLD)
+    assert done.err.endswith("interrupted; no file was changed\n")
+    assert sorted(os.listdir(file.parent)) == ["a.py", "b.py"]
+    assert engine.closed
+
+
+def test_interrupt_while_files_are_written_waits(
+    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = file.parent / "b.py"
+    other.write_text(OLD)
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *names: (os.kill(os.getpid(), 2), replace(*names)))
+    model(fenced(NEW))
+    assert edit(file, other, "make y 20", "--yes").code == 0
+    assert (file.read_text(), other.read_text()) == (NEW, NEW)
+
+
+def test_output_gets_the_new_text(model: Install, edit: Call, file: Path) -> None:
+    file.chmod(0o755)
+    model(fenced(NEW))
+    out = file.parent / "new.py"
+    done = edit(file, "make y 20", "-o", out)
+    assert (done.code, file.read_text(), out.read_text()) == (0, OLD, NEW)
+    assert out.stat().st_mode & 0o777 == 0o755
+
+
+def test_output_is_written_where_nothing_changes(model: Install, edit: Call, file: Path) -> None:
+    model(fenced(OLD))
+    out = file.parent / "new.py"
+    assert edit(file, "make y 2", "-o", out).code == 0
+    assert out.read_text() == OLD
+
+
+def test_output_to_the_standard_output_is_the_file_alone(model: Install, edit: Call, file: Path) -> None:
+    model(fenced(NEW))
+    done = edit(file, "make y 20", "-o", "-")
+    assert (done.code, done.out, file.read_text()) == (0, NEW, OLD)
+
+
+def test_an_existing_output_is_refused_before_the_model_is_opened(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    out = file.parent / "new.py"
+    out.write_text("mine\n")
+    done = edit(file, "make y 20", "-o", out)
+    assert (done.code, done.err) == (1, f"rest-local: error: output {out}: exists already; --yes replaces it\n")
+    assert (out.read_text(), engine.prompts) == ("mine\n", [])
+
+
+def test_yes_replaces_an_existing_output_and_keeps_its_permissions(model: Install, edit: Call, file: Path) -> None:
+    out = file.parent / "new.py"
+    out.write_text("mine\n")
+    out.chmod(0o600)
+    model(fenced(NEW))
+    assert edit(file, "make y 20", "-o", out, "--yes").code == 0
+    assert (out.read_text(), out.stat().st_mode & 0o777) == (NEW, 0o600)
+
+
+@pytest.mark.parametrize(("typed", "written"), [("y\n", True), ("n\n", False)])
+def test_terminal_asks_about_an_existing_output(
+    model: Install, terminal: Call, file: Path, typed: str, written: bool
+) -> None:
+    out = file.parent / "new.py"
+    out.write_text("mine\n")
+    model(fenced(NEW))
+    done = terminal(file, "make y 20", "-o", out, typed=typed)
+    assert f"Write {out}, which exists? [y]es [n]o [n]: " in done.out
+    assert (done.code, out.read_text()) == (0, NEW if written else "mine\n")
+
+
+def test_an_output_that_appears_meanwhile_is_not_replaced(model: Install, edit: Call, file: Path) -> None:
+    out = file.parent / "new.py"
+    model([*fenced(NEW), lambda: out.write_text("mine\n")])
+    done = edit(file, "make y 20", "-o", out)
+    assert (done.code, out.read_text()) == (1, "mine\n")
+    assert done.err.count("rest-local: error: ") == 1
+
+
+def test_output_that_is_the_file_itself_is_an_edit_in_place(model: Install, edit: Call, file: Path) -> None:
+    model(fenced(NEW))
+    assert edit(file, "make y 20", "-o", file).code == 1
+    assert file.read_text() == OLD
+
+
+@pytest.mark.parametrize(("name", "cause"), [(".", "is a directory"), ("none/f", "folder does not exist")])
+def test_an_output_that_cannot_be_is_refused(model: Install, edit: Call, file: Path, name: str, cause: str) -> None:
+    engine = model(fenced(NEW))
+    done = edit(file, "make y 20", "-o", file.parent / name)
+    assert (done.code, cause in done.err, done.err.count("\n")) == (1, True, 1)
+    assert not engine.prompts
+
+
+def test_instruction_from_a_file_and_from_a_pipe(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    request = file.parent / "request.md"
+    request.write_text("make y\n\n    20\n")
+    assert edit(file, "--from", request, "--yes").code == 0
+    assert edit(file, "--from", "-", "--yes", stdin=b"make y 30\n").code == 0
+    assert "make y\n\n    20\n" in engine.messages[0][0]["content"]
+    assert "make y 30\n" in engine.messages[1][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        ([], "give FILE and an instruction"),
+        (["a.py"], "give FILE and an instruction"),
+        (["a.py", "a.py"], "a.py is a file"),
+        (["a.py", " "], "the instruction is empty"),
+        (["a.py", "x", "--check", "--yes"], "--check writes nothing"),
+        (["a.py", "x", "--check", "-o", "b.py"], "--check writes nothing"),
+        (["a.py", "b.py", "x", "-o", "c.py"], "--output takes one FILE"),
+        (["--from", "b.py"], "give FILE and an instruction"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(
+    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], cause: str
+) -> None:
+    engine = model(fenced(NEW))
+    monkeypatch.chdir(file.parent)
+    Path("b.py").write_text("b\n")
+    done = edit(*arguments)
+    assert (done.code, done.err.count("\n"), cause in done.err) == (2, 1, True), done.err
+    assert not engine.prompts
+
+
+@pytest.mark.parametrize("content", [None, b"a\xff", "a".encode("utf-16"), b"a\0"])
+def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
+    model: Install, edit: Call, tmp_path: Path, file: Path, content: bytes | None
+) -> None:
+    engine = model(fenced(NEW))
+    bad = tmp_path / "bad"
+    if content is not None:
+        bad.write_bytes(content)
+    done = edit(file, bad, "make y 20", "--yes")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert f"error: file {bad}: " in done.err
+    assert (engine.prompts, file.read_text()) == ([], OLD)
+
+
+def test_an_instruction_without_quotes_is_recognized(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    done = edit(file, "make", "y", "20")
+    assert (done.code, done.err.count("\n"), engine.prompts) == (1, 1, [])
+    assert "file make: does not exist; put the instruction in quotes" in done.err
+
+
+def test_an_answer_after_a_context_shift_is_refused(
+    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FakeStream.result
+    monkeypatch.setattr(FakeStream, "result", property(lambda self: replace(whole.__get__(self), truncated=True)))
+    model(fenced(NEW))
+    done = edit(file, "make y 20", "--yes", "--context-shift")
+    assert (done.code, file.read_text()) == (1, OLD)
+    assert "a context shift dropped the beginning of the file; nothing was written" in done.err
+
+
+def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, file: Path) -> None:
+    engine = fake_engine(fenced(NEW))
+    done = call("edit", "-m", "m.gguf", str(file), "make y 20")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "has no chat template" in done.err
+    done = call("edit", str(file), "make y 20")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "the demo model cannot follow an instruction" in done.err
+    assert not engine.prompts
+
+
+def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) -> None:
+    other = file.parent / "b.py"
+    other.write_text(OLD)
+    model(fenced(NEW), answer(""))
+    done = edit(file, other, "make y 20", "--yes", "--json")
+    first, second = map(json.loads, done.out.splitlines())
+    assert (first["file"], first["written"], first["error"], first["speedup"]) == (str(file), True, None, 2.0)
+    assert (first["diff"], first["finish_reason"]) == (PATCH.format(file), "stop")
+    assert (second["file"], second["written"], second["diff"]) == (str(other), False, "")
+    assert "empty answer" in second["error"]
+    assert done.code == 1
+
+
+def test_json_without_yes_writes_nothing(model: Install, edit: Call, file: Path) -> None:
+    model(fenced(NEW))
+    done = edit(file, "make y 20", "--json")
+    assert (done.code, json.loads(done.out)["written"], file.read_text()) == (1, False, OLD)
+
+
+def test_yes_is_not_read_from_the_environment(
+    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_YES", "1")
+    model(fenced(NEW))
+    assert edit(file, "make y 20").code == 1
+    assert file.read_text() == OLD
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(
+    model: Install, terminal: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    file.write_text("a\x1b[2J\tb\n")
+    model(fenced("a\x1b]0;c\x07\tb\n"))
+    out = terminal(file, "change it", typed="y\n").out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "-a\ufffd[2J\tb\n" in out
+    assert file.read_text() == "a\x1b]0;c\x07\tb\n"
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
+def test_colours(
+    model: Install, terminal: Call, file: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, value)
+    model(fenced(NEW))
+    out = terminal(file, "make y 20", typed="n\n").out
+    assert ("\x1b[32m+y = 20\x1b[0m\n" in out) == (value == "xterm")
+
+
+def test_a_small_file_needs_no_look_at_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x" * 1000)
+    config = EngineConfig(model=tmp_path / "none.gguf")
+    assert with_context(config, [TextFile.read(tmp_path / "f")], "change it") is config
+
+
+def test_context_is_as_large_as_the_files_need(tmp_path: Path, tiny_model: Callable[..., Path], call: Call) -> None:
+    """The tiny model has nearly a token for each byte."""
+    (tmp_path / "small").write_text("x = 1\n" * 50)
+    (tmp_path / "large").write_text("x = 1\n" * 600)
+    files = [TextFile.read(tmp_path / name) for name in ("small", "large")]
+    config = EngineConfig(model=tiny_model("llama", n_ctx=100_000))
+    n_ctx = with_context(config, files, "change it").n_ctx
+    assert isinstance(n_ctx, int)
+    assert 4096 < n_ctx < LARGEST_OWN
+    assert with_context(EngineConfig(model=config.model, n_ctx=512), files, "change it").n_ctx == 512
+
+
+def test_context_ends_where_the_training_of_the_model_did(
+    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "f").write_text("x = 1\n" * 2000)
+    config = EngineConfig(model=tiny_model("llama", n_ctx=6000))
+    assert with_context(config, [TextFile.read(tmp_path / "f")], "change it").n_ctx == 6000
+    err = capsys.readouterr().err
+    assert err.startswith("rest-local: warning: a context of 6000 tokens is opened")
+    assert "--ctx sets another" in err

@@ -1,0 +1,146 @@
+"""`rest-local edit` with llama.cpp, a tiny model and a grammar that allows one answer: in pipes and in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.terminal import Terminal, needs_tmux
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = "\ufeffdef area(width, height):\r\n    return width * height\r\n\r\n\r\nprint(area(2, 3))"
+NEW = "\ufeffdef area(w, height):\r\n    return w * height\r\n\r\n\r\nprint(area(2, 3))"
+ANSWER = (
+    "Sure, here it is:\n\n```py\n"
+    + NEW.removeprefix("\ufeff").replace("\r\n", "\n")
+    + "\n```\n\nI renamed `width` to `w`.\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a file of DOS line ends, a byte order mark and no last line end, and a grammar for its edit."""
+    text = ANSWER.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    (tmp_path / "g.gbnf").write_text(f'root ::= "{text}"')
+    (tmp_path / "a.py").write_bytes(OLD.encode())
+    (tmp_path / "a.py").chmod(0o750)
+    return tmp_path
+
+
+@pytest.fixture
+def command(tiny_model: Callable[..., Path], folder: Path) -> list[str]:
+    """The command of an edit, without files and instruction."""
+    model = str(tiny_model("llama"))
+    given = ["-m", model, "--grammar-file", str(folder / "g.gbnf"), "--threads", "1", "--no-history"]
+    return [sys.executable, "-m", "rest_local", "edit", *given]
+
+
+def run(command: list[str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*command, *arguments], cwd=folder, env=env, capture_output=True, stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def test_a_patch_for_a_pipe_and_then_the_edit(command: list[str], folder: Path) -> None:
+    done = run(command, folder, "a.py", "rename width to w")
+    assert done.returncode == 1, done.stderr
+    assert (folder / "a.py").read_bytes() == OLD.encode()
+    subprocess.run(["git", "apply", "--check", "-"], input=done.stdout, cwd=folder, check=True)
+    done = run(command, folder, "a.py", "rename width to w", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "a.py").read_bytes() == NEW.encode()
+    assert (folder / "a.py").stat().st_mode & 0o777 == 0o750
+    assert b"a.py: +2 -2, " in done.stderr
+    assert b" x plain, " in done.stderr
+
+
+def test_a_limit_of_tokens_writes_nothing(command: list[str], folder: Path) -> None:
+    done = run(command, folder, "a.py", "rename width to w", "--yes", "-n", "20")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode().count("\n") == 1
+    assert b"a.py: the answer was cut off after 20 tokens; nothing was written; raise --ctx or --tokens" in done.stderr
+    assert (folder / "a.py").read_bytes() == OLD.encode()
+
+
+def test_a_full_context_writes_nothing(command: list[str], folder: Path) -> None:
+    whole = json.loads(run(command, folder, "a.py", "rename width to w", "--json").stdout)
+    n_ctx = whole["timings"]["prompt_n"] + whole["tokens"] - 10
+    done = run(command, folder, "a.py", "rename width to w", "--yes", "-c", str(n_ctx))
+    assert done.returncode == 1, done.stderr
+    assert b"a.py: the answer was cut off" in done.stderr
+    assert (folder / "a.py").read_bytes() == OLD.encode()
+
+
+def test_a_closed_pipe_writes_nothing(command: list[str], folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        [*command, "a.py", "rename width to w", "--yes"],
+        cwd=folder, env=env, stdout=writing, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (process.returncode, process.stderr) == (1, b"")
+    assert (folder / "a.py").read_bytes() == OLD.encode()
+    assert sorted(os.listdir(folder)) == ["a.py", "g.gbnf"]
+
+
+@needs_tmux
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_question_at_a_terminal(command: list[str], folder: Path, width: int) -> None:
+    with Terminal([*command, str(folder / "a.py"), "rename width to w"], width=width) as terminal:
+        screen = terminal.wait_for("[q]uit [n]:")
+        assert "\n+def area(w, height):\n+    return w * height\n" in screen
+        assert (folder / "a.py").read_bytes() == OLD.encode()
+        terminal.type("y", "Enter")
+        assert terminal.wait_for_exit() == 0
+    assert (folder / "a.py").read_bytes() == NEW.encode()
+
+
+@needs_tmux
+def test_interrupt_at_the_question(command: list[str], folder: Path) -> None:
+    with Terminal([*command, str(folder / "a.py"), "rename width to w"]) as terminal:
+        terminal.wait_for("[q]uit [n]:")
+        terminal.type("C-c")
+        assert terminal.wait_for_exit() == 130
+        assert "interrupted; no file was changed" in terminal.screen()
+    assert (folder / "a.py").read_bytes() == OLD.encode()
+
+
+@needs_tmux
+@pytest.mark.parametrize(("no_color", "term", "coloured"), [("1", "", False), ("", "dumb", False), ("", "", True)])
+def test_colours_of_the_terminal(command: list[str], folder: Path, no_color: str, term: str, coloured: bool) -> None:
+    given = [*command, str(folder / "a.py"), "rename width to w", "--check"]
+    with Terminal(given, env={"NO_COLOR": no_color}, term=term) as terminal:
+        assert terminal.wait_for_exit() == 1
+        assert ("\x1b[32m+def area(w, height):" in terminal.screen(colours=True)) == coloured
+
+
+def test_interrupt_while_the_model_writes(command: list[str], folder: Path) -> None:
+    """The process interrupts itself once some of the answer has come."""
+    program = (
+        "import os, signal, sys\n"
+        "from rest_local.cli import main\n"
+        "from rest_local.decoding.streaming import ChatStream\n"
+        "pieces = ChatStream.__iter__\n"
+        "def interrupted(self):\n"
+        "    for number, piece in enumerate(pieces(self)):\n"
+        "        if number == 3:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        yield piece\n"
+        "ChatStream.__iter__ = interrupted\n"
+        "main.main()\n"
+    )
+    given = [command[0], "-c", program, *command[3:], "a.py", "rename width to w", "--yes", "--policy", "off"]
+    done = run(given, folder)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, b"")
+    assert done.stderr == b"interrupted; no file was changed\n"
+    assert (folder / "a.py").read_bytes() == OLD.encode()
+    assert sorted(os.listdir(folder)) == ["a.py", "g.gbnf"]

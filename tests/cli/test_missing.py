@@ -1,0 +1,211 @@
+"""A datastore that lacks the model's vocabulary: one question at a terminal, one line elsewhere, never a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_local.cli import building, missing
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreLocked, DatastoreNotFound
+from rest_local.retrieval import Datastore, build_datastore, build_from_texts, datastore_path
+from rest_local.retrieval.files import locked
+from rest_local.retrieval.home import indexes
+
+
+class Vocabulary:
+    """Every byte is a token."""
+
+    size = 256
+
+    def __init__(self, name: str) -> None:
+        self.name, self.hash = name, name * 64
+
+    def tokenize(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+MODEL: Any = SimpleNamespace(path=Path("b model.gguf"), vocabulary=Vocabulary("b"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The datastore `default`, for vocabulary "a"."""
+    for name in ("DATASTORES", "CACHE"):
+        monkeypatch.setenv(f"REST_LOCAL_{name}", str(tmp_path / name))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.py").write_text("text\n" * 100)
+    return build_datastore("default", [tmp_path / "source"], vocabulary=Vocabulary("a")).path
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A terminal: what is said to the questions, in order. No question may come that has no answer."""
+    given: list[bool] = []
+    monkeypatch.setattr(building, "can_ask", lambda: True)
+    monkeypatch.setattr(building, "ask", lambda question, default: given.pop(0))
+    return given
+
+
+def decide(name: str, build: bool | None = None, is_named: bool = False) -> bool:
+    path = datastore_path(name)
+    try:
+        Datastore.open(path, vocabulary_hash=MODEL.vocabulary.hash, vocabulary_name=MODEL.vocabulary.name).close()
+    except DatastoreError as error:
+        return missing.unusable(build, is_named)(name, error, MODEL)
+    raise AssertionError("it opens")
+
+
+def test_without_a_terminal_one_line_names_the_command(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not decide("default", is_named=True)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "`rest-local index rebuild default -m 'b model.gguf'` builds it" in said
+    assert not decide("default", is_named=True)
+    assert capsys.readouterr().err == said, "it was named, so every run says what it lacks"
+    assert len(indexes(store)) == 1
+
+
+def test_a_default_that_nobody_named_is_told_about_once(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not decide("default")
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not decide("default")
+    assert not decide("default", build=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_yes_builds_it_and_the_first_vocabulary_stays(store: Path, answers: list[bool]) -> None:
+    before = (store / "manifest.json").read_bytes()
+    answers.append(True)
+    assert decide("default")
+    with Datastore.open(store, vocabulary_hash=MODEL.vocabulary.hash) as opened:
+        assert opened.document_names() == [str(store.parents[1] / "source" / "a.py")]
+        assert opened.manifest.recipe["model"].endswith("b model.gguf")
+    assert (store / "manifest.json").read_bytes() == before
+
+
+def test_no_is_remembered(store: Path, answers: list[bool], capsys: pytest.CaptureFixture[str]) -> None:
+    answers.append(False)
+    assert not decide("default")
+    assert capsys.readouterr().err == "", "no line after a question"
+    assert not decide("default", is_named=True)
+    assert "index rebuild" in capsys.readouterr().err, "but where it is named it is said how"
+    assert len(indexes(store)) == 1
+
+
+def test_what_was_told_elsewhere_does_not_keep_the_question_away(store: Path, answers: list[bool]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "can_ask", lambda: False)
+        assert not decide("default")
+    answers.append(True)
+    assert decide("default")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_option_decides_without_a_question(store: Path, answers: list[bool], is_named: bool) -> None:
+    assert not decide("default", build=False, is_named=is_named)
+    assert decide("default", build=True, is_named=is_named)
+    assert len(indexes(store)) == 2
+
+
+def test_what_cannot_be_built_costs_a_line_and_no_answer(
+    store: Path, answers: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (store.parents[1] / "source" / "a.py").unlink()
+    (store.parents[1] / "source").rmdir()
+    assert not decide("default", build=True)
+    assert "source: no such file or directory; going on without it" in capsys.readouterr().err
+    build_from_texts("texts", [("one", "text")], vocabulary=Vocabulary("a"), recipe={"kind": "git history"})
+    assert not decide("texts", is_named=True)
+    assert "not built from files" in capsys.readouterr().err
+
+
+def test_a_builder_at_work_is_not_waited_for(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = store / f"vocabulary-{MODEL.vocabulary.hash[:16]}"
+    folder.mkdir()
+    with locked(folder):
+        assert not decide("default", build=True)
+    assert "locked by process" in capsys.readouterr().err
+    assert decide("default", build=True), "its half-made folder does not matter"
+
+
+def test_a_place_that_cannot_be_written_costs_a_line(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (store / f"vocabulary-{MODEL.vocabulary.hash[:16]}").write_text("a file in the place of the folder")
+    assert not decide("default", build=True)
+    assert "ENOTDIR" in capsys.readouterr().err
+
+
+def test_other_faults_are_refused_where_it_was_named(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named, default = missing.unusable(None, True), missing.unusable(None, False)
+    for error in (DatastoreNotFound(store), DatastoreLocked(store, "x")):
+        with pytest.raises(type(error)):
+            named("default", error, MODEL)
+        assert not default("default", error, MODEL)
+        assert "the default datastore is not used" in capsys.readouterr().err
+    assert not named("default", DatastoreCorrupt(store, "cut off"), MODEL)
+    assert capsys.readouterr().err.endswith(
+        "cut off; build it again with `rest-local index build`; going on without it\n"
+    )
+
+
+def test_a_cache_that_cannot_be_written_costs_another_line(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", "/proc/none")
+    for _ in range(2):
+        assert not decide("default")
+        assert "index rebuild" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`rest-local` with a terminal of 80 columns as input and stderr."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    command = [sys.executable, "-m", "rest_local", *arguments]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, text: str) -> str:
+    """What the terminal shows up to `text`, or to the end if the process closes it."""
+    shown, deadline = b"", time.monotonic() + 120
+    while text.encode() not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            try:
+                part = os.read(terminal, 4096)
+            except OSError:  # Linux says so when the other side is closed
+                break
+            shown += part
+    return shown.decode(errors="replace")
+
+
+@pytest.mark.parametrize(("key", "built"), [(b"n\n", 1), (b"\n", 2)], ids=["no", "return"])
+def test_the_question_at_a_real_terminal(store: Path, tiny_model: Callable[..., Path], key: bytes, built: int) -> None:
+    model = str(tiny_model("llama"))
+    with terminal("generate", "x", "-n", "2", "--threads", "1", "--no-history", "-m", model) as (process, screen):
+        asked = read_until(screen, "[Y/n]").replace("\r\n", "")
+        assert "Datastore default has nothing for this model's vocabulary" in asked
+        assert "from 1 files (500 bytes; " in asked
+        assert len(indexes(store)) == 1
+        os.write(screen, key)
+        assert "Traceback" not in read_until(screen, "the end")
+        assert process.wait(60) == 0
+    assert len(indexes(store)) == built

@@ -1,0 +1,283 @@
+"""Options from the environment and the configuration file: which value counts, and what is said of a wrong file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rest_local.cli import settings
+from rest_local.cli.main import UNCONFIGURED, cli
+from rest_local.cli.settings import Settings, key_of, matches
+from rest_local.errors import ConfigInvalid
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return a function that writes the configuration."""
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("REST_LOCAL_CONFIG", str(path))
+
+    def write(text: str) -> Path:
+        path.write_text(text, encoding="utf-8", newline="")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def taken(fake_engine: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    """Return a function that runs `generate` and returns the configuration and the options of its engine."""
+
+    def run(*arguments: str) -> Any:
+        engine = fake_engine()
+        done = call("generate", "x", *arguments)
+        assert done.code == 0, done.err
+        return engine
+
+    return run
+
+
+def test_the_file_gives_what_the_command_line_does_not(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
+    file(
+        'ctx = 512\ndatastore = ["a", "b"]\nhistory = false\ntensor-split = "3,1"\nlogit-bias = ["15=-inf"]\ntemp = 1\n'
+    )
+    config = taken().config
+    assert (config.n_ctx, config.datastores, config.history) == (512, ("a", "b"), False)
+    assert config.options.tensor_split == (3.0, 1.0)
+    config = taken("-c", "1024", "--history").config
+    assert (config.n_ctx, config.datastores, config.history) == (1024, ("a", "b"), True)
+
+
+def test_precedence(file: Callable[[str], Path], taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flag, environment, profile of the model, file, default: each is taken away in turn."""
+    path = file('ctx = 512\n\n[profile."qwen*"]\nctx = 1024\n')
+    monkeypatch.setenv("REST_LOCAL_CTX", "2048")
+    assert taken("-m", "Qwen2.gguf", "-c", "256").config.n_ctx == 256
+    assert taken("-m", "Qwen2.gguf").config.n_ctx == 2048
+    monkeypatch.delenv("REST_LOCAL_CTX")
+    assert taken("-m", "Qwen2.gguf").config.n_ctx == 1024
+    assert taken("-m", "llama.gguf").config.n_ctx == 512
+    path.unlink()
+    assert taken("-m", "Qwen2.gguf").config.n_ctx is None
+
+
+@pytest.mark.parametrize("given", ["flag", "environment", "file"])
+def test_the_profile_is_that_of_the_model_however_it_is_named(
+    file: Callable[[str], Path], taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    top = 'model = "/models/Qwen2.gguf"\n' if given == "file" else 'model = "other.gguf"\n'
+    file(f'{top}[profile."qwen*"]\nctx = 1024\n')
+    if given == "environment":
+        monkeypatch.setenv("REST_LOCAL_MODEL", "dir/qwen.gguf")
+    assert taken(*(["-m", "qwen3"] if given == "flag" else [])).config.n_ctx == 1024
+
+
+def test_the_last_profile_that_matches_wins(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
+    file('[profile."*"]\nctx = 512\ntop-k = 3\n[profile."*coder*"]\nctx = 1024\n[profile."other"]\nctx = 2048\n')
+    assert taken("-m", "qwen-coder.gguf").config.n_ctx == 1024
+    assert taken("-m", "qwen.gguf").config.n_ctx == 512
+
+
+@pytest.mark.parametrize(
+    ("glob", "model", "expected"),
+    [
+        ("qwen*", "/models/Qwen2.5-Coder-Q4_K_M.gguf", True),
+        ("Qwen2.5-Coder-Q4_K_M", "/models/qwen2.5-coder-q4_k_m.GGUF", True),
+        ("*q4_k_m*", "bartowski/Qwen2.5-7B-GGUF:Q4_K_M", True),
+        ("bartowski/*", "bartowski/Qwen2.5-7B-GGUF:Q4_K_M", True),
+        ("bartowski/*", "other/Qwen2.5-7B-GGUF:Q4_K_M", False),
+        ("/models/*", "/models/a.gguf", True),
+        ("a.gguf", "C:\\models\\a.gguf", True),
+        ("demo", None, True),
+        ("qwen", "qwen2", False),
+        ("llama3:8b", "llama3:8b", True),
+    ],
+)
+def test_names_of_a_model(glob: str, model: str | None, expected: bool) -> None:
+    assert matches(glob, model) is expected
+
+
+def test_a_home_directory_is_expanded_as_by_a_shell(
+    file: Callable[[str], Path], taken: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file('model = "~/m.gguf"\nlora = ["~/l.gguf"]\n[profile."~/m.gguf"]\nctx = 512\n')
+    config = taken().config
+    assert str(config.model) == str(tmp_path / "m.gguf")
+    assert [str(adapter.path) for adapter in config.options.lora] == [str(tmp_path / "l.gguf")]
+    assert config.n_ctx == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("ctx = 4096\ntop_k = 20\n", 2, "unknown key top_k; write top-k"),
+        ("no-history = true\n", 1, "unknown key no-history; write history = false"),
+        ("\n\ntopk = 3\n", 3, "unknown key topk; did you mean top-k? `rest-local config show --all` lists the keys"),
+        ("colour = 3\n", 1, "unknown key colour; "),
+        ("yes = true\n", 1, "unknown key yes; "),
+        ('ctx = "4096"\n', 1, "ctx: '4096' is not a whole number"),
+        ("ctx = 4096.5\n", 1, "ctx: 4096.5 is not a whole number"),
+        ("ctx = true\n", 1, "ctx: true is not a whole number"),
+        ("ctx = -1\n", 1, "ctx: -1 is not in the range x>=0"),
+        ("ctx = [1, 2]\n", 1, "ctx: takes one value, not a list"),
+        ("# a\nhistory = 0\n", 2, "history: 0 is not true or false"),
+        ('temp = "0.7"\n', 1, "temp: '0.7' is not a number"),
+        ("policy = 3\n", 1, "policy: 3 is not a text in quotes"),
+        ('policy = "fast"\n', 1, "policy: 'fast' is not one of 'auto'"),
+        ("datastore = [\n  'a',\n  3,\n]\n", 4, "datastore: 3 is not a text in quotes"),
+        ("datastore = {name = 'a'}\n", 1, "datastore: a value of the kind dict is not a text in quotes"),
+        ("ctx = 1979-05-27\n", 1, "ctx: a value of the kind date is not a whole number"),
+        ('gpu-layers = "some"\n', 1, "gpu-layers: 'some' is no number of layers"),
+        ('verify = "loose"\n', 1, "verify: "),
+        ('logit-bias = ["x"]\n', 1, "logit-bias: 'x' is not TOKEN=BIAS"),
+        ('[profile."demo"]\nctx = "x"\n', 2, "ctx: 'x' is not a whole number"),
+        ('ctx = 1\n[profile."q*"]\nmodel = "x"\n', 3, "model: the model chooses the profile"),
+        ("profile = 3\n", 1, 'write [profile."GLOB"]'),
+        ("[profile]\nctx = 3\n", 1, 'write [profile."GLOB"]'),
+        ("[generate]\nctx = 3\n", 1, "unknown key generate; "),
+        ("ctx = \n", 1, "no TOML: "),
+        ("ctx = 1\nctx = 2\n", 2, "no TOML: "),
+        ("ctx = 1\n[profile\n", 2, "no TOML: "),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_place(
+    file: Callable[[str], Path], call: Call, fake_engine: Callable[..., Any], text: str, line: int, message: str
+) -> None:
+    path = file(text)
+    fake_engine()
+    done = call("generate", "x")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"rest-local: error: configuration {path}:{line}: {message}")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"ctx = 1\nsystem = '\xff'\n", b"\x00\x01\x02", b"ctx = 1\r\n\x1b[31mtop = 2\r\n"])
+def test_a_file_of_other_bytes_is_one_line(
+    file: Callable[[str], Path], call: Call, fake_engine: Callable[..., Any], content: bytes
+) -> None:
+    file("").write_bytes(content)
+    fake_engine()
+    done = call("generate", "x")
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "\x1b" not in done.err
+
+
+def test_a_file_that_cannot_be_read_is_one_line(file: Callable[[str], Path], call: Call, tmp_path: Path) -> None:
+    file("").unlink()
+    (tmp_path / "config.toml").mkdir()
+    done = call("generate", "x")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "config.toml: Is a directory; REST_LOCAL_CONFIG names another file" in done.err
+
+
+def test_line_ends_and_the_mark_of_windows_are_read(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
+    file('\ufeffctx = 512\r\n[profile."*"]\r\ntop-k = 3\r\n')
+    assert taken().config.n_ctx == 512
+
+
+def test_no_file_and_an_empty_one_set_nothing(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
+    assert taken().config.n_ctx is None
+    file("")
+    assert taken().config.n_ctx is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("generate", "--help"), ("--version",), ("config", "path"), ("config", "set", "--help"),
+     ("completion", "fish"), ("config", "--help")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_damaged_file_does_not_stop_what_does_not_need_it(
+    file: Callable[[str], Path], call: Call, arguments: tuple[str, ...]
+) -> None:
+    file("ctx = = 3\n")
+    done = call(*arguments)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_help_shows_the_defaults_of_the_program(file: Callable[[str], Path], call: Call) -> None:
+    file("top-k = 7\n")
+    assert "[default: 40]" in " ".join(call("generate", "--help").out.split())
+
+
+def test_the_file_is_read_once(
+    file: Callable[[str], Path], taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file("ctx = 512\n")
+    read, texts = settings.read, []
+    monkeypatch.setattr(settings, "read", lambda path: texts.append(path) or read(path))
+    taken()
+    assert len(texts) == 1
+
+
+def test_keys_of_other_commands_are_no_fault(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
+    file("port = 9000\nctx = 512\nedits = 3\n")
+    assert taken().config.n_ctx == 512
+
+
+def test_a_key_means_the_same_in_every_command() -> None:
+    """Else a value that is right for one command would stop another one."""
+    for key, options in settings.options_by_key(cli).items():
+        kinds = {(option.is_flag, option.multiple, type(option.type).__name__) for option in options}
+        assert len(kinds) == 1, f"{key}: {kinds}; one of them needs allow_from_autoenv=False"
+
+
+def test_what_deletes_or_overwrites_without_asking_has_no_key() -> None:
+    assert not {"yes", "all", "force", "replace", "overwrite"} & settings.options_by_key(cli).keys()
+
+
+def test_only_the_commands_that_mend_the_file_do_without_it() -> None:
+    def contexts(command: click.Command) -> set[type[click.Context]]:
+        children = getattr(command, "commands", {}).values()
+        return {command.context_class}.union(*(contexts(child) for child in children))
+
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert (settings.ConfiguredContext in contexts(command)) is (name not in UNCONFIGURED)
+
+
+def test_the_key_is_the_first_long_name() -> None:
+    assert key_of(click.Option(["-ngl", "--gpu-layers", "--n-gpu-layers"])) == "gpu-layers"
+    assert key_of(click.Option(["--yes"], allow_from_autoenv=False)) is None
+    assert key_of(click.Argument(["name"])) is None
+
+
+def test_lines_of_values_in_every_notation(tmp_path: Path) -> None:
+    text = 'a = 1\nb = [\n  1,\n  2,\n]\n"c" = """\nd = 5\n"""\nprofile."x.y".e = 2\nprofile."x.y".f = 3\n'
+    found = Settings(tmp_path, text)
+    assert [found.line(key) for key in "abcd"] == [1, 5, 8, None]
+    assert [found.line(key, "x.y") for key in "ef"] == [9, 10]
+
+
+def test_both_parsers_read_the_same(tmp_path: Path) -> None:
+    """Python 3.10 has no tomllib."""
+    import tomlkit
+
+    text = '# c\nctx = 0x10\nsystem = """a\nb"""\ndatastore = ["a"]\n[profile."x"]\nhistory = true\ntemp = 1e-1\n'
+    assert tomlkit.parse(text).unwrap() == settings._parse(tmp_path, text)
+
+
+def test_importing_it_loads_neither_parser_nor_numpy() -> None:
+    code = (
+        "import sys, rest_local.cli.settings; print([n for n in ('tomlkit', 'tomllib', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_an_error_at_the_end_of_the_file_has_the_last_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"c:2: no TOML: .*key/value pair; correct it there") as caught:
+        Settings(tmp_path / "c", "ctx = 1\na")
+    assert caught.value.line == 2

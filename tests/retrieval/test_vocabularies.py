@@ -1,0 +1,327 @@
+"""A datastore with an index for each of several vocabularies: whatever happens to one, the others stay."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, kill_at_every_step, make
+from test_build import Counting, names, orphans
+
+from rest_local.errors import (
+    DatastoreCorrupt,
+    DatastoreExists,
+    DatastoreLocked,
+    DatastoreNotFound,
+    DatastoreUnwritable,
+    DatastoreVocabulary,
+)
+from rest_local.retrieval import Datastore, VocabularyId, list_datastores, remove
+from rest_local.retrieval.files import locked
+from rest_local.retrieval.format import MANIFEST
+from rest_local.retrieval.home import folder, indexes, remove_index
+from rest_local.retrieval.indexing import add, estimate, forget, rebuild_datastore
+
+THIRD = VocabularyId("ef" * 32, 1000, "third")
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A datastore of OLD for VOCABULARY and of NEW for OTHER."""
+    return make(make(tmp_path / "store", OLD), NEW, vocabulary=OTHER)
+
+
+def held(path: Path, vocabulary: VocabularyId) -> dict[str, list[int]]:
+    """What a datastore holds for a vocabulary, undamaged."""
+    with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
+        return content_of(store.directory)
+
+
+def test_each_vocabulary_opens_its_own_index(both: Path) -> None:
+    assert held(both, VOCABULARY) == OLD
+    assert held(both, OTHER) == NEW
+    with Datastore.open(both, vocabulary_hash=OTHER.hash) as store:
+        assert store.path == both
+        assert store.directory == both / "vocabulary-cdcdcdcdcdcdcdcd"
+    assert both.joinpath("vocabulary-cdcdcdcdcdcdcdcd").stat().st_mode & 0o777 == 0o700
+    with Datastore.open(both) as store:
+        assert store.manifest.vocabulary == VOCABULARY, "the first one, where no vocabulary is named"
+    with pytest.raises(DatastoreVocabulary, match=r"toy \(abababababab\), other \(cdcdcdcdcdcd\), the model has third"):
+        Datastore.open(both, vocabulary_hash=THIRD.hash, vocabulary_name="third")
+
+
+def test_a_commit_for_one_vocabulary_touches_no_file_of_another(both: Path) -> None:
+    def files(directory: Path) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in directory.iterdir() if file.is_file() and file.name != "lock"}
+
+    own, others = files(both), files(folder(both, OTHER.hash))
+    make(both, {"x": [1]}, vocabulary=OTHER)
+    assert files(both) == own
+    make(both, {"y": [1]})
+    make(both, NEW, vocabulary=OTHER)
+    assert {name.partition(".")[2] for name in others} == {"json", *(f"{kind}.bin" for kind in KINDS)}
+    assert (held(both, VOCABULARY), held(both, OTHER)) == ({"y": [1]}, NEW)
+
+
+KINDS = ("tokens", "order", "documents")
+
+
+def test_an_index_is_not_replaced_where_that_is_not_wanted(both: Path) -> None:
+    for vocabulary, content in ((VOCABULARY, OLD), (OTHER, NEW)):
+        with pytest.raises(DatastoreExists, match=vocabulary.name):
+            make(both, {"x": [1]}, vocabulary=vocabulary, replace=False)
+        assert held(both, vocabulary) == content
+    make(both, {"x": [1]}, vocabulary=THIRD, replace=False)
+    assert held(both, THIRD) == {"x": [1]}
+
+
+def test_the_frozen_format_1_gets_an_index_for_another_vocabulary(tmp_path: Path) -> None:
+    frozen = Path(__file__).parents[1] / "data" / "datastore-format-1"
+    path = Path(shutil.copytree(frozen, tmp_path / "store"))
+    with Datastore.open(frozen) as store:
+        vocabulary, content = store.manifest.vocabulary, store.document_names()
+    make(path, NEW, vocabulary=OTHER)
+    assert held(path, OTHER) == NEW
+    with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
+        assert (store.directory, store.document_names()) == (path, content)
+
+
+def test_killed_at_every_step_of_a_second_vocabulary(tmp_path: Path) -> None:
+    """The first one is whole at every moment, a half-made folder opens nothing, and the next build completes it."""
+    files = Counting(lambda step, name: None)
+    write = "make(path, NEW, segment_tokens=12, files=files, vocabulary=OTHER)"
+    make(make(tmp_path / "counted", OLD), NEW, segment_tokens=12, files=files, vocabulary=OTHER)
+    for step in range(1, files.steps + 1):
+        make(tmp_path / str(step), OLD)
+    kill_at_every_step(tmp_path, files.steps, write)
+    complete = []
+    for step in range(1, files.steps + 1):
+        path = tmp_path / str(step)
+        assert held(path, VOCABULARY) == OLD
+        complete.append(len(indexes(path)) == 2)
+        if complete[-1]:
+            assert held(path, OTHER) == NEW
+        else:
+            with pytest.raises(DatastoreVocabulary):
+                Datastore.open(path, vocabulary_hash=OTHER.hash)
+        make(path, NEW, vocabulary=OTHER)
+        assert held(path, OTHER) == NEW
+        assert orphans(folder(path, OTHER.hash)) == set()
+        assert held(path, VOCABULARY) == OLD
+    assert {False, True} == set(complete)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "another"])
+def test_killed_at_every_step_of_removing_one(tmp_path: Path, first: bool) -> None:
+    def prepared(name: str) -> Path:
+        return make(make(tmp_path / name, OLD), NEW, vocabulary=OTHER)
+
+    gone, kept, left = (VOCABULARY, OTHER, NEW) if first else (OTHER, VOCABULARY, OLD)
+    write = f"remove_index(path, {'path' if first else 'folder(path, OTHER.hash)'}, files=files)"
+    path, files = prepared("counted"), Counting(lambda step, name: None)
+    remove_index(path, path if first else folder(path, OTHER.hash), files=files)
+    for step in range(1, files.steps + 1):
+        prepared(str(step))
+    kill_at_every_step(tmp_path, files.steps, write)
+    opened = []
+    for step in range(1, files.steps + 1):
+        path = tmp_path / str(step)
+        assert held(path, kept) == left
+        try:
+            opened.append(held(path, gone))
+        except DatastoreVocabulary:
+            opened.append({})
+        make(path, {"new": [1]}, vocabulary=gone)
+        assert held(path, gone) == {"new": [1]}
+        assert held(path, kept) == left
+        remove(path)
+        assert not path.exists()
+    assert opened[0] == (OLD if first else NEW)
+    assert opened[-1] == {}
+    assert not list(tmp_path.glob(".removed-*")), "the next remove deletes what a killed one left"
+
+
+def test_killed_at_every_step_of_removing_all(tmp_path: Path) -> None:
+    """Both are there or none."""
+    path, files = make(make(tmp_path / "counted", OLD), NEW, vocabulary=OTHER), Counting(lambda step, name: None)
+    remove(path, files=files)
+    for step in range(1, files.steps + 1):
+        make(make(tmp_path / str(step), OLD), NEW, vocabulary=OTHER)
+    kill_at_every_step(tmp_path, files.steps, "remove(path, files=files)")
+    there = []
+    for step in range(1, files.steps + 1):
+        path = tmp_path / str(step)
+        there.append(path.exists())
+        if there[-1]:
+            assert (held(path, VOCABULARY), held(path, OTHER)) == (OLD, NEW)
+            remove(path)
+    assert there[0]
+    assert not there[-1]
+    remove(make(tmp_path / "last", OLD))
+    assert names(tmp_path) == set()
+
+
+def test_what_was_removed_stays_removed_after_a_power_cut(both: Path) -> None:
+    files = Durable()
+    remove_index(both, folder(both, OTHER.hash), files=files)
+    assert not any(name.startswith("vocabulary-") for name in files.names[both])
+    assert held(both, VOCABULARY) == OLD
+
+
+def test_a_removed_first_vocabulary_leaves_no_byte_and_its_place_is_free(both: Path) -> None:
+    remove_index(both, both)
+    assert names(both) == {"lock", "vocabulary-cdcdcdcdcdcdcdcd"}
+    assert held(both, OTHER) == NEW
+    with Datastore.open(both) as store:
+        assert store.manifest.vocabulary == OTHER
+    with pytest.raises(DatastoreVocabulary, match="other"):
+        Datastore.open(both, vocabulary_hash=VOCABULARY.hash)
+    make(both, OLD, vocabulary=THIRD)
+    assert (both / MANIFEST).exists()
+    make(both, {"x": [1]}, vocabulary=OTHER)
+    assert (held(both, THIRD), held(both, OTHER)) == (OLD, {"x": [1]})
+
+
+def test_two_writers_of_different_vocabularies_take_no_place_from_each_other(tmp_path: Path) -> None:
+    """Another builder commits after this one has chosen the datastore's directory, and before it has its lock."""
+    path = tmp_path / "store"
+
+    def overtake(step: int, name: str) -> None:
+        if step == 1:
+            make(path, OLD)
+
+    make(path, NEW, vocabulary=OTHER, files=Counting(overtake))
+    assert (held(path, VOCABULARY), held(path, OTHER)) == (OLD, NEW)
+
+
+def test_a_builder_blocks_its_own_vocabulary_and_the_removal_of_all(both: Path) -> None:
+    with locked(folder(both, OTHER.hash)):
+        make(both, {"x": [1]})
+        for blocked in (
+            lambda: make(both, OLD, vocabulary=OTHER),
+            lambda: remove_index(both, folder(both, OTHER.hash)),
+            lambda: remove(both),
+        ):
+            with pytest.raises(DatastoreLocked):
+                blocked()
+    assert (held(both, VOCABULARY), held(both, OTHER)) == ({"x": [1]}, NEW)
+
+
+def test_damage_to_one_index_leaves_the_other(both: Path) -> None:
+    (folder(both, OTHER.hash) / MANIFEST).write_bytes(b"{")
+    assert held(both, VOCABULARY) == OLD
+    with pytest.raises(DatastoreCorrupt):
+        Datastore.open(both, vocabulary_hash=OTHER.hash)
+    make(both, NEW, vocabulary=OTHER)
+    (both / MANIFEST).write_bytes(b"{")
+    assert held(both, OTHER) == NEW
+    make(both, OLD)
+    assert (held(both, VOCABULARY), held(both, OTHER)) == (OLD, NEW)
+
+
+def test_files_of_other_origin_and_links_are_left_alone(both: Path, tmp_path: Path) -> None:
+    outside = make(tmp_path / "outside", OLD)
+    note = folder(both, OTHER.hash) / "notes.txt"
+    note.write_text("mine")
+    for removal in (lambda: remove(both), lambda: remove_index(both, note.parent)):
+        with pytest.raises(DatastoreUnwritable, match=r"notes\.txt"):
+            removal()
+    note.unlink()
+    (both / f"vocabulary-{'e' * 16}").symlink_to(outside)
+    assert len(indexes(both)) == 2
+    with pytest.raises(DatastoreUnwritable, match="vocabulary-eeee"):
+        remove(both)
+    assert content_of(outside) == OLD
+    stranger = tmp_path / "documents"
+    stranger.mkdir()
+    (stranger / "thesis.txt").write_text("x")
+    with pytest.raises(DatastoreUnwritable, match="not a datastore"):
+        make(stranger, NEW, vocabulary=OTHER)
+    assert names(stranger) == {"thesis.txt"}
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_a_read_only_datastore_is_read_and_gets_no_index(both: Path) -> None:
+    both.chmod(0o500)
+    try:
+        assert held(both, OTHER) == NEW
+        with pytest.raises(DatastoreUnwritable, match="EACCES"):
+            make(both, OLD, vocabulary=THIRD)
+        assert len(indexes(both)) == 2
+    finally:
+        both.chmod(0o700)
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def test_documents_are_added_to_and_forgotten_from_one_vocabulary(both: Path) -> None:
+    add(both, [("more", ids(1, 2))], vocabulary=OTHER)
+    assert (held(both, VOCABULARY), held(both, OTHER)) == (OLD, {**NEW, "more": [1, 2]})
+    assert forget(both, set(NEW), vocabulary_hash=OTHER.hash) == len(NEW)
+    assert held(both, OTHER) == {"more": [1, 2]}
+    with pytest.raises(DatastoreVocabulary):  # it would hold this document and nothing else of the datastore
+        add(both, [("more", ids(1, 2))], vocabulary=THIRD)
+    with pytest.raises(DatastoreVocabulary):
+        forget(both, set(OLD), vocabulary_hash=THIRD.hash)
+    assert forget(both, {"more"}, vocabulary_hash=OTHER.hash, whole=True) == 1
+    assert indexes(both) == [both]
+    assert held(both, VOCABULARY) == OLD
+
+
+def test_forgetting_the_first_index_leaves_the_others(both: Path) -> None:
+    assert forget(both, set(OLD), vocabulary_hash=VOCABULARY.hash, whole=True) == len(OLD)
+    assert held(both, OTHER) == NEW
+    with pytest.raises(DatastoreVocabulary):
+        forget(both, {"both.py"}, vocabulary_hash=VOCABULARY.hash)
+
+
+def test_a_name_with_any_index_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path))
+    make(make(tmp_path / "store", OLD), NEW, vocabulary=OTHER)
+    remove_index(tmp_path / "store", tmp_path / "store")
+    os.makedirs(tmp_path / "empty" / "vocabulary-0000000000000000")
+    assert list_datastores() == ["store"]
+    with pytest.raises(DatastoreNotFound):
+        Datastore.open(tmp_path / "empty", vocabulary_hash=OTHER.hash)
+    remove(tmp_path / "empty")
+    assert names(tmp_path) == {"store"}
+
+
+class Tokenizer:
+    """Every byte is a token."""
+
+    size = 256
+
+    def __init__(self, name: str) -> None:
+        self.name, self.hash = name, name * 64
+
+    def tokenize(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rest_local.retrieval import build_datastore
+    from rest_local.retrieval.indexing import recorded_recipe
+
+    source, path = tmp_path / "source", tmp_path / "store"
+    source.mkdir()
+    for name in ("a.py", "b.py", "c.md"):
+        (source / name).write_text(name * 10)
+    given: dict[str, Any] = {"include": ["*.py"], "exclude": ["b.py"], "max_file_size": 1000, "allow_secrets": True}
+    build_datastore(path, [source], vocabulary=Tokenizer("a"), **given)
+    assert recorded_recipe(path) == {"paths": [str(source)], **given}
+    built = rebuild_datastore(path, vocabulary=Tokenizer("b"), recipe={"model": "b.gguf"})
+    assert built.documents == 1
+    assert dict(built.manifest.recipe) == {"paths": [str(source)], **given, "model": "b.gguf"}
+    guess = estimate(recorded_recipe(path), Tokenizer("b"))
+    assert (guess.files, guess.text) == (1, 40)
+    assert guess.disk == 40 * 6
+    assert guess.seconds >= 0
+    (source / "a.py").unlink()
+    assert estimate(recorded_recipe(path), Tokenizer("b")).files == 0
