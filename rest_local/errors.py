@@ -6,6 +6,7 @@
     ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
     ├── OutputInvalid                  an output of a batch contains something else
     ├── OutputUnwritable               disk full, permission; what was written stays
+    ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
     │   ├── ModelNotFound
     │   │   └── ModelNotHere           a name of a hub that is not on the disk
@@ -103,6 +104,10 @@ class OutputUnwritable(RestLocalError):
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
         self.path, self.cause = path, cause
+
+
+class ClusterFailed(RestLocalError):
+    """A batch cannot run on a cluster. The answers that were written before stay."""
 
 
 class ModelError(RestLocalError):
