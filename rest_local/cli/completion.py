@@ -66,6 +66,11 @@ def _is_path(text: str) -> bool:
     return os.sep in text or text.startswith("~")
 
 
+def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Files and folders."""
+    return _files(incomplete)
+
+
 def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of datastores, or a path."""
     if _is_path(incomplete):

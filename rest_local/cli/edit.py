@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.diff import coloured, count_changes, unified_diff
 from rest_local.cli.messages import fail, say, warn
 from rest_local.cli.sections import SectionedCommand
@@ -37,7 +37,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("arguments", nargs=-1, type=click.Path(), metavar='FILE... "INSTRUCTION"')
+@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
 @options.engine_options
 @options.history_option
 @click.option(
@@ -57,6 +57,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
     type=click.Path(),
     metavar="FILE",
     allow_from_autoenv=False,
+    shell_complete=completion.paths,
     help="Write the new text to this file, and leave the one that is edited as it is; - prints it.",
 )
 @click.option(
@@ -162,7 +163,7 @@ def _at_terminal() -> bool:
 
 def require_model(config: EngineConfig) -> None:
     """Raises ModelError for the demo model, which cannot follow an instruction."""
-    if inputs.model_path(config.model) == inputs.model_path(None):
+    if inputs.model_path(config.model).resolve() == inputs.model_path(None).resolve():
         raise ModelError("the demo model cannot follow an instruction; name one that was trained to chat: -m MODEL")
 
 
