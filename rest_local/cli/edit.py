@@ -163,7 +163,7 @@ def _at_terminal() -> bool:
 
 def require_model(config: EngineConfig) -> None:
     """Raises ModelError for the demo model, which cannot follow an instruction."""
-    if inputs.model_path(config.model) == inputs.model_path(None):
+    if inputs.model_path(config.model).resolve() == inputs.model_path(None).resolve():
         raise ModelError("the demo model cannot follow an instruction; name one that was trained to chat: -m MODEL")
 
 
