@@ -316,7 +316,9 @@ def test_chat_without_a_model_lists_those_that_converse(call: Call, home: Path) 
 def test_chat_without_a_model_asks_at_a_terminal(home: Path, hub_server: HubServer) -> None:
     (home / "models" / "mine.gguf").symlink_to(demo_model())
     options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
-    code, screen = at_terminal(hub_server, "chat", *options, answers=[("Which one", "1\n"), ("\n> ", "/bye\n")])
+    code, screen = at_terminal(
+        hub_server, "chat", *options, answers=[("Which one", "1\n"), ("/bye to leave", "/bye\n")]
+    )
     assert code == 0, screen
     assert "  1  mine  " in screen
     assert "Which one [1]: " in screen
