@@ -110,7 +110,8 @@ def _open(config: EngineConfig, template: str | None) -> Engine:
     """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
     from rest_local.cli.chat.talk import require_template
 
-    if template is None and inputs.model_path(config.model).resolve() == inputs.model_path(None).resolve():
+    named = None if config.model is None else inputs.model_path(config.model).absolute()
+    if template is None and named == inputs.model_path(None):
         raise ModelError(
             "the demo model writes Python and cannot chat; give a model that can with -m, or complete code with "
             "`rest-local generate`"
