@@ -42,7 +42,10 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
     help="Where the answers go; a name that ends in .gz: compressed. Default: the standard output.",
 )
 @click.option(
-    "--replace", is_flag=True, help="Write FILE anew; else a run goes on after the answers that FILE has already."
+    "--replace",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Write FILE anew; else a run goes on after the answers that FILE has already.",
 )
 @click.option(
     "--shard",

@@ -220,7 +220,7 @@ _threads, _gpu_layers = options.device_options(click.option)
     "--model",
     metavar="MODEL",
     shell_complete=completion.models,
-    help="GGUF file. Default: the demo model.",
+    help=options.MODEL_HELP,
 )
 @_threads
 @_gpu_layers

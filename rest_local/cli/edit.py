@@ -93,7 +93,7 @@ def edit(
     is_new = target == "-" or (isinstance(target, Path) and not target.exists())
     do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
     require_model(config)
-    with opening.open_engine(with_context(config, files, instruction)) as engine:
+    with opening.open_engine(with_context(config, files, instruction), chat=True) as engine:
         require_template(engine)
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
         try:

@@ -29,7 +29,7 @@ CONTINUATIONS = 5
 _DEPTH = 8
 
 model_option = click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="GGUF file whose vocabulary is used."
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Model whose vocabulary is used."
 )
 replace_option = click.option(
     "--replace",

@@ -98,7 +98,8 @@ def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call)
 
 
 def test_chat_uses_the_template_of_the_model(call: Call) -> None:
-    done = call("chat", "--ctx", "256", "--threads", "1", "-n", "8", "--json", stdin=b"Write a function that adds.\n")
+    options = ("--ctx", "256", "--threads", "1", "-n", "8", "--json")
+    done = call("chat", "-m", "demo", *options, stdin=b"Write a function that adds.\n")
     assert done.code == 0, done.err
     assert json.loads(done.out).keys() == KEYS
 

@@ -115,7 +115,7 @@ def _open(config: EngineConfig, template: str | None) -> Engine:
             "the demo model writes Python and cannot chat; give a model that can with -m, or complete code with "
             "`rest-local generate`"
         )
-    engine = opening.open_engine(config)
+    engine = opening.open_engine(config, chat=True)
     try:
         if template is not None:
             engine.model.chat_template = template
