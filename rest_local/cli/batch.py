@@ -39,6 +39,7 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
     type=click.Path(path_type=Path),
     default=STANDARD,
     metavar="FILE",
+    allow_from_autoenv=False,
     help="Where the answers go; a name that ends in .gz: compressed. Default: the standard output.",
 )
 @click.option(

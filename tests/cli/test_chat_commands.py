@@ -255,11 +255,16 @@ def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pyt
     assert contents(talk) == ["one", "Hello", "two", "Hello"]
     monkeypatch.setattr(commands, "_confirmed", lambda question: False)
     perform(talk, "/clear")
+    assert "session first keeps what it holds" in said()
+    assert len(json.loads((data / "sessions" / "first.json").read_text())["messages"]) == 4
+    perform(talk, "new")
+    perform(talk, "/load first")
+    assert contents(talk) == ["new", "Hello"], "not left without a yes"
     perform(talk, "/save second")
-    assert len(json.loads((data / "sessions" / "second.json").read_text())["messages"]) == 2, "not without a yes"
+    assert len(json.loads((data / "sessions" / "second.json").read_text())["messages"]) == 2, "nor replaced"
     monkeypatch.setattr(commands, "_confirmed", lambda question: True)
     perform(talk, "/save second")
-    assert json.loads((data / "sessions" / "second.json").read_text())["messages"] == []
+    assert json.loads((data / "sessions" / "second.json").read_text())["messages"][0]["content"] == "new"
     NamedSession("first").close()  # is free again
 
 

@@ -228,7 +228,20 @@ def test_reasoning_comes_before_the_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert screen.lines == ["one", "", "two more", "", "the answer"]
 
 
-@pytest.mark.parametrize(("text", "printed"), [("", "\n"), ("a", "a\n"), ("a\n", "a\n"), ("\x1b[2J", "\x1b[2J\n")])
+@pytest.mark.parametrize("answer", ["answer", ""])
+def test_the_line_about_a_long_question_gives_way(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    screen = Screen(40, 24)
+    monkeypatch.setattr(display, "_write", lambda text: screen.write(ESCAPES.sub("", text)))
+    shown = MarkdownDisplay(console())
+    shown.wait(10)
+    assert screen.lines == [""]
+    shown.wait(12345)
+    assert screen.lines == ["reading 12,345 characters ..."]
+    shown.finish([Content(answer)] if answer else [])
+    assert screen.lines == [answer]
+
+
+@pytest.mark.parametrize(("text", "printed"), [("", ""), ("a", "a\n"), ("a\n", "a\n"), ("\x1b[2J", "\x1b[2J\n")])
 def test_a_pipe_gets_the_text_as_it_is_and_a_line_end(
     text: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,8 @@ def _load(talk: Talk, argument: str) -> None:
         return
     if talk.session is not None and talk.session.name == argument:
         raise OptionError(f"session {argument} is the present one")
+    if talk.session is None and talk.conversation.messages and not _confirmed("This chat is not saved. Leave it?"):
+        return
     session = NamedSession(argument)
     try:
         if not session.exists:
@@ -161,7 +163,7 @@ def _save(talk: Talk, argument: str) -> None:
         talk.write()
         return
     session = NamedSession(argument)
-    if session.exists and not _confirmed(f"session {argument} exists. Replace it?"):
+    if session.exists and not _confirmed(f"Session {argument} exists. Replace it?"):
         session.close()
         return
     talk.save_as(session)
@@ -176,8 +178,10 @@ def _confirmed(question: str) -> bool:
 
 
 def _clear(talk: Talk, argument: str) -> None:
+    if talk.session is not None and talk.conversation.messages:
+        note(f"session {talk.session.name} keeps what it holds; the chat goes on without a name")
+        talk.leave_session()
     talk.conversation.clear()
-    talk.write()
 
 
 def _undo(talk: Talk, argument: str) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SHORTEST_S = 0.03  # between two updates of the screen
 RENDERING_SHARE = 0.1  # of the time that may go into rendering: it takes the processor that decodes
+LONG_QUESTION = 4000  # characters, about a thousand tokens: seconds on a CPU
 COLOURS = {
     "datastore": "green", "context": "cyan", "history": "blue", "prediction": "yellow", "model": "magenta",
     "grammar": "bright_black",
@@ -32,6 +33,9 @@ COLOURS = {
 
 class Display(Protocol):
     """Shows one answer."""
+
+    def wait(self, n_characters: int) -> None:
+        """So many characters are evaluated before the answer begins."""
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         """A piece has come, and what it is: reasoning, text or calls."""
@@ -42,6 +46,8 @@ class Display(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    def wait(self, n_characters: int) -> None: ...
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None: ...
 
@@ -57,12 +63,14 @@ class Plain:
         self._at_terminal = at_terminal
         self._text = ""  # the newest part
 
+    def wait(self, n_characters: int) -> None: ...
+
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         self._print(deltas)
 
     def finish(self, deltas: Sequence[Delta]) -> None:
         self._print(deltas)
-        if not self._text.endswith("\n"):
+        if self._text and not self._text.endswith("\n"):
             _write("\n")
 
     def _print(self, deltas: Sequence[Delta]) -> None:
@@ -84,6 +92,12 @@ class MarkdownDisplay:
         self._reasoning = ""
         self._begun = False  # whether a block was written before
         self._next = 0.0
+        self._waits = False
+
+    def wait(self, n_characters: int) -> None:
+        if n_characters >= LONG_QUESTION:
+            self._update(dim_lines(f"reading {n_characters:,} characters ...", self._console))
+            self._waits = True
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         self._take(deltas)
@@ -99,6 +113,8 @@ class MarkdownDisplay:
         self._end_reasoning()
         for block in self._blocks.finish():
             self._complete(lines_of(block, self._console))
+        if self._waits:
+            self._region.update([])
 
     def _take(self, deltas: Sequence[Delta]) -> None:
         from rest_local.chat.tools import Content, Reasoning
@@ -124,6 +140,7 @@ class MarkdownDisplay:
 
     def _update(self, lines: Sequence[str]) -> None:
         self._region.update(["", *lines] if self._begun else lines)
+        self._waits = False
 
     def _complete(self, lines: Sequence[str]) -> None:
         if lines:
@@ -147,6 +164,8 @@ class DraftsDisplay:
         self._detokenizer = Detokenizer(engine.model.vocabulary.piece)
         self._styles: deque[tuple[int, str]] = deque()  # of the characters to come: how many, and their style
         self._last = "\n"
+
+    def wait(self, n_characters: int) -> None: ...
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         for token, source in zip(piece.tokens, piece.sources, strict=True):

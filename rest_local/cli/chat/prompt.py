@@ -200,8 +200,14 @@ def quiet_keyboard() -> Iterator[None]:
     before = termios.tcgetattr(terminal)
     silent = [*before]
     silent[3] = before[3] & ~termios.ECHO
+
+    def put_back() -> None:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+    interrupt.at_end.append(put_back)
     try:
         termios.tcsetattr(terminal, termios.TCSANOW, silent)
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSANOW, before)
+        put_back()
+        interrupt.at_end.remove(put_back)

@@ -28,6 +28,7 @@ from rest_local.llama.sampling import MAX_SEED, Sampling
 if TYPE_CHECKING:
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine, Result
+    from rest_local.decoding.streaming import ChatStream
 
 UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
 ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
@@ -100,6 +101,7 @@ class Talk:
         self.interactive = interactive
         self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
         self._cells_are_new = False  # since they were read from or written to the file of the session
+        self._n_read = 0  # characters of the conversation that the KV cache holds
 
     # Answers
 
@@ -137,8 +139,9 @@ class Talk:
                 self.conversation.messages = before
 
     def _answer(self, sampling: Sampling) -> bool:
-        stream, display, stopped, fed = None, self._display(), False, 0
+        display = self._display()
         with quiet_keyboard():
+            display.wait(self._n_unread())
             try:
                 stream = self.engine.chat(
                     self.conversation.prompt,
@@ -146,22 +149,24 @@ class Talk:
                     sampling=sampling,
                     stop=self.settings.stop,
                 )
-                parser = stream.parser()
-                for piece in stream:
-                    fed += len(piece.text)
-                    display.show(piece, parser.feed(piece.text))
-            except KeyboardInterrupt:
+            except BaseException as error:
+                display.finish([])
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
                 interrupt.reset()
-                stopped = True
-                if stream is None:  # while the question was read: there is no answer to keep
-                    note("stopped")
-                    return True
-                stream.cancel()
-            result = stream.result
-            display.finish([*parser.feed(result.text[fed:]), *parser.finish(cut=result.finish_reason == "length")])
-        if result.tokens:
-            self._keep(result, stream.message)
+                note("stopped")
+                return True
+            stopped = _show(stream, display)
+        if stream.result.tokens:
+            self._keep(stream.result, stream.message)
         return stopped
+
+    def _n_unread(self) -> int:
+        """Characters of the conversation that the KV cache does not hold."""
+        return max(self._n_characters() - self._n_read, 0)
+
+    def _n_characters(self) -> int:
+        return sum(len(message["content"] or "") for message in self.conversation.prompt)
 
     def _display(self) -> Display:
         """How the next answer is shown."""
@@ -181,7 +186,7 @@ class Talk:
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.answer(message)
         self.totals.add(result, self.engine.plain_step_ms(result))
-        self._cells_are_new = True
+        self._cells_are_new, self._n_read = True, self._n_characters()
         self.write()
         if self._as_json:
             click.echo(json.dumps({**result.to_dict(), "message": message}, ensure_ascii=False))
@@ -201,6 +206,7 @@ class Talk:
         if not conversation.messages:
             return
         n_cells = self.engine.load_cells(session.cells)
+        self._n_read = self._n_characters() if n_cells else 0
         if self.interactive and not self._as_json:
             kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
             note(f"session {session.name}: {len(conversation.messages)} messages{kept}")
@@ -244,7 +250,8 @@ class Talk:
         except BaseException:
             self.engine = self._reopen(before)
             raise
-        self._cells_are_new = False
+        finally:
+            self._cells_are_new, self._n_read = False, 0
 
     def close(self) -> None:
         """Leave the session and close the engine."""
@@ -258,6 +265,23 @@ class Talk:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _show(stream: ChatStream, display: Display) -> bool:
+    """Show an answer while it comes, to its end or to Ctrl-C; whether it was stopped."""
+    parser, fed, stopped = stream.parser(), 0, False
+    try:
+        for piece in stream:
+            fed += len(piece.text)
+            display.show(piece, parser.feed(piece.text))
+    except KeyboardInterrupt:
+        interrupt.reset()
+        stopped = True
+        stream.cancel()
+    finally:  # what came before an error is shown as well
+        result = stream.result
+        display.finish([*parser.feed(result.text[fed:]), *parser.finish(cut=result.finish_reason == "length")])
+    return stopped
 
 
 def note(text: str) -> None:
