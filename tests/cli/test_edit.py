@@ -391,9 +391,9 @@ def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, 
     done = call("edit", "-m", "m.gguf", str(file), "make y 20")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "has no chat template" in done.err
-    done = call("edit", str(file), "make y 20")
+    done = call("edit", "-m", "demo", str(file), "make y 20")
     assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "the demo model cannot follow an instruction" in done.err
+    assert "the demo model writes Python and cannot chat" in done.err
     assert not engine.prompts
 
 
