@@ -29,7 +29,7 @@ CONTINUATIONS = 5
 _DEPTH = 8
 
 model_option = click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="GGUF file whose vocabulary is used."
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Model whose vocabulary is used."
 )
 replace_option = click.option(
     "--replace",
@@ -38,7 +38,10 @@ replace_option = click.option(
     help="Replace what the datastore has for this vocabulary, without a question.",
 )
 vocabulary_option = click.option(
-    "--vocabulary", metavar="ID", help="One vocabulary: its name or the beginning of its id, as `index list` shows it."
+    "--vocabulary",
+    metavar="ID",
+    allow_from_autoenv=False,
+    help="One vocabulary: its name or the beginning of its id, as `index list` shows it.",
 )
 
 

@@ -53,7 +53,7 @@ class Batch:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._running: dict[int, DecodingSequence] = {}
+        self._running: dict[int, tuple[Request, DecodingSequence]] = {}
         self._numbers = count()
         self._width = len(core.slots)
 
@@ -74,26 +74,30 @@ class Batch:
         sequence = self._core.prepare(request)
         number = next(self._numbers)
         self._core.submit(sequence)
-        self._running[number] = sequence
+        self._running[number] = request, sequence
         return number
 
     def step(self) -> list[Finished]:
         """One forward pass for all that run; the requests that have ended, the first given first."""
         self._core.step()
-        ended = {number: sequence for number, sequence in self._running.items() if sequence.done}
+        ended = [
+            Finished(number, request, sequence.result, sequence.error)
+            for number, (request, sequence) in self._running.items()
+            if sequence.done
+        ]
+        for each in ended:
+            del self._running[each.number]
         if ended:
             self._width = self._best_width()
-        for number in ended:
-            del self._running[number]
-        return [Finished(n, each.request, each.result, each.error) for n, each in ended.items()]
+        return ended
 
     def cancel(self, numbers: Iterable[int] | None = None) -> None:
         """End the requests of these numbers that still run, without `numbers` all; they are not among those that end
         then.
         """
         for number in list(self._running if numbers is None else numbers):
-            if (sequence := self._running.pop(number, None)) is not None:
-                self._core.cancel(sequence)
+            if number in self._running:
+                self._core.cancel(self._running.pop(number)[1])
 
     def _best_width(self) -> int:
         """How many at a time give the most tokens per second. Weights are read once for all of them, but the attention

@@ -86,6 +86,7 @@ def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offer
 def test_histories_and_files(offered: Offered) -> None:
     assert offered("history", "forget", "") == ["demo-1"]
     assert offered("generate", "--json-schema", "x") == ["<file>"]
+    assert offered("edit", "notes") == offered("edit", "a.py", "-o", "b") == ["<file>"]
 
 
 def test_keys_and_values_of_the_configuration(offered: Offered) -> None:

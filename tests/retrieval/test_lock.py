@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import NEW, OLD, content_of, make
+from stores import NEW, OLD, OTHER, content_of, make
 
 from rest_local.errors import DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
 from rest_local.retrieval import files, list_datastores, remove
@@ -148,6 +148,18 @@ def test_a_datastore_of_two_vocabularies_is_removed(tmp_path: Path, windows: boo
     remove(path, files=Watched())
     assert not path.exists()
     assert renamed == [[] if windows else [LOCK, f"{other.name}/{LOCK}"]]
+
+
+def test_an_index_for_another_vocabulary_has_a_lock_of_its_own(tmp_path: Path, windows: bool) -> None:
+    path = make(make(tmp_path / "store", OLD), NEW, vocabulary=OTHER)
+    assert (folder(path, OTHER.hash) / LOCK).exists() is not windows
+    assert list(path.glob(".*")) == [], "a directory with an open file in it cannot be renamed on Windows"
+    with locked(folder(path, OTHER.hash)):
+        make(path, OLD)
+        with pytest.raises(DatastoreLocked):
+            remove(path)
+    remove(path)
+    assert not path.exists()
 
 
 def test_on_windows_a_lock_of_a_directory_that_is_gone_guards_nothing(
