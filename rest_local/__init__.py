@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rest_local.catalog.describe import list_models
+    from rest_local.catalog.find import find_model
+    from rest_local.catalog.hub import pull_model
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
     from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
@@ -47,14 +50,18 @@ if TYPE_CHECKING:
         DatastoreVersion,
         DatastoreVocabulary,
         DecodeFailed,
+        DownloadFailed,
         EditRefused,
         GenerationError,
         GrammarsBusy,
         HistoryNotFound,
+        HubError,
         InputInvalid,
         ModelError,
         ModelInvalid,
         ModelNotFound,
+        ModelNotHere,
+        ModelNotOurs,
         OptionError,
         OutputInvalid,
         OutputUnwritable,
@@ -95,6 +102,7 @@ __all__ = [
     "DatastoreVersion",
     "DatastoreVocabulary",
     "DecodeFailed",
+    "DownloadFailed",
     "DraftStatistics",
     "EditRefused",
     "Engine",
@@ -104,12 +112,15 @@ __all__ = [
     "Grammar",
     "GrammarsBusy",
     "HistoryNotFound",
+    "HubError",
     "InputInvalid",
     "Lookups",
     "Model",
     "ModelError",
     "ModelInvalid",
     "ModelNotFound",
+    "ModelNotHere",
+    "ModelNotOurs",
     "ModelOptions",
     "OptionError",
     "Origin",
@@ -139,13 +150,19 @@ __all__ = [
     "Unexpected",
     "__version__",
     "build_datastore",
+    "find_model",
     "gbnf",
     "json_schema",
     "lark",
+    "list_models",
+    "pull_model",
     "rebuild_datastore",
 ]
 
 _HOMES = {
+    "rest_local.catalog.describe": ("list_models",),
+    "rest_local.catalog.find": ("find_model",),
+    "rest_local.catalog.hub": ("pull_model",),
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
     "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),

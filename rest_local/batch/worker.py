@@ -120,7 +120,7 @@ class Worker:
                 call.scores = self._scores(*call.to_score())
             return begun
         except Exception as error:  # a fault in one job is its answer: the others go on
-            return _failed(job, error)
+            return failed(job, error)
 
     def _call(self, job: Job) -> Chat | Completion:
         if job.url == CHAT:
@@ -138,12 +138,12 @@ class Worker:
         job = ended.job
         broken = [each.error for each in ended.finished.values() if each.error is not None]
         if broken:
-            return _failed(job, broken[0])
+            return failed(job, broken[0])
         results = [ended.finished[number] for number in ended.numbers]
         try:
             body = ended.call.answer(results).completed()
         except Exception as error:
-            return _failed(job, error)
+            return failed(job, error)
         assert isinstance(body, dict)
         body["id"] = f"{_PREFIXES[job.url]}-{job.id.removeprefix('batch_req_')}"
         del body["timings"]
@@ -203,7 +203,8 @@ def failed_line(job: Job) -> JobAnswer:
     return JobAnswer(job, {"id": job.id, "custom_id": job.custom_id, "response": None, "error": job.error})
 
 
-def _failed(job: Job, error: Exception) -> JobAnswer:
+def failed(job: Job, error: Exception) -> JobAnswer:
+    """The answer to a job that ended with an error."""
     answer = error if isinstance(error, ApiError) else at_field(error_of(error), job.url, is_local=True)
     return JobAnswer(job, _record(job, answer.status, answer.body))
 

@@ -42,7 +42,7 @@ ROUNDS = 3
 MAX_CONTEXT = 16384  # longer prompts are left out, because their prefill alone takes minutes on a CPU
 
 
-class _Recording:
+class Recording:
     """A sampler that reads the logits like greedy sampling, and then returns the recorded token."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -78,7 +78,7 @@ class _Runner:
         rest = answer.answer[1:]
         request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
         recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), _never)
-        sequence = DecodingSequence(request, policy, _Recording(rest), recording, lambda slot: sources, _never)
+        sequence = DecodingSequence(request, policy, Recording(rest), recording, lambda slot: sources, _never)
         sequence.admit(self.slot)
         self.forward.evaluate_prompt(sequence)
         begin(sources, answer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from filelock import lock_descriptor
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
-VOCABULARY = "vocabulary-"  # begins the name of a folder in a datastore, see `retrieval.home`
+FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datastore (`home.folder`)
 WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
@@ -111,12 +112,13 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
 
 
 def _lock_path(directory: Path) -> Path:
+    """The lock file. On Windows it lies outside of the whole datastore, also for the folder of a vocabulary."""
     if not WINDOWS:
         return directory / LOCK
-    # That of a vocabulary's folder lies next to the datastore, so that the whole datastore can be renamed under it.
-    outer = directory.parent if directory.name.startswith(VOCABULARY) else directory
-    name = f"{outer.name}.{directory.name}" if outer != directory else directory.name
-    return outer.with_name(f".{name}.{LOCK}")
+    directory = Path(os.path.abspath(directory))
+    if FOLDER.match(directory.name):
+        return directory.parent.with_name(f".{directory.parent.name}.{directory.name}.{LOCK}")
+    return directory.with_name(f".{directory.name}.{LOCK}")
 
 
 def _take_lock(directory: Path) -> int:

@@ -1,0 +1,158 @@
+"""Reading a batch file: which lines are requests, what the others become, and the order in which they are run."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.batch import jobs
+from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, Job, Shard, in_order, read_jobs, read_stream
+from rest_local.errors import InputInvalid, OptionError
+
+
+def read(*lines: Any, shard: Shard | None = None) -> list[Job]:
+    """Jobs of lines: bytes as they are, everything else as JSON."""
+    data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+    return read_stream(io.BytesIO(data), "test", shard)
+
+
+def line_of(name: str, url: str = COMPLETION, **body: Any) -> dict[str, Any]:
+    return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+
+def test_lines_of_openai() -> None:
+    found = read(
+        line_of("a", CHAT, messages=[], max_tokens=3), line_of("b", prompt="x"), line_of("c", EMBEDDING, input="y")
+    )
+    assert [(job.number, job.custom_id, job.url, job.error) for job in found] == [
+        (1, "a", CHAT, None),
+        (2, "b", COMPLETION, None),
+        (3, "c", EMBEDDING, None),
+    ]
+    assert json.loads(found[0].body) == {"messages": [], "max_tokens": 3}
+
+
+def test_plain_lines_are_completions_and_chats() -> None:
+    found = read({"prompt": "x", "max_tokens": 2}, {"messages": [], "custom_id": "mine"})
+    assert [(job.custom_id, job.url) for job in found] == [("line-1", COMPLETION), ("mine", CHAT)]
+    assert json.loads(found[1].body) == {"messages": []}
+
+
+def test_blank_lines_a_mark_and_windows_line_ends_are_skipped() -> None:
+    found = read(b"\xef\xbb\xbf", {"prompt": "x"}, b"\r\n", b"  \n", b'{"prompt": "y"}\r\n')
+    assert [(job.number, job.error) for job in found] == [(1, None), (4, None)]
+
+
+@pytest.mark.parametrize("url", ["/chat/completions", "/v1/chat/completions"])
+def test_the_version_in_the_url_may_be_missing(url: str) -> None:
+    assert read(line_of("a", url, messages=[]))[0].url == CHAT
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (b"not json\n", "invalid_json_line", "not valid JSON"),
+        (b"[1]\n", "invalid_json_line", "not a JSON object"),
+        (b'{"prompt": NaN}\n', "invalid_json_line", "not valid JSON"),
+        (b"\xff\xfe\n", "invalid_json_line", "not valid JSON"),
+        ({}, "missing_field", "give custom_id"),
+        ({"custom_id": "a", "url": COMPLETION}, "missing_field", "body"),
+        ({"custom_id": "a", "url": COMPLETION, "body": []}, "missing_field", "body"),
+        ({"custom_id": "a", "body": {}}, "invalid_url", "/v1/embeddings"),
+        ({"custom_id": "a", "url": "/v1/images", "body": {}}, "invalid_url", "/v1/embeddings"),
+        ({"custom_id": "a", "url": COMPLETION, "method": "GET", "body": {}}, None, "POST"),
+        ({"custom_id": 7, "prompt": "x"}, None, "custom_id"),
+        ({"custom_id": "", "prompt": "x"}, None, "custom_id"),
+    ],
+)
+def test_a_line_that_is_no_request_is_a_job_with_an_error(line: Any, code: str | None, says: str) -> None:
+    before, job, after = read({"prompt": "x"}, line, {"prompt": "y"})
+    assert job.custom_id == "line-2"
+    assert job.body == b""
+    assert job.error is not None
+    assert says in job.error["message"]
+    assert job.error["code"] == code
+    assert job.error["line"] == 2
+    assert before.error is None
+    assert after.error is None
+
+
+def test_a_name_that_is_used_twice_is_an_error_under_another_name() -> None:
+    found = read(line_of("a", prompt="x"), line_of("a", prompt="y"), line_of("line-2", prompt="z"))
+    assert [job.custom_id for job in found] == ["a", "line-2", "line-3"]
+    assert found[0].error is None
+    assert [job.error["code"] for job in found[1:] if job.error] == ["duplicate_custom_id"] * 2
+    assert "that of line 1" in found[1].error["message"] if found[1].error else False
+
+
+@given(st.lists(st.sampled_from(["a", "line-1", "line-2", "line-3", "line-2-again", None]), min_size=1, max_size=9))
+def test_every_job_has_a_name_and_an_id_of_its_own(names: list[str | None]) -> None:
+    found = read(*({"prompt": "x"} | ({} if name is None else {"custom_id": name}) for name in names))
+    assert len({job.custom_id for job in found}) == len({job.id for job in found}) == len(names)
+
+
+def test_the_id_tells_the_request() -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    same = [read(line_of("a", **body))[0].id, read(line_of("a", **dict(reversed(body.items()))))[0].id]
+    assert same[0] == same[1] == read({"custom_id": "a", **body})[0].id
+    others = [line_of("b", **body), line_of("a", CHAT, **body), line_of("a", prompt="x", max_tokens=2)]
+    assert len({same[0], *(read(other)[0].id for other in others)}) == 4
+
+
+def test_a_line_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MOST_BYTES", 64)
+    found = read({"prompt": "x" * 200}, {"prompt": "y"}, {"prompt": "z" * 64})
+    assert [job.number for job in found] == [1, 2, 3]
+    assert [job.error is None for job in found] == [False, True, False]
+
+
+def test_a_compressed_file(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"  # the content tells, not the name
+    path.write_bytes(gzip.compress(b'{"prompt": "x"}\n') + gzip.compress(b'{"prompt": "y"}\n'))
+    assert [job.number for job in read_jobs(path)] == [1, 2]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputInvalid, match="not a whole gzip file"):
+        read_jobs(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"")])
+def test_a_file_without_requests_is_refused(data: bytes) -> None:
+    with pytest.raises(InputInvalid, match="contains no request"):
+        read(data)
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputInvalid, match="No such file"):
+        read_jobs(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_are_a_partition_with_the_names_of_the_whole(count: int) -> None:
+    lines = [{"prompt": str(number)} for number in range(5)]
+    shards = [read(*lines, shard=Shard(number, count)) for number in range(1, count + 1)]
+    assert sorted(job.custom_id for shard in shards for job in shard) == [f"line-{n}" for n in range(1, 6)]
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/2", "3/2", "a/b", "-1/2", "1/2/3"])
+def test_a_wrong_shard_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="i/n"):
+        Shard.parse(text)
+
+
+@given(st.lists(st.text("ab", max_size=4), min_size=1, max_size=12))
+def test_prompts_that_begin_alike_are_neighbours(prompts: list[str]) -> None:
+    """Of prompts with any beginning in common there is one run without a gap."""
+    found = in_order(read(*({"max_tokens": len(p), "seed": 1, "prompt": p} for p in prompts)))
+    ordered = [json.loads(job.body)["prompt"] for job in found]
+    assert sorted(ordered) == sorted(prompts)
+    for beginning in {p[:n] for p in prompts for n in range(1, len(p) + 1)}:
+        at = [place for place, p in enumerate(ordered) if p.startswith(beginning)]
+        assert at == list(range(at[0], at[0] + len(at)))

@@ -1,0 +1,237 @@
+"""`rest-local batch` with the demo model: files, pipes, what is refused, what a stop leaves, and kills."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batches import COMMAND, ENVIRONMENT, answers_of, kill_and_go_on, write_requests
+
+from rest_local.cli import opening
+from rest_local.cli.progress import duration
+
+Call = Callable[..., Any]
+SMALL = ("-c", "256", "-t", "1", "--no-history")
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    return write_requests(tmp_path / "in.jsonl", 5)
+
+
+def run(*arguments: str | Path, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT, check=False, **more)
+
+
+def test_answers_and_a_summary(call: Call, requests: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    done = call("batch", str(requests), "-o", str(output), *SMALL)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("rest-local: 5 requests answered: ")
+    assert " tokens/s, " in done.err
+    assert sorted(answers_of(output)) == [f"r{n}" for n in range(5)]
+
+
+def test_a_second_run_answers_nothing_and_loads_no_model(
+    call: Call, requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    call("batch", str(requests), "-o", str(output), *SMALL)
+    content = output.read_bytes()
+    monkeypatch.setattr(opening, "open_engine", lambda config: pytest.fail("the model is loaded"))
+    done = call("batch", str(requests), "-o", str(output), *SMALL)
+    assert (done.code, done.err) == (0, "rest-local: 5 requests answered (5 of them before)\n")
+    assert output.read_bytes() == content
+
+
+def test_requests_that_were_added_are_answered(call: Call, requests: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    call("batch", str(requests), "-o", str(output), *SMALL)
+    write_requests(requests, 7)
+    done = call("batch", str(requests), "-o", str(output), "--json", *SMALL)
+    counts = json.loads(done.out)
+    assert (counts["requests"], counts["kept"], counts["answered"], counts["left"]) == (7, 5, 2, 0)
+    assert len(answers_of(output)) == 7
+
+
+def test_compressed_in_and_out(call: Call, requests: Path, tmp_path: Path) -> None:
+    packed, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl.gz"
+    packed.write_bytes(gzip.compress(requests.read_bytes()))
+    assert call("batch", str(packed), "-o", str(output), *SMALL).code == 0
+    assert len(answers_of(output)) == 5
+    assert gzip.decompress(output.read_bytes()).count(b"\n") == 5
+
+
+def test_through_pipes(requests: Path) -> None:
+    done = run("-", *SMALL, stdin=requests.read_bytes())
+    assert done.returncode == 0, done.stderr
+    assert len([json.loads(line) for line in done.stdout.splitlines()]) == 5
+    assert done.stderr.decode().startswith("rest-local: 5 requests answered")
+
+
+def test_a_reader_that_is_gone_ends_it_without_a_word(requests: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, str(requests), *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (1, b"")
+
+
+def test_errors_are_lines_and_the_exit_code_says_so(call: Call, tmp_path: Path) -> None:
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('not json\n{"prompt": "import os", "max_tokens": 2}\n' + json.dumps({"prompt": "x " * 900}) + "\n")
+    for _ in range(2):  # errors are answers: the second run does not repeat them
+        done = call("batch", str(path), "-o", str(output), *SMALL)
+        assert done.code == 1
+        assert "rest-local: error: 2 of 3 requests have an error in place of an answer; their lines in " in done.err
+    lines = answers_of(output)
+    assert lines["line-1"]["error"]["code"] == "invalid_json_line"
+    assert lines["line-3"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert lines["line-2"]["response"]["status_code"] == 200
+
+
+def test_lines_that_are_all_wrong_need_no_model(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("one\ntwo\n")
+    monkeypatch.setattr(opening, "open_engine", lambda config: pytest.fail("the model is loaded"))
+    assert call("batch", str(path), "-o", str(tmp_path / "out.jsonl")).code == 1
+    assert len(answers_of(tmp_path / "out.jsonl")) == 2
+
+
+def test_shards_answer_every_request_once(call: Call, requests: Path, tmp_path: Path) -> None:
+    found: list[str] = []
+    for number in (1, 2):
+        output = tmp_path / f"out-{number}.jsonl"
+        assert call("batch", str(requests), "-o", str(output), "--shard", f"{number}/2", *SMALL).code == 0
+        found += answers_of(output)
+    assert sorted(found) == [f"r{n}" for n in range(5)]
+
+
+def test_a_shard_without_requests_is_done(call: Call, requests: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    assert call("batch", str(requests), "-o", str(output), "--shard", "9/9", *SMALL).code == 0
+    assert output.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "code", "says"),
+    [
+        (None, [], 1, "No such file"),
+        ("", [], 1, "contains no request"),
+        ('{"prompt": "x"}', ["--shard", "3/2"], 2, "give i/n"),
+        ('{"prompt": "x"}', ["-o", "in.jsonl"], 2, "is the input"),
+        ('{"prompt": "x"}', ["-o", "."], 2, "is a directory"),
+        ('{"prompt": "x"}', ["-o", "none/out.jsonl"], 1, "No such file"),
+        ('{"prompt": "x"}', ["--json"], 2, "give -o FILE"),
+        ('{"prompt": "x"}', ["-o", "other.jsonl"], 1, "give another output, or --replace to write it anew"),
+        ('{"prompt": "x"}', ["-o", "out.jsonl", "-m", "none.gguf"], 1, "none.gguf: no such file"),
+    ],
+)
+def test_what_is_refused_is_one_line(
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    arguments: list[str],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.jsonl").write_text('{"custom_id": "other", "id": "other"}\n')
+    if content is not None:
+        Path("in.jsonl").write_text(content)
+    done = call("batch", "in.jsonl", *arguments)
+    assert done.code == code
+    assert says in done.err
+    assert done.err.count("\n") == 1
+    assert Path("other.jsonl").read_text() == '{"custom_id": "other", "id": "other"}\n'
+
+
+def test_replace_writes_it_anew(call: Call, requests: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("something else\n")
+    assert call("batch", str(requests), "-o", str(output), *SMALL).code == 1
+    assert call("batch", str(requests), "-o", str(output), "--replace", *SMALL).code == 0
+    assert len(answers_of(output)) == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line(call: Call, requests: Path) -> None:
+    done = call("batch", str(requests), "-o", "/dev/full", *SMALL)
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "output /dev/full: No space left on device; the answers in it are whole" in done.err
+
+
+def wait_for_lines(process: subprocess.Popen[bytes], output: Path, count: int) -> None:
+    """Until so many answers are written."""
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, "it ended by itself"
+        time.sleep(0.01)
+
+
+def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(tmp_path: Path) -> None:
+    requests, output = write_requests(tmp_path / "in.jsonl", 400), tmp_path / "out.jsonl"
+    command = [*COMMAND, str(requests), "-o", str(output), *SMALL]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    wait_for_lines(process, output, 1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    done = len(answers_of(output))
+    assert 0 < done < 400
+    assert errors.decode() == (
+        f"rest-local: interrupted; {done} of 400 requests are answered in {output}; "
+        "the same command goes on from there\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_killed_at_random_moments_it_goes_on(tmp_path: Path, name: str) -> None:
+    """Nothing lost, nothing doubled; `tests/soak/soak_batch.py` does it 50 times."""
+    kill_and_go_on(tmp_path, name, kills=2, requests=60, random=random.Random(name))
+
+
+def test_the_progress_at_a_terminal(requests: Path, tmp_path: Path) -> None:
+    """On a terminal of 60 columns: a bar, the count, rates; it is gone at the end, where the summary stays."""
+    pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
+    ours, theirs = pty.openpty()
+    environment = {**ENVIRONMENT, "COLUMNS": "60", "TERM": "xterm"}
+    command = [*COMMAND, str(requests), "-o", str(tmp_path / "out.jsonl"), *SMALL]
+    process = subprocess.Popen(command, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # Linux tells the end of a terminal like that
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "5/5" in text
+    assert " tokens/s" in text
+    assert text.rpartition("\x1b[2K")[2].startswith("rest-local: 5 requests answered")  # after the bar was erased
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (12_000, "3 h 20 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,136 @@
+"""Many requests at once with the demo model: every one is answered, in any order, and one that fails ends alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.fake_sequences import FixedCurve
+
+from rest_local.decoding.batch import CLOSE, Batch, best_width
+from rest_local.decoding.engine import Engine
+from rest_local.decoding.request import Request
+from rest_local.errors import PromptEmpty, PromptTooLong
+
+PROMPTS = ("import os\n", "import os\nimport sys\n", "def main(", "class A:\n", "for x in", "import os\n", "while")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(slots=3, n_ctx=128, threads=1) as engine:
+        yield engine
+
+
+def requests_of(engine: Engine, n: int = len(PROMPTS)) -> list[Request]:
+    return [engine.request(PROMPTS[i % len(PROMPTS)], max_tokens=4 + i % 5, ignore_end=True) for i in range(n)]
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_every_request_is_answered_under_its_number(engine: Engine, kind: type) -> None:
+    requests = requests_of(engine, 20)
+    found = {done.number: done for done in engine.batch(kind(requests))}
+    assert sorted(found) == list(range(20))
+    for number, done in found.items():
+        assert done.request is requests[number]
+        assert done.error is None
+        assert len(done.result.tokens) == requests[number].max_tokens
+
+
+def test_no_request_gives_nothing(engine: Engine) -> None:
+    assert list(engine.batch([])) == []
+
+
+def test_a_list_is_run_in_the_order_of_its_prompts(engine: Engine) -> None:
+    """With one token each and three slots, the first to end are those whose prompts come first."""
+    requests = [Request([token, 5], max_tokens=1, ignore_end=True) for token in (9, 3, 7, 4, 8, 6)]
+    assert [done.number for done in engine.batch(requests)][:3] == [1, 3, 5]
+    assert [done.number for done in engine.batch(iter(requests))][:3] == [0, 1, 2]
+
+
+def test_requests_that_fail_end_alone(engine: Engine) -> None:
+    good = requests_of(engine, 3)
+    requests = [good[0], Request([]), good[1], Request([5] * 128), good[2]]
+    found = {done.number: done for done in engine.batch(requests)}
+    assert {number: type(done.error) for number, done in found.items() if done.error} == {
+        1: PromptEmpty,
+        3: PromptTooLong,
+    }
+    assert found[1].result.finish_reason == "error"
+    assert all(found[number].result.tokens for number in (0, 2, 4))
+
+
+def test_an_iterator_that_is_left_frees_the_slots(engine: Engine) -> None:
+    requests = engine.batch(requests_of(engine))
+    next(requests)
+    requests.close()
+    assert not engine._core.lane.scheduler.busy
+    assert len(list(engine.batch(requests_of(engine)))) == len(PROMPTS)
+
+
+def test_requests_are_taken_as_slots_become_free(engine: Engine) -> None:
+    taken = 0
+
+    def given() -> Iterator[Request]:
+        nonlocal taken
+        for request in requests_of(engine, 12):
+            taken += 1
+            yield request
+
+    answers = engine.batch(given())
+    next(answers)
+    assert taken <= 3 + 1
+    answers.close()
+
+
+def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
+    batch = Batch(engine._core)
+    numbers = [batch.add(request) for request in requests_of(engine, 3)]
+    batch.cancel(numbers[:2])
+    ended = []
+    while batch.busy:
+        ended += [done.number for done in batch.step()]
+    assert ended == numbers[2:]
+
+
+def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -> None:
+    with Engine.load(n_ctx=128, threads=1, exact=True) as engine:
+        requests = requests_of(engine)
+        alone = []
+        for request in requests:
+            engine.forget()
+            alone.append(
+                list(engine.generate(request.prompt, max_tokens=request.max_tokens, ignore_end=True, policy="off"))
+            )
+        expected = [[token for piece in pieces for token in piece.tokens] for pieces in alone]
+        for order in (requests, requests[::-1]):
+            found = {id(done.request): done.result.tokens for done in engine.batch(iter(order))}
+            assert [found[id(request)] for request in requests] == expected
+
+
+def curve_of(weights: float, attention: float) -> FixedCurve:
+    """A pass of n tokens over c cells costs `weights + n * (0.1 + c * attention)`."""
+    n = np.arange(1, 65)
+    contexts = [0, 100_000]
+    return FixedCurve(contexts, np.stack([weights + n * (0.1 + c * attention) for c in contexts]))
+
+
+def test_the_width_follows_the_cost() -> None:
+    widths = (1, 2, 4, 8, 16, 32)
+    assert best_width(curve_of(10.0, 0.0), 1000, widths) == 32  # reading the weights is all
+    assert best_width(curve_of(0.001, 0.01), 1000, widths) == 1  # the cells of others cost as much as one's own
+    found = [best_width(curve_of(10.0, 0.001), cells, widths) for cells in (10, 100, 1000, 10_000)]
+    assert found == sorted(found, reverse=True)  # the longer the texts, the fewer at a time
+    assert len(set(found)) == 4
+
+
+@given(st.floats(1e-3, 100), st.floats(0, 0.01), st.integers(1, 3000))
+def test_no_width_is_much_better(weights: float, attention: float, cells: int) -> None:
+    curve, widths = curve_of(weights, attention), (1, 2, 4, 8, 16, 32)
+
+    def rate(n: int) -> float:
+        return n / float(curve.expected(n * cells)[n - 1])
+
+    assert rate(best_width(curve, cells, widths)) >= CLOSE * max(map(rate, widths))
