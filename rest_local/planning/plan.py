@@ -245,9 +245,9 @@ class Prices:
         self._bucket = -1
         self._tables: tuple[list[float], list[float]] = ([], [])
 
-    def count_step(self) -> None:
-        """Note that the cost curve has observed a step."""
-        self._refresh_in -= 1
+    def count_steps(self, n: int = 1) -> None:
+        """Note that the cost curve has observed steps."""
+        self._refresh_in -= n
 
     def steps_left(self, n_ctx: int) -> int:
         """For how many steps of one token after the one at `n_ctx` the prices stay as they are."""
@@ -259,14 +259,17 @@ class Prices:
             cost = self._curve.at(n_ctx) + self._driver.step
             cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
             cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
-            rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
-            slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
+            rise = cost[None, :] - cost[:, None]
+            rise /= _GAPS
+            rise += _NOT_LARGER
+            slope = rise.min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
             self._bucket, self._refresh_in = n_ctx // _BUCKET, max(REFRESH_STEPS, int(REFRESH_MS / cost[0]))
         return self._tables
 
 
-_GAPS = np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None]
+_GAPS = np.maximum(np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None], 1).astype(np.float64)
+_NOT_LARGER = np.where(np.arange(LARGEST)[None, :] > np.arange(LARGEST)[:, None], 0.0, np.inf)
 
 
 @dataclass(slots=True)
