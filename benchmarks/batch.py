@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -128,6 +129,12 @@ class SimulatedBackend:
 
     def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
         return False
+
+    def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:
+        return False
+
+    def load_file(self, path: str | PathLike[str], seq: int) -> list[int]:
+        return []
 
     def clear(self) -> None:
         """Do nothing: there are no cells."""

@@ -93,7 +93,8 @@ def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
     command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(slots), "--ctx", str(N_CTX)]
     command += ["--model", model] if model else []
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stderr=log, env=os.environ)
+        unset = {"REST_LOCAL_CONFIG": os.devnull}  # the user's defaults would change the figures
+        process = subprocess.Popen(command, stderr=log, env=os.environ | unset)
         try:
             yield _ready(process, log)
         finally:

@@ -5,7 +5,7 @@ come from text that a later commit changed or deleted. Left out are merges, bina
 (as in `rest-local index build`), and file names with quotes or control characters. No program that the repository
 configures is run.
 
-python datastore/git_history.py REPOSITORY [--commits N] [-m MODEL] [-o NAME]
+python datastore/git_history.py REPOSITORY [--commits N] [-m MODEL] [-o NAME] [--replace]
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _document(commit: str, name: str, lines: list[str], skipped: Skipped) -> Ite
         yield f"{commit[:10]}:{name}", text
 
 
-def build(repository: Path, model: Path, name: str, commits: int = COMMITS) -> Built:
+def build(repository: Path, model: Path, name: str, commits: int = COMMITS, replace: bool = False) -> Built:
     """Index the history of HEAD in the vocabulary of `model`."""
     skipped = Skipped()
     recipe = {"kind": "git history", "paths": [str(repository.absolute())], "commits": commits}
@@ -83,6 +83,7 @@ def build(repository: Path, model: Path, name: str, commits: int = COMMITS) -> B
             vocabulary=opened.vocabulary,
             recipe={**recipe, "model": str(model.absolute())},
             skipped=skipped,
+            replace=replace,
         )
 
 
@@ -93,10 +94,11 @@ def main() -> None:
         "--commits", type=int, default=COMMITS, help=f"number of commits, newest first; default: {COMMITS}"
     )
     parser.add_argument("-m", "--model", type=Path, default=demo_model(), help="GGUF whose vocabulary is used")
+    parser.add_argument("--replace", action="store_true", help="replace what exists for the model's vocabulary")
     parser.add_argument("-o", "--output", help="name or path; default: the name of the folder and -history")
     args = parser.parse_args()
     name = args.output or f"{args.repository.resolve().name}-history"
-    built = build(args.repository, args.model, name, args.commits)
+    built = build(args.repository, args.model, name, args.commits, args.replace)
     print(f"{built.path}: {built.tokens:,} tokens of {built.documents:,} changes; skipped: {built.skipped.summary()}")
 
 

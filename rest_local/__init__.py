@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rest_local.catalog.describe import list_models
+    from rest_local.catalog.find import find_model
+    from rest_local.catalog.hub import pull_model
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
     from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
@@ -47,14 +50,18 @@ if TYPE_CHECKING:
         DatastoreVersion,
         DatastoreVocabulary,
         DecodeFailed,
+        DownloadFailed,
         EditRefused,
         GenerationError,
         GrammarsBusy,
         HistoryNotFound,
+        HubError,
         InputInvalid,
         ModelError,
         ModelInvalid,
         ModelNotFound,
+        ModelNotHere,
+        ModelNotOurs,
         OptionError,
         OutputInvalid,
         OutputUnwritable,
@@ -73,7 +80,7 @@ if TYPE_CHECKING:
     from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
     from rest_local.llama.sampling import Sampling
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.indexing import build_datastore
+    from rest_local.retrieval.indexing import build_datastore, rebuild_datastore
 
 __all__ = [
     "Adapter",
@@ -95,6 +102,7 @@ __all__ = [
     "DatastoreVersion",
     "DatastoreVocabulary",
     "DecodeFailed",
+    "DownloadFailed",
     "DraftStatistics",
     "EditRefused",
     "Engine",
@@ -104,12 +112,15 @@ __all__ = [
     "Grammar",
     "GrammarsBusy",
     "HistoryNotFound",
+    "HubError",
     "InputInvalid",
     "Lookups",
     "Model",
     "ModelError",
     "ModelInvalid",
     "ModelNotFound",
+    "ModelNotHere",
+    "ModelNotOurs",
     "ModelOptions",
     "OptionError",
     "Origin",
@@ -139,12 +150,19 @@ __all__ = [
     "Unexpected",
     "__version__",
     "build_datastore",
+    "find_model",
     "gbnf",
     "json_schema",
     "lark",
+    "list_models",
+    "pull_model",
+    "rebuild_datastore",
 ]
 
 _HOMES = {
+    "rest_local.catalog.describe": ("list_models",),
+    "rest_local.catalog.find": ("find_model",),
+    "rest_local.catalog.hub": ("pull_model",),
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
     "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),
@@ -162,7 +180,7 @@ _HOMES = {
     "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope"),
     "rest_local.llama.sampling": ("Sampling",),
     "rest_local.retrieval.datastore": ("Datastore",),
-    "rest_local.retrieval.indexing": ("build_datastore",),
+    "rest_local.retrieval.indexing": ("build_datastore", "rebuild_datastore"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _HOME |= {name: "rest_local.errors" for name in __all__ if name not in {*_HOME, "__version__"}}

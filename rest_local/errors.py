@@ -9,8 +9,12 @@
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
     │   ├── ModelNotFound
+    │   │   └── ModelNotHere           a name of a hub that is not on the disk
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
-    │   └── AdapterInvalid             not a LoRA adapter, damaged, or of another model
+    │   ├── AdapterInvalid             not a LoRA adapter, damaged, or of another model
+    │   ├── ModelNotOurs               another program's or the user's own, which is not deleted
+    │   └── HubError                   the hub has no such model, refuses it, or cannot be reached
+    │       └── DownloadFailed         broken off, no room on the disk, or not what the hub names
     ├── GenerationError
     │   ├── PromptTooLong              with both numbers
     │   ├── PromptEmpty
@@ -42,6 +46,7 @@ command line alone, 1 for what a look at the files, the model or the machine fin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
 
@@ -110,10 +115,24 @@ class ModelError(RestLocalError):
 
 
 class ModelNotFound(ModelError):
-    """No file at that path."""
+    """No file at that path, and no model of that name."""
 
-    def __init__(self, path: str | PathLike[str]) -> None:
-        super().__init__(f"model {path}: no such file; give the path of a GGUF file")
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        cause: str = "no such file",
+        way_out: str = "give the path of a GGUF file, or a name that `rest-local models` lists",
+    ) -> None:
+        super().__init__(f"model {path}: {cause}; {way_out}")
+
+
+class ModelNotHere(ModelNotFound):
+    """A model of a hub that is not on the disk. `name`: user/repo:QUANT; `others`: names of the same repository."""
+
+    def __init__(self, name: str, others: Sequence[str] = ()) -> None:
+        here = f" ({', '.join(others)} is)" if len(others) == 1 else f" ({', '.join(others)} are)" if others else ""
+        super().__init__(name, f"is not on this machine{here}", f"`rest-local pull {name}` downloads it")
+        self.name, self.others = name, tuple(others)
 
 
 class ModelInvalid(ModelError):
@@ -131,6 +150,25 @@ class AdapterInvalid(ModelError):
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"LoRA adapter {path}: {cause}; leave it out, or give one made for this very model")
         self.cause = cause
+
+
+class ModelNotOurs(ModelError):
+    """The model belongs to another program, or to the user alone: rest-local does not delete it."""
+
+    def __init__(self, name: str, owner: str, way_out: str) -> None:
+        super().__init__(f"model {name}: belongs to {owner}; {way_out}")
+
+
+class HubError(ModelError):
+    """The hub has no such model, refuses it, or cannot be reached. `name`: user/repo."""
+
+    def __init__(self, name: str, cause: str, way_out: str) -> None:
+        super().__init__(f"model {name}: {cause}; {way_out}")
+        self.cause = cause
+
+
+class DownloadFailed(HubError):
+    """A download broke off, found no room on the disk, or gave other bytes than the hub names."""
 
 
 class GenerationError(RestLocalError):

@@ -16,13 +16,20 @@ from rest_local.errors import ModelNotFound
 def cache_dir() -> Path:
     """Results that can be measured again (probes, cost curves, self-tests): `$REST_LOCAL_CACHE`, or the platform's
     user cache directory. Raises OSError where it cannot be made."""
-    return _made(os.environ.get("REST_LOCAL_CACHE") or platformdirs.user_cache_dir("rest-local", appauthor=False))
+    given = os.environ.get("REST_LOCAL_CACHE") or platformdirs.user_cache_dir("rest-local", appauthor=False)
+    return _made(Path(given).expanduser())
 
 
 def data_dir() -> Path:
     """The user's data (datastores, history): `$REST_LOCAL_DATA`, or the platform's user data directory.
     Raises OSError where it cannot be made."""
-    return _made(os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False))
+    return _made(data_home())
+
+
+def data_home() -> Path:
+    """The path of `data_dir`, which is not made."""
+    given = os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False)
+    return Path(given).expanduser()
 
 
 def datastores_home() -> Path:
@@ -59,8 +66,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> No
         raise
 
 
-def _made(directory: str) -> Path:
-    path = Path(directory).expanduser()
+def _made(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 

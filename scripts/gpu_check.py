@@ -169,7 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory(dir=args.work) as work:
         folder = Path(work)
-        environment = {**os.environ, "REST_LOCAL_CACHE": str(folder / "cache"), "REST_LOCAL_DATA": str(folder / "data")}
+        places = {"CACHE": str(folder / "cache"), "DATA": str(folder / "data"), "CONFIG": os.devnull}
+        environment = {**os.environ, **{f"REST_LOCAL_{name}": place for name, place in places.items()}}
         if args.cpu:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         python = sys.executable if args.cpu or args.no_build else str(ROOT / ".venv" / "bin" / "python")

@@ -13,8 +13,12 @@ import pytest
 
 # Before any test module is imported: what it imports may look at the environment.
 _home = tempfile.TemporaryDirectory(prefix="rest-local-tests-")
-for _name in ("CACHE", "DATA", "DATASTORES", "CONFIG"):
+for _name in ("CACHE", "DATA", "DATASTORES", "CONFIG", "MODELS"):
     os.environ[f"REST_LOCAL_{_name}"] = str(Path(_home.name) / _name.lower())
+for _name in ("HF_HOME", "OLLAMA_MODELS"):  # no model of the user is found by its name
+    os.environ[_name] = str(Path(_home.name) / _name.lower())
+for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT"):
+    os.environ.pop(_name, None)
 
 # Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make
 # every decode several times slower. Changes no result, and tests time nothing.

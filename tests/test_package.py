@@ -29,15 +29,16 @@ BELOW: dict[str, set[str]] = {
     "drafting": {"retrieval", "llama"},
     "kv_cache": {"drafting", "retrieval", "llama"},
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
+    "catalog": {"calibration", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},
-    "decoding": {"calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
+    "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
     "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
-    "batch": {"server", "decoding", "llama"},
+    "batch": {"server", "decoding", "catalog", "llama"},
     "cli": {
         "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
-        "retrieval", "llama", "chat", "grammar",
+        "retrieval", "llama", "chat", "grammar", "catalog",
     },
 }  # fmt: skip
 

@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rest_local.batch.jobs import EMBEDDING, LIMITS, Job
+from rest_local.catalog.find import model_file
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 
 MOST_SLOTS = MOST_IDS // ContextSettings().n_branches
 MOST_ON_CPU = 16  # by the shipped curves of CPUs, 16 at a time give 3.3 and 5.9 times the tokens of one, 32 3.6 and 6.0
@@ -42,7 +42,7 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
     generating = [job for job in jobs if job.error is None and job.url != EMBEDDING]
     if config.exact or len(generating) < 2:
         return config
-    path = demo_model() if config.model is None else Path(config.model)
+    path = model_file(config.model)
     with Model.open(path, vocab_only=True) as model:
         n_ctx = config.context_length(model.n_ctx_train)
         cell_bytes = bytes_per_cell(model)

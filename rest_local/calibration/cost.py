@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,16 +28,18 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
 LEAST_SD = 0.01  # t(1) has a deviation of 0, and must not outweigh all others
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
+WINDOW_MS = 5.0  # of steps between two questions about other processes, which take 4 us each with cold caches
 _BUCKET = 8  # bits: steps within 256 tokens of context are learned from together
 
-BusyNow = Callable[[float], bool]  # milliseconds of the last step -> whether other processes took CPU time
+# milliseconds of the steps since the last call, and how many they were -> whether other processes took CPU time
+BusyNow = Callable[[float, int], bool]
 
 
 class CostCurve:
     """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
 
     If times fall with n or with the context, the lower of the two is taken, and t(n) is at most n t(1). `deviations`:
-    how certain the table is. `busy_now` is called after every observed step.
+    how certain the table is. `busy_now` is called after every WINDOW_MS of observed steps, and when the curve is read.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class CostCurve:
         self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
         self._corrections = Corrections(deviations)
         self._queue: list[tuple[int, int, float, bool]] = []
+        self._window: list[tuple[int, int, float]] = []  # steps that `busy_now` has not judged yet
+        self._window_ms = 0.0
         self._refresh()
 
     @classmethod
@@ -83,7 +87,7 @@ class CostCurve:
     @property
     def ms(self) -> NDArray[np.float64]:
         """The most likely times with corrections, float64 [contexts, 64]. Callers must not write to it."""
-        self._update()
+        self._make_current()
         return self._rows
 
     @property
@@ -105,17 +109,17 @@ class CostCurve:
         """Optimistic milliseconds of n = 1..64 tokens for planning, float64 [64]. A size with few observations on this
         machine counts a standard deviation less, so that it is tried.
         """
-        self._update()
+        self._make_current()
         return self._line(self._optimistic, self._optimistic_slope, n_ctx)
 
     def expected(self, n_ctx: int) -> NDArray[np.float64]:
         """The most likely milliseconds of n = 1..64 tokens, float64 [64]."""
-        self._update()
+        self._make_current()
         return self._line(self._rows, self._slope, n_ctx)
 
     def uncertainty(self, n_ctx: int) -> NDArray[np.float64]:
         """Standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
-        self._update()
+        self._make_current()
         return self._corrections.ratio_sd(self._attention_share(n_ctx))
 
     def per_cell(self, n: int) -> float:
@@ -131,19 +135,33 @@ class CostCurve:
         return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
 
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
-        """Learn from a real step of n tokens that took `ms`. Takes about a microsecond; the update happens when the
-        curve is next read.
+        """Learn from a real step of n tokens that took `ms`. Takes a microsecond; the update happens when the curve is
+        next read.
 
-        `busy`: whether other processes used the machine; None calls `busy_now`. A time that is not finite or not
+        `busy`: whether other processes used the machine; None asks `busy_now`. A time that is not finite or not
         positive is dropped.
         """
-        if not 1 <= n <= LARGEST or not ms > 0 or not math.isfinite(ms):
-            return
         if busy is None:
-            busy = self.busy_now is not None and self.busy_now(ms)
-        self._queue.append((n, n_ctx, ms, busy))
-        if len(self._queue) >= MAX_QUEUED:
-            self._update()
+            self.observe_all([(n, n_ctx, ms)])
+        elif _is_step(n, ms):
+            self._queue.append((n, n_ctx, ms, busy))
+            if len(self._queue) >= MAX_QUEUED:
+                self._update()
+
+    def observe_all(self, steps: Iterable[tuple[int, int, float]]) -> None:
+        """Learn from steps (n, n_ctx, ms) that ended just now, as `observe` does. `busy_now` judges them together."""
+        if self.busy_now is None:
+            for step in steps:
+                self.observe(*step, False)
+            return
+        for n, n_ctx, ms in steps:
+            if _is_step(n, ms):
+                self._window.append((n, n_ctx, ms))
+                self._window_ms += ms
+        if self._window_ms >= WINDOW_MS:
+            self._judge()
+            if len(self._queue) >= MAX_QUEUED:
+                self._update()
 
     def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
         """Whether the times of these sizes at this length need no further measurement."""
@@ -187,8 +205,24 @@ class CostCurve:
 
     # Learning
 
+    def _make_current(self) -> None:
+        """Bring the rows up to date, before they are read."""
+        self._update()
+        if self._outdated:
+            self._refresh()
+
+    def _judge(self) -> None:
+        """Ask once whether other processes used the machine during the steps of the window."""
+        window, self._window, ms, self._window_ms = self._window, [], self._window_ms, 0.0
+        busy = self.busy_now is not None and self.busy_now(ms, len(window))
+        self._queue += [(*step, busy) for step in window]
+
     def _update(self) -> None:
-        """Learn from the queued observations: steps of one size, length and load together, by their median."""
+        """Learn from the queued observations: steps of one size, length and load together, by their median. The rows
+        are computed when they are next read.
+        """
+        if self._window:
+            self._judge()
         if not self._queue:
             return
         queue, self._queue = self._queue, []
@@ -204,7 +238,7 @@ class CostCurve:
             self._corrections.learn(n, attention / expected, middle - math.log(expected), len(seen), busy)
             if n == 1 and len(seen) > 3:
                 self._corrections.learn_noise(1.48 * sorted(abs(value - middle) for value in logs)[len(logs) // 2])
-        self._refresh()
+        self._outdated = True
 
     def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
         """The expected time of n tokens in two parts: up to the first length, and attention to tokens beyond it."""
@@ -219,6 +253,7 @@ class CostCurve:
 
     def _refresh(self) -> None:
         """Compute the rows from the table and the corrections. Takes about 0.1 ms."""
+        self._outdated = False
         base, attention = self._corrections.factors()
         rows = self._table[0] * base + (self._table - self._table[0]) * attention
         if (rows[:, 1:] < rows[:, :-1]).any():  # uncertain sizes yield to certain ones
@@ -247,6 +282,11 @@ class CostCurve:
         high = bisect_left(contexts, n_ctx)
         weight = (n_ctx - contexts[high - 1]) / (contexts[high] - contexts[high - 1])
         return np.asarray(rows[high - 1] + weight * (rows[high] - rows[high - 1]))
+
+
+def _is_step(n: int, ms: float) -> bool:
+    """Whether a clock can measure this time, of a batch that the table has."""
+    return 1 <= n <= LARGEST and 0 < ms < math.inf
 
 
 def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ DRAFTS = (1, 3, 7, 15, 31, 63)  # drafted tokens that `advantages` compares; the
 
 BUSY_SHARE = 0.75  # share of the CPU time that all threads can have; 0.2 to 0.35 with one busy process per core
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
-NOT_ONE_STEP = 1.5  # times a step: a longer interval includes a pause, in which the load is unknown
+NOT_ONE_STEP = 1.5  # times the steps, and a millisecond each: a longer interval includes a pause of unknown load
 
 
 class Timing(NamedTuple):
@@ -74,14 +74,14 @@ class LoadMeter:
         """Start the interval."""
         self._last = _usage()
 
-    def busy(self, ms: float) -> bool:
-        """Whether other processes used the machine since the last call. A step took the last `ms` of the interval."""
+    def busy(self, ms: float, steps: int = 1) -> bool:
+        """Whether other processes used the machine since the last call. Of the interval, `steps` steps took `ms`."""
         last, self._last = self._last, _usage()
-        wall, cpu, preempted = (now - then for now, then in zip(self._last, last, strict=True))
+        wall, cpu, preempted = self._last[0] - last[0], self._last[1] - last[1], self._last[2] - last[2]
         if self._known_busy is not None and self._known_busy():
             return True
         threads = self._threads()
-        if not threads or not 0 < wall < 1e-3 * NOT_ONE_STEP * ms + 1e-3:
+        if not threads or not 0 < wall < 1e-3 * (NOT_ONE_STEP * ms + steps):
             return False
         return cpu < BUSY_SHARE * threads * wall and preempted > PREEMPTIONS_PER_SECOND * wall
 

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rest_local.calibration import known
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison, compare_chains, compare_trees
@@ -71,6 +72,7 @@ class Tuning:
     - `exact`: a complete self-test found no difference.
     - `unsuitable`: settings in which it found one, or that llama.cpp refuses.
     - `estimate`: name of the shipped curve whose shape was taken; empty if all sizes were measured.
+    - `model`: for `known.known_models`; a file of an older version has none.
     """
 
     settings: ContextSettings
@@ -82,6 +84,7 @@ class Tuning:
     estimate: str = ""
     path: Path | None = None
     seconds: float = 0.0  # duration of `tune` in this process
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def final(self) -> bool:
@@ -115,15 +118,15 @@ class Tuning:
     @property
     def testing(self) -> str:
         """The progress of the self-test of `--exact` as a phrase; empty if it is complete or has found a difference."""
-        known = self.self_test
-        if not known or known.get("complete", True) or self.settings in self.unsuitable:
+        result = self.self_test
+        if not result or result.get("complete", True) or self.settings in self.unsuitable:
             return ""
-        return f"the self-test has compared {known['rows']} of {known['rows_needed']} rows"
+        return f"the self-test has compared {result['rows']} of {result['rows_needed']} rows"
 
-    def note_self_test(self, known: dict[str, Any]) -> None:
+    def note_self_test(self, result: dict[str, Any]) -> None:
         """Take over the present result of the self-test (`SelfTest.to_dict`)."""
-        self.self_test, self.exact = known, bool(known["exact"])
-        if known["different"]:
+        self.self_test, self.exact = result, bool(result["exact"])
+        if result["different"]:
             self.unsuitable.append(self.settings)
 
     def store(self) -> None:
@@ -142,6 +145,7 @@ class Tuning:
             "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
             "estimate": self.estimate,
             "unsuitable": [settings.to_dict() for settings in self.unsuitable],
+            known.FIELD: dict(self.model),
         })  # fmt: skip
 
     @classmethod
@@ -153,14 +157,15 @@ class Tuning:
         try:
             settings = ContextSettings.from_dict(data["settings"])
             curve = CostCurve.from_json(json.dumps(data["curve"]))
-            known = data["self_test"]
-            enough = not known or Comparison.from_dict(known).rows >= LEAST_ROWS
+            self_test = data["self_test"]
+            enough = not self_test or Comparison.from_dict(self_test).rows >= LEAST_ROWS
             unsuitable = [ContextSettings.from_dict(each) for each in data["unsuitable"]]
             measured_at, estimate = float(data["measured_at"]), str(data["estimate"])
-            if not isinstance(known, dict) or not math.isfinite(measured_at):
+            model = data.get(known.FIELD, {})
+            if not isinstance(self_test, dict) or not isinstance(model, dict) or not math.isfinite(measured_at):
                 raise ValueError("not a tuning: self_test is no object, or measured_at is not finite")
             exact = data["exact"] is True and enough
-            return cls(settings, curve, known, exact, measured_at, unsuitable, estimate)
+            return cls(settings, curve, self_test, exact, measured_at, unsuitable, estimate, model=model)
         except (KeyError, TypeError, AttributeError, OverflowError, OptionError) as error:
             raise ValueError(f"not a tuning: {error}") from error
 
@@ -181,9 +186,9 @@ def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, 
     path: Path | None = None
     unsuitable: list[ContextSettings] = []
     try:
-        path = cache_dir() / "tuning" / f"{_key(model, wanted, exact)}.json"
+        path = cache_dir() / known.FOLDER / f"{_key(model, wanted, exact)}.json"
         tuning = Tuning.from_json(path.read_text("utf-8"))
-        tuning.path = path
+        tuning.path, tuning.model = path, tuning.model or known.note_of(model)
         tuning.settings = resized(tuning.settings, wanted)
         unsuitable = tuning.unsuitable = [resized(each, wanted) for each in tuning.unsuitable]
         if not exact or tuning.settings not in unsuitable or _all_tried(model, tuning):
@@ -197,7 +202,7 @@ def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, 
         model.path.name,
     )
     context, tuning = _tune_anew(model, wanted, exact, unsuitable)
-    tuning.path = path
+    tuning.path, tuning.model = path, known.note_of(model)
     if exact:
         tuning.store()  # an estimate is stored at the end, after real steps have refined it
     return context, tuning

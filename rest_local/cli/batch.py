@@ -90,10 +90,14 @@ def _cluster_options(command: Command) -> Command:
     type=click.Path(path_type=Path),
     default=STANDARD,
     metavar="FILE",
+    allow_from_autoenv=False,
     help="Where the answers go; a name that ends in .gz: compressed. Default: the standard output.",
 )
 @click.option(
-    "--replace", is_flag=True, help="Write FILE anew; else a run goes on after the answers that FILE has already."
+    "--replace",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Write FILE anew; else a run goes on after the answers that FILE has already.",
 )
 @click.option(
     "--shard",

@@ -166,6 +166,7 @@ def bench() -> None:
 @click.option(
     "--history",
     metavar="N|FILE",
+    shell_complete=completion.paths,
     allow_from_autoenv=False,  # REST_LOCAL_HISTORY=0 is --no-history
     help="Test the first N answers, draft from the rest; or draft from the answers of FILE.",
 )
@@ -190,6 +191,7 @@ def bench() -> None:
     "curves",
     multiple=True,
     metavar="FILE",
+    shell_complete=completion.paths,
     help="Cost curve to plan by, a file or a shipped name; repeatable.",
 )
 @click.option("--sweep", is_flag=True, help="Draft above several thresholds; show tokens a forward pass against nodes.")

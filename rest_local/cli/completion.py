@@ -66,6 +66,11 @@ def _is_path(text: str) -> bool:
     return os.sep in text or text.startswith("~")
 
 
+def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Files and folders."""
+    return _files(incomplete)
+
+
 def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of datastores, or a path."""
     if _is_path(incomplete):
@@ -83,10 +88,12 @@ def histories(context: click.Context, parameter: click.Parameter, incomplete: st
 
 
 def models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """GGUF files of this folder, or a path."""
-    if _is_path(incomplete):
-        return _files(incomplete)
-    found = [name for name in os.listdir(".") if name.lower().endswith(".gguf")]
+    """Models on the disk by their names, GGUF files of this folder, or a path."""
+    from rest_local.catalog.stores import names
+
+    found = names()
+    if not _is_path(incomplete):
+        found += [name for name in os.listdir(".") if name.lower().endswith(".gguf")]
     return _starting(found, incomplete) or _files(incomplete)
 
 

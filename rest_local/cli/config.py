@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -172,9 +171,11 @@ def _row(key: str, options: Sequence[click.Option], found: Settings, model: str 
 
 def _warn_of_variables(options: Iterable[str]) -> None:
     """Name variables that look like ours and that nothing reads: a typing mistake has no other effect."""
+    from difflib import get_close_matches
+
     known = {*map(variable_of, options), *map(variable_of, _PLACES)}
     for name in sorted(name for name in os.environ if name.startswith(f"{ENVIRONMENT}_") and name not in known):
-        near = difflib.get_close_matches(name, known, 1)
+        near = get_close_matches(name, known, 1)
         warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import click
 
 from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.load_options import load_options
+from rest_local.cli.messages import fitted
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
@@ -218,7 +220,7 @@ _threads, _gpu_layers = options.device_options(click.option)
     "--model",
     metavar="MODEL",
     shell_complete=completion.models,
-    help="GGUF file. Default: the demo model.",
+    help=options.MODEL_HELP,
 )
 @_threads
 @_gpu_layers
@@ -257,7 +259,7 @@ def demo(
 
     def say(line: str) -> None:
         if not as_json:
-            click.echo(line, err=True)
+            click.echo(fitted(line, sys.stderr), err=True)
 
     config = EngineConfig(model=model, n_ctx=CONTEXT, threads=threads, n_gpu_layers=n_gpu_layers, options=load)
     is_demo_model = inputs.model_path(model) == inputs.model_path(None)
@@ -266,24 +268,29 @@ def demo(
         engine, mode = stack.enter_context(_engine(replace(config, datastores=(store,)), fast, say))
         first, unseen = demo_prompts(engine, code, is_demo_model)
         if not as_json:
-            click.echo(f"{inputs.model_path(model).name} writes the same answer twice, in {mode} mode: plain,")
-            click.echo(f"and drafted from {held} and the text so far.")
+            tell(f"{inputs.model_path(model).name} writes the same answer twice, in {mode} mode: plain,")
+            tell(f"and drafted from {held} and the text so far.")
         audience = None if as_json else _audience(engine)
         if audience is not None:
             stack.callback(audience.end)  # a live display gives the terminal back whatever happens
         comparisons = [compare(engine, first, mode, max_tokens=tokens, repeats=repeats, display=audience)]
         if audience is not None:
             audience.end()
-            click.echo(describe(comparisons[0]))
+            tell(describe(comparisons[0]))
         comparisons.append(compare(engine, unseen, mode, max_tokens=tokens, repeats=repeats))
     if as_json:
         click.echo(json.dumps(to_json(comparisons), ensure_ascii=False))
     else:
-        click.echo(describe(comparisons[1]))
-        click.echo(_next_step(is_demo_model))
+        tell(describe(comparisons[1]))
+        tell(_next_step(is_demo_model))
     broken = [c.prompt.kind for c in comparisons if c.mode == "exact" and not c.identical]
     if broken:
         raise RestLocalError(f"exact mode: drafted output differs from plain decoding ({', '.join(broken)})")
+
+
+def tell(line: str) -> None:
+    """A line of the result."""
+    click.echo(fitted(line, sys.stdout))
 
 
 def _audience(engine: Engine) -> Screen | Plain:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.diff import coloured, count_changes, unified_diff
 from rest_local.cli.messages import fail, say, warn
 from rest_local.cli.sections import SectionedCommand
@@ -37,7 +37,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"')
+@click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
 @options.engine_options
 @options.history_option
 @click.option(
@@ -54,8 +54,10 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @click.option(
     "-o",
     "--output",
+    type=click.Path(),
     metavar="FILE",
     allow_from_autoenv=False,
+    shell_complete=completion.paths,
     help="Write the new text to this file, and leave the one that is edited as it is; - prints it.",
 )
 @click.option(
@@ -91,7 +93,7 @@ def edit(
     is_new = target == "-" or (isinstance(target, Path) and not target.exists())
     do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
     require_model(config)
-    with opening.open_engine(with_context(config, files, instruction)) as engine:
+    with opening.open_engine(with_context(config, files, instruction), chat=True) as engine:
         require_template(engine)
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
         try:
@@ -111,7 +113,7 @@ def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list
         names, instruction = arguments, _read_request(request)
     else:
         names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
-        if names and Path(instruction).is_file():
+        if names and os.path.isfile(instruction):  # `Path.is_file` raises for a long text
             raise click.UsageError(f"the last argument is the instruction, but {instruction} is a file; say what to do")
     if not names:
         raise click.UsageError('give FILE and an instruction, for example: rest-local edit a.py "rename x to y"')
@@ -161,7 +163,7 @@ def _at_terminal() -> bool:
 
 def require_model(config: EngineConfig) -> None:
     """Raises ModelError for the demo model, which cannot follow an instruction."""
-    if inputs.model_path(config.model) == inputs.model_path(None):
+    if inputs.model_path(config.model).resolve() == inputs.model_path(None).resolve():
         raise ModelError("the demo model cannot follow an instruction; name one that was trained to chat: -m MODEL")
 
 

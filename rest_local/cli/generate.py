@@ -71,7 +71,7 @@ def generate(
     text = inputs.read_prompt(prompt)
     if instruct:
         require_model(config)
-    with opening.open_engine(config) as engine:
+    with opening.open_engine(config, chat=instruct) as engine:
         stream = engine.generate(
             engine.chat_prompt([{"role": "user", "content": text}]) if instruct else text,
             max_tokens=UNLIMITED if tokens < 0 else tokens,

@@ -29,7 +29,7 @@ CONTINUATIONS = 5
 _DEPTH = 8
 
 model_option = click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="GGUF file whose vocabulary is used."
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Model whose vocabulary is used."
 )
 replace_option = click.option(
     "--replace",
@@ -38,7 +38,10 @@ replace_option = click.option(
     help="Replace what the datastore has for this vocabulary, without a question.",
 )
 vocabulary_option = click.option(
-    "--vocabulary", metavar="ID", help="One vocabulary: its name or the beginning of its id, as `index list` shows it."
+    "--vocabulary",
+    metavar="ID",
+    allow_from_autoenv=False,
+    help="One vocabulary: its name or the beginning of its id, as `index list` shows it.",
 )
 
 
@@ -51,8 +54,17 @@ def index() -> None:
 
 
 @index.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("-o", "--output", "name", default="default", show_default=True, metavar="NAME", help="Name or path.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=completion.paths)
+@click.option(
+    "-o",
+    "--output",
+    "name",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=completion.datastores,
+    help="Name or path.",
+)
 @model_option
 @click.option(
     "--include", multiple=True, metavar="GLOB", help="Take these files, not the usual extensions; repeatable."
@@ -176,7 +188,7 @@ def _others(built: Built) -> list[Manifest]:
 
 
 @index.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
 @json_option
 def info(name: str, vocabulary: str | None, as_json: bool) -> None:

@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli.messages import warn
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.errors import InputInvalid, ModelNotHere, OptionError
 
 if TYPE_CHECKING:
     from rest_local.grammar import Grammar
 
 
 def model_path(value: str | Path | None) -> Path:
-    """Return the file that -m names, the demo model without one. Existence is the model's to check."""
-    from rest_local.paths import demo_model
+    """Return the file that -m names (`rest_local.catalog.find`), the demo model without one. At a terminal, a model
+    that is on a hub and not here is downloaded after a question. Raises ModelNotFound, HubError.
+    """
+    from rest_local.catalog.find import model_file
 
-    return demo_model() if value is None else Path(value).expanduser()
+    try:
+        return model_file(value)
+    except ModelNotHere as error:
+        if not sys.stdin.isatty() or not sys.stderr.isatty():
+            raise
+        from rest_local.cli.pull import offer
+
+        return offer(error)
 
 
 def read_grammar(grammar_file: Path | None, json_schema: Path | None) -> Grammar | None:

@@ -14,11 +14,13 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 EXIT_CODE = 130
 _RESET = b"\0"  # no signal has number 0
 
 _wakeup: int | None = None
+at_end: list[Callable[[], None]] = []  # done before the process ends at once: what a terminal was set to is put back
 
 
 def watch() -> None:
@@ -29,6 +31,13 @@ def watch() -> None:
         os.set_blocking(_wakeup, False)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
     threading.Thread(target=_count, args=(reading,), name="second-interrupt", daemon=True).start()
+
+
+def watch_again() -> None:
+    """Go on watching after a library has watched signals in its own way; the next interrupt is a first one."""
+    if _wakeup is not None:
+        signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+        reset()
 
 
 def reset() -> None:
@@ -49,6 +58,8 @@ def _count(reading: int) -> None:
             interrupts += 1
             if interrupts > 1:
                 _show_cursor()
+                for put_back in at_end:
+                    put_back()
                 os._exit(EXIT_CODE)
             _break_off()
 

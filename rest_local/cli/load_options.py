@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.sections import in_section
 from rest_local.errors import OptionError
 from rest_local.llama.options import (
@@ -45,7 +46,11 @@ _OPTIONS = (
         help="LoRA adapter to apply; may be repeated.",
     ),
     _loading(
-        "--lora-scaled", multiple=True, metavar="FILE:SCALE", help="LoRA adapter, by this strength; may be repeated."
+        "--lora-scaled",
+        multiple=True,
+        metavar="FILE:SCALE",
+        shell_complete=completion.paths,
+        help="LoRA adapter, by this strength; may be repeated.",
     ),
     _loading(
         "--mmap/--no-mmap",

@@ -22,8 +22,8 @@ from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import RestLocalError
 
 COMMANDS = (  # in the order of --help
-    "generate", "chat", "edit", "batch", "serve", "index", "history", "demo", "doctor", "tune", "bench", "config",
-    "completion",
+    "generate", "chat", "edit", "batch", "serve", "models", "pull", "rm", "index", "history", "demo", "doctor", "tune",
+    "bench", "config", "completion",
 )  # fmt: skip
 UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 
@@ -52,7 +52,9 @@ def cli(ctx: click.Context) -> None:
     time. Every option can be set in the environment (--top-k is REST_LOCAL_TOP_K) and in a file (see `config`).
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        from rest_local.cli.first_run import next_steps
+
+        click.echo("\n".join(next_steps()))
 
 
 def run(arguments: Sequence[str]) -> int:

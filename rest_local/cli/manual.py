@@ -14,7 +14,7 @@ import click
 
 from rest_local.cli.load_options import SECTIONS
 from rest_local.cli.main import cli
-from rest_local.cli.reference import usage
+from rest_local.cli.reference import default_of, is_block, usage, value_of
 from rest_local.cli.sections import section_of, summary
 from rest_local.cli.settings import ENVIRONMENT
 
@@ -131,7 +131,7 @@ def _paragraphs(command: click.Command) -> Iterator[str]:
     for number, paragraph in enumerate(inspect.cleandoc(command.help or "").split("\n\n")):
         if number:
             yield ".PP"
-        if paragraph.startswith("\b\n"):
+        if is_block(paragraph):
             yield ".nf"
             yield from (f"\\&{escape(text)}" for text in paragraph.splitlines()[1:])
             yield ".fi"
@@ -159,25 +159,11 @@ def _declared(command: click.Command) -> list[click.Option]:
 def _options(options: Sequence[click.Option]) -> Iterator[str]:
     for option in options:
         names = ", ".join(f"\\fB{escape(name)}\\fR" for name in (*option.opts, *option.secondary_opts))
-        value = _value(option)
+        value = value_of(option)
         text = option.help or ""
         if option.show_default:
-            text += f" Default: {_default(option)}."
+            text += f" Default: {default_of(option)}."
         yield from _item(f"{names} \\fI{escape(value)}\\fR" if value else names, text)
-
-
-def _value(option: click.Option) -> str:
-    if option.is_flag:
-        return ""
-    if isinstance(option.type, click.Choice) and not option.metavar:
-        return "|".join(map(str, option.type.choices))
-    return option.metavar or ""
-
-
-def _default(option: click.Option) -> str:
-    if option.is_flag and option.secondary_opts:
-        return str(option.opts[0] if option.default else option.secondary_opts[0])
-    return str(option.default)
 
 
 def _item(tag: str, text: str) -> Iterator[str]:

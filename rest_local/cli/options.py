@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 STRICT = "strict"
+MODEL_HELP = "GGUF file, name (`rest-local models`) or user/repo:QUANT. Default: the demo model."
 _CONFIG, _DEFAULT = EngineConfig(), Sampling()
 
 
@@ -95,7 +96,7 @@ _ENGINE_OPTIONS = (
         "--model",
         metavar="MODEL",
         shell_complete=completion.models,
-        help="GGUF file. Default: the demo model.",
+        help=MODEL_HELP,
     ),
     _engine(
         "-d",
@@ -133,9 +134,9 @@ _ENGINE_OPTIONS = (
     _engine(
         "-md",
         "--draft-model",
-        metavar="FILE",
+        metavar="MODEL",
         shell_complete=completion.models,
-        help="GGUF of a smaller model of the same family: what it would say is drafted as well, where that pays.",
+        help="A smaller model of the same family: what it would say is drafted as well, where that pays.",
     ),
     _engine(
         "-ngld",

@@ -20,8 +20,9 @@ LINE_S = 60.0  # between two lines, in a log
 
 @contextmanager
 def shown(summary: Summary, *, in_terminal: bool) -> Iterator[Report]:
-    """Give the function that shows the progress. `in_terminal`: the answers themselves go to the standard output, where
-    a bar would be drawn between them if that is a terminal.
+    """Give the function that shows the progress. The bar is drawn from its first call on, so that a model is loaded and
+    questions are asked before. `in_terminal`: the answers themselves go to the standard output, where a bar would be
+    drawn between them if that is a terminal.
     """
     from rich.console import Console
 
@@ -32,13 +33,17 @@ def shown(summary: Summary, *, in_terminal: bool) -> Iterator[Report]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
-        task = progress.add_task("", total=summary.total, completed=summary.total - summary.left)
+    progress = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+    task = progress.add_task("", total=summary.total)
 
-        def report(summary: Summary) -> None:
-            progress.update(task, completed=summary.total - summary.left, description=rates(summary))
+    def report(summary: Summary) -> None:
+        progress.update(task, completed=summary.total - summary.left, description=rates(summary))
+        progress.start()
 
+    try:
         yield report
+    finally:
+        progress.stop()
 
 
 def _lines() -> Report:

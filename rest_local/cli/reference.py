@@ -59,7 +59,7 @@ def _table(options: Sequence[click.Option]) -> Iterator[str]:
 def _document(command: click.Command, path: str, parent: click.Context | None) -> Iterator[str]:
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     yield f"## {path}\n"
-    yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
+    yield from _paragraphs(command)
     options = [option for option in command.params if isinstance(option, click.Option)]
     own = [option for option in options if section_of(option) not in SECTIONS]
     yield f"    {path} {usage(command)}".rstrip() + "\n"
@@ -88,14 +88,37 @@ def _placeholder(argument: click.Argument) -> str:
 
 def _row(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    if isinstance(option.type, click.Choice) and not option.metavar:
-        value = "|".join(map(str, option.type.choices))
-    else:
-        value = "" if option.is_flag else option.metavar or ""
-    value = f" `{value}`" if value else ""
-    default = f"`{option.default}`" if option.show_default else ""
+    value = f" `{value_of(option)}`" if value_of(option) else ""
+    default = f"`{default_of(option)}`" if option.show_default else ""
     cells = (text.replace("|", "\\|") for text in (names + value, default, option.help or ""))
     return f"| {' | '.join(cells)} |"
+
+
+def value_of(option: click.Option) -> str:
+    """What follows the name of an option, empty for a flag."""
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice) and not option.metavar:
+        return "|".join(map(str, option.type.choices))
+    return option.metavar or ""
+
+
+def default_of(option: click.Option) -> str:
+    """The default as it is written on a command line: --mmap, 40."""
+    if option.is_flag and option.secondary_opts:
+        return str(option.opts[0] if option.default else option.secondary_opts[0])
+    return str(option.default)
+
+
+def is_block(paragraph: str) -> bool:
+    """Whether a paragraph of a help text keeps its lines; click's mark for that is the first line."""
+    return paragraph.startswith("\b\n")
+
+
+def _paragraphs(command: click.Command) -> Iterator[str]:
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        lines = [f"    {line}" for line in paragraph.splitlines()[1:]] if is_block(paragraph) else [paragraph]
+        yield "\n".join(lines) + "\n"
 
 
 def main() -> None:

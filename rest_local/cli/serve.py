@@ -120,8 +120,11 @@ def serve(
 
 
 def _name(config: EngineConfig) -> str:
-    """The file's name without its end: what llama-server's clients expect, and known before the file is read."""
-    return inputs.model_path(config.model).stem
+    """The file's name without its end: what llama-server's clients expect, and known before the file is read. Where
+    the file has none, as in Ollama's store, the name that was given.
+    """
+    path = inputs.model_path(config.model)
+    return path.stem if path.suffix == ".gguf" else str(config.model)
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:

@@ -14,7 +14,6 @@ Importing this module loads click and the standard library only.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import re
@@ -190,7 +189,9 @@ def unknown(key: str, known: Iterable[str]) -> str:
         return f"unknown key {key}; write {key.replace('_', '-')}"
     if key.startswith("no-") and key[3:] in known:
         return f"unknown key {key}; write {key[3:]} = false"
-    near = difflib.get_close_matches(key, known, 1)
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, known, 1)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"unknown key {key}; {meant}`rest-local config show --all` lists the keys"
 

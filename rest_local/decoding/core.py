@@ -32,6 +32,7 @@ from functools import partial
 from pathlib import Path
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
+from rest_local.catalog.find import model_file
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
 from rest_local.decoding.counts import Statistics, Totals
@@ -49,7 +50,7 @@ from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Detokenizer
-from rest_local.paths import cache_dir, demo_model
+from rest_local.paths import cache_dir
 from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.memory import recall, remember
 from rest_local.planning.policies import POLICIES
@@ -65,7 +66,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
     Raises ModelError, OptionError.
     """
-    path = Path(config.model) if config.model is not None else demo_model()
+    path = model_file(config.model)
     asked = 0 if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     chosen = ladder.choose(
         path,
@@ -123,7 +124,7 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
     threads = config.threads or 0
     drafter: DraftModel | None = None
     if config.draft_model is not None:
-        path = Path(config.draft_model)
+        path = model_file(config.draft_model)
         layers = config.draft_gpu_layers
         drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
         undo.callback(drafter.close)

@@ -56,7 +56,7 @@ class StepClock:
     queries: float = 0.0  # the queries alone
     verify: float = 0.0  # verification, the cells, the sources
     late: float = 0.0  # learning, and what came after the pass: charged to the next step
-    entropy: float = 0.0  # of `late`, computing entropies
+    entropy: float = 0.0  # what entropies delay the next pass by: all of them, or a copied row while a device computes
 
     def begin(self) -> None:
         """A new step; what the one before left to be charged stays."""

@@ -300,6 +300,19 @@ class Engine:
         for lane in self._core.lanes:
             lane.scheduler.slots.forget()
 
+    def save_cells(self, path: Path) -> bool:
+        """Write what the KV cache holds of a text to a file, for `load_cells` of a later engine; False, with a warning
+        in the log, where that fails or nothing is held. Only while no request runs. Takes the space of the cells.
+        """
+        return self._core.lane.save_cells(path)
+
+    def load_cells(self, path: Path) -> int:
+        """Have the text of `save_cells` in the KV cache, so that a prompt that begins with it need not be evaluated;
+        how many tokens. Cells that are damaged, of another model, of other settings or of another build of llama.cpp
+        are left out with a warning in the log. Only while no request runs.
+        """
+        return self._core.lane.load_cells(path)
+
     def use_datastores(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, running requests as well. Those used before are the caller's to close then.
         Not while a request is stepped: with a service, by way of `Service.run`.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.measuring import Measured, Progress
@@ -33,6 +34,7 @@ from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.draft_model import DraftModel, DraftModelSequence
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
+from rest_local.kv_cache import saved
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder, library
@@ -185,6 +187,29 @@ class Lane:
         """Measure thoroughly, in a context of its own (`tune_thoroughly`). Used from the next start on."""
         self.tuning, result = tune_thoroughly(self.model, self.context.settings, self.tuning, report)
         return result
+
+    def save_cells(self, path: Path) -> bool:
+        """Write the cells of the longest text, while there are no requests; False, with a warning, where that fails."""
+        slot = max(self.scheduler.slots.slots, key=lambda slot: slot.n_past)
+        try:
+            if saved.save(slot, path, saved.made_with(self.model, self.context.settings, self.exact)):
+                return True
+            problem = "llama.cpp cannot write them" if slot.n_past else "there are none"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        log.warning("the cells of the conversation are not kept in %s: %s", path, problem)
+        return False
+
+    def load_cells(self, path: Path) -> int:
+        """Have the cells of `save_cells` in a slot, while there are no requests; how many, 0 with a warning where they
+        cannot be used.
+        """
+        slot = self.scheduler.slots.slots[0]
+        problem = saved.load(slot, path, saved.made_with(self.model, self.context.settings, self.exact))
+        if problem:
+            log.warning("the cells in %s are not used, the text is evaluated again: %s", path, problem)
+            return 0
+        return slot.n_past
 
     def close(self) -> None:
         """Store the learned costs and the rows of the self-test so far; free the cells."""

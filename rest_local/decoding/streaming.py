@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rest_local.chat.conversation import ChatTemplate, fixed_beginning
-from rest_local.chat.tools import AnswerFormat, message_of, tools_of
+from rest_local.chat.tools import AnswerFormat, AnswerParser, message_of, tools_of
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.counts import Statistics
 from rest_local.decoding.stream import Piece, Result
@@ -68,11 +68,15 @@ class Chat:
         """
         return fixed_beginning(self._messages, self.prompt, self._render)
 
+    def parser(self) -> AnswerParser:
+        """Splits the text of an answer into reasoning, text and calls while it comes."""
+        return self._format.parser(self._tools, self.prompt)
+
     def message(self, result: Result) -> dict[str, Any]:
         """The answer as a message: `content`, `reasoning_content` and `tool_calls`, the last two where there are
         any.
         """
-        parser = self._format.parser(self._tools, self.prompt)
+        parser = self.parser()
         return message_of([*parser.feed(result.text), *parser.finish(cut=result.finish_reason == "length")])
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -168,6 +172,10 @@ class ChatStream(Stream):
     ) -> None:
         super().__init__(sequence, advance, cancel)
         self._chat = chat
+
+    def parser(self) -> AnswerParser:
+        """Splits the text of the pieces into reasoning, text and calls while they come."""
+        return self._chat.parser()
 
     @property
     def message(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 
 from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
@@ -100,6 +101,19 @@ class Slot:
         self.tokens, self.n_past = other.tokens, n
         self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
         self._joined, self._held = 1, [0] * self.n_branches
+
+    def save_file(self, path: str | PathLike[str]) -> bool:
+        """Write the cells of the committed tokens to a file; whether that succeeded."""
+        return self.backend.save_file(path, self.first_id, self.tokens[: self.n_past])
+
+    def load_file(self, path: str | PathLike[str]) -> bool:
+        """Have the cells of such a file in the place of those here; whether that succeeded, else the slot is empty."""
+        self.clear()
+        tokens = self.backend.load_file(path, self.first_id)
+        self.tokens, self.n_past, self.runs = tokens, len(tokens), [(0, next(_runs))]
+        self._joined, self._held = 1, [0] * self.n_branches
+        self.checkpoint()
+        return bool(tokens)
 
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
         """Free the cells from position `n_past` on, drafts included. Where the model cannot do that, go back to the

@@ -14,6 +14,7 @@ import stat
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rest_local.errors import ModelInvalid, ModelNotFound
 
@@ -85,15 +86,29 @@ def _cause(start: bytes, size: int) -> str | None:
     return None
 
 
+class Part(NamedTuple):
+    """What the name of a part says: the name without its number, the number from 1 on, and how many parts there are."""
+
+    name: str
+    number: int
+    total: int
+
+
+def part_of(file_name: str) -> Part | None:
+    """What `NAME-00001-of-00003.gguf` says; None for a name that is not that of a part."""
+    match = _SHARD.fullmatch(file_name)
+    return None if match is None else Part(match["name"], int(match["number"]), int(match["count"]))
+
+
 def shards_of(path: Path) -> list[Path]:
     """All files of a model, `path` first. Only `path` itself if its name is not that of a part.
 
     Raises ModelInvalid if `path` is not the first of several files, or another file is missing."""
-    match = _SHARD.fullmatch(path.name)
-    if match is None or not path.is_file():
+    part = part_of(path.name)
+    if part is None or not path.is_file():
         return [path]
-    number, count = int(match["number"]), int(match["count"])
-    names = [f"{match['name']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+    number, count = part.number, part.total
+    names = [f"{part.name}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
     if not 1 <= number <= count:
         return [path]
     if number > 1:

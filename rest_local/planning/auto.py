@@ -26,15 +26,18 @@ from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
-from rest_local.planning.policy import StepContext, StepCost
+from rest_local.planning.policy import NOTHING, StepContext, StepCost
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
-ENTROPY_SHARE = 0.5  # of a lookup's time that entropies may take: on unseen text about half of the lookups are skipped
+ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
+# `benchmarks.lookups` skips 36% of the lookups with entropies and 38% without
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a draft model
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a draft model that has lost so far
 _SMOOTHING = 0.05
+SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
+RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
 
 @dataclass
@@ -107,6 +110,7 @@ class Auto:
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
+        self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
         self._make_own(Gains())
 
     def _make_own(self, gains: Gains) -> None:
@@ -117,6 +121,8 @@ class Auto:
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._found = False  # whether the current lookup had candidates
+        self._rest = 0  # further steps in which nothing has to be decided
+        self._rested = 0  # steps of the rest so far
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
@@ -130,6 +136,7 @@ class Auto:
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request."""
+        self._wake()
         self._n_other = 0
         self._depth = DEPTH
         self.budget.begin(self.plain_ms(n_ctx), self.draft_model.initial_credit if self.has_draft_model else 0.0)
@@ -153,15 +160,21 @@ class Auto:
         """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
         growth from which all trees are grown together.
         """
+        if self._rest and not at.n_other and at.limit and at.forced is None:
+            self._rest -= 1
+            self._rested += 1
+            return RESTED
+        if self._rest or self._rested or self._uncounted:
+            self._wake()
         self._n_other = at.n_other
         self._saving = 0.0
         self.budget.earn(self.plain_ms(at.n_ctx))
         if at.limit < 1:
-            return Draft(DraftTree())
+            return NOTHING
         wanted = self.looks_up(at, sources.repeats)
         forced = at.forced(()) if at.forced else ()
         if not wanted and not forced:
-            return Draft(DraftTree(), skipped=True)
+            return SKIPPED
         begun = time.perf_counter()
         found = sources.rows(depth=self._depth) if wanted else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
@@ -199,9 +212,28 @@ class Auto:
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
-        price = self.driver.lookup / self.plain_ms(at.n_ctx)
-        self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_SHARE * self.driver.lookup
-        return self.trigger.fires(at.entropies, repeats, price)
+        plain = self.plain_ms(at.n_ctx)
+        price = self.driver.lookup / plain
+        self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_PRICE * plain
+        if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
+            return True
+        if not (self.watches_entropy or at.n_other or at.forced):
+            self._rest = max(0, min(self.trigger.rest(repeats), self._prices.steps_left(at.n_ctx)))
+        return False
+
+    def _wake(self) -> None:
+        """End the rest: do what its steps left undone, as if each had done it."""
+        rested, self._rested, self._rest = self._rested, 0, 0
+        self.trigger.skip(rested)
+        self.budget.earn_again(rested)
+        steps = self._uncounted
+        if steps:
+            self.curve.observe_all([(1, step.n_ctx, step.decode_ms) for step in steps])
+            for step in steps:
+                self._prices.count_step()
+                self.driver.learn_step(0, step.driver_ms)
+            self._prices.at(steps[-1].n_ctx)
+            steps.clear()
 
     def _queries(self, draft_sequence: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
         """The queries of this step, or None if the draft model has not evaluated the text yet."""
@@ -215,6 +247,9 @@ class Auto:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
+        if drafted is RESTED:
+            self._uncounted.append(done)
+            return
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
         if done.query_ms:
@@ -232,16 +267,17 @@ class Auto:
         """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
         driver's times.
         """
-        nodes = done.n_nodes + done.n_other_nodes
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         if done.updates_curve:
-            self.curve.observe(1 + done.n_other + nodes, done.n_ctx, done.decode_ms)
+            self.curve.observe(1 + done.n_other + done.n_nodes + done.n_other_nodes, done.n_ctx, done.decode_ms)
             self._prices.count_step()  # once per pass, not once per request
         if done.n_nodes or done.lookup_ms is None:
             self.driver.learn_step(done.n_nodes, done.driver_ms)
         else:
             self.driver.learn_lookup(done.lookup_ms)
         plain = self.plain_ms(done.n_ctx)
+        if not done.n_nodes and done.lookup_ms is None and not done.query_ms:
+            return
         saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
         self.budget.settle(saved)
         if done.query_ms:

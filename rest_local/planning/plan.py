@@ -60,6 +60,7 @@ class Gains:
         self.saving = [START] * _N_CELLS
         self.seen = [0] * _N_CELLS
         self.explored = 0
+        self.learned = 0  # calls of `learn`
 
     def estimate(self, cell: int, coarse: int) -> float:
         """The expected saving of a lookup in a cell, blended with that of the coarse cell while counts are few."""
@@ -68,6 +69,7 @@ class Gains:
 
     def learn(self, cell: int, saving: float) -> None:
         """Count a lookup."""
+        self.learned += 1
         self.seen[cell] += 1
         self.saving[cell] += max(SMOOTHING, 1 / (self.seen[cell] + 1)) * (saving - self.saving[cell])
 
@@ -77,6 +79,7 @@ class Trigger:
 
     def __init__(self, gains: Gains | None = None) -> None:
         self.gains = gains or Gains()
+        self._decided: tuple[int, float, int, int] | None = None  # what `_pays` was decided from
         self.begin()
 
     def begin(self) -> None:
@@ -87,15 +90,51 @@ class Trigger:
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
         """Whether to make a lookup at a price in plain steps. `repeats(n)`: whether the newest n tokens occur earlier
-        in the request's own text; 10 us for all of REPEATS.
+        in the request's own text; False for n implies False for more. One call decides unless there is a lookup, and
+        none where no number of repeated tokens makes a lookup pay. 1 us and that call.
         """
         bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
-        length = sum(repeats(n) for n in REPEATS) if price > EXPLORATION_VALUE else 0
-        self._coarse = length * (RECENT + 1) + min(self._fruitless, RECENT)
-        self._cell = self._coarse + bucket * _N_COARSE
+        recent = min(self._fruitless, RECENT)
+        known = (self.gains.learned, price, bucket, recent)
+        if known != self._decided:
+            self._decide(known)
         self._since += 1
-        expected = self.gains.estimate(self._cell, self._coarse) + EXPLORATION_VALUE
-        return expected >= price or self._since >= LONGEST_WAIT
+        waited = self._since >= LONGEST_WAIT
+        least = self._least_paying
+        if not waited and least and (least > len(REPEATS) or not repeats(REPEATS[least - 1])):
+            return False
+        length = 0
+        if price > EXPLORATION_VALUE:
+            while length < len(REPEATS) and repeats(REPEATS[length]):
+                length += 1
+        self._coarse = length * (RECENT + 1) + recent
+        self._cell = self._coarse + bucket * _N_COARSE
+        return waited or self._pays[length]
+
+    def rest(self, repeats: Callable[[int], bool]) -> int:
+        """After `fires` said no: how many of the next steps cannot fire either, if each adds one token and no lookup,
+        entropy or price comes in between. A text that repeats fewer than n/2 of its newest tokens needs more than n/2
+        further tokens to repeat n.
+        """
+        most, least = LONGEST_WAIT - 1 - self._since, self._least_paying
+        if least > len(REPEATS):
+            return most
+        needed = REPEATS[least - 1] if least else 0
+        half = needed // 2
+        return min(most, needed - half) if half and not repeats(half) else 0
+
+    def skip(self, steps: int) -> None:
+        """Count steps for which `fires` was not called."""
+        self._since += steps
+
+    def _decide(self, known: tuple[int, float, int, int]) -> None:
+        """By the number of lengths in REPEATS that repeat: whether a lookup pays; and the least such number."""
+        self._decided = known
+        _, price, bucket, recent = known
+        coarse = range(recent, _N_COARSE, RECENT + 1)
+        estimate, first = self.gains.estimate, bucket * _N_COARSE
+        self._pays = [estimate(first + cell, cell) + EXPLORATION_VALUE >= price for cell in coarse]
+        self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float, price: float, found: bool = False) -> None:
         """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without a draft.
@@ -124,6 +163,7 @@ def in_words(plain_ms: float) -> str:
 
 REFRESH_STEPS = 16  # steps after which the price table is computed again from the cost curve
 REFRESH_MS = 50.0  # at least this much time of plain steps: with what the curve has observed it takes 0.2 ms
+_BUCKET = 128  # tokens of context after which it is computed again as well
 MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
@@ -150,6 +190,11 @@ class Budget:
         """Start a step; a plain one would take `plain` ms."""
         self._plain = plain
         self.credit = min(self.credit + ALLOWANCE * plain, MAX_CREDIT * plain)
+
+    def earn_again(self, steps: int) -> None:
+        """As `earn`, for steps at the price of the last one."""
+        for _ in range(steps):
+            self.earn(self._plain)
 
     @property
     def most(self) -> float:
@@ -204,16 +249,20 @@ class Prices:
         """Note that the cost curve has observed a step."""
         self._refresh_in -= 1
 
+    def steps_left(self, n_ctx: int) -> int:
+        """For how many steps of one token after the one at `n_ctx` the prices stay as they are."""
+        return min(self._refresh_in - 1, _BUCKET - 1 - n_ctx % _BUCKET)
+
     def at(self, n_ctx: int) -> tuple[list[float], list[float]]:
         """Cost and slope at `n_ctx` tokens of context, [64] each, indexed by the number of tokens less one."""
-        if self._bucket != n_ctx >> 7 or self._refresh_in <= 0:
+        if self._bucket != n_ctx // _BUCKET or self._refresh_in <= 0:
             cost = self._curve.at(n_ctx) + self._driver.step
             cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
             cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
             rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
             slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
-            self._bucket, self._refresh_in = n_ctx >> 7, max(REFRESH_STEPS, int(REFRESH_MS / cost[0]))
+            self._bucket, self._refresh_in = n_ctx // _BUCKET, max(REFRESH_STEPS, int(REFRESH_MS / cost[0]))
         return self._tables
 
 

@@ -20,6 +20,7 @@ from rest_local.drafting.tree import DraftTree
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+NOTHING = Draft(DraftTree())  # the draft of every step that drafts nothing and looks nothing up: it is never changed
 NEWEST = 3  # newest tokens whose entropies are kept: ReSpec's trigger looks no further back
 
 
@@ -31,7 +32,7 @@ class StepContext(NamedTuple):
     leaves: int  # most branches; 1 if only chains can be verified
     entropies: Sequence[float] = ()  # nats, of the distributions of the newest tokens, newest last; NEWEST at most
     n_other: int = 0  # roots of other requests in the same forward pass
-    entropy_ms: float = 0.0  # that computing entropies delayed the last step; 0 if a device computes at the same time
+    entropy_ms: float = 0.0  # that entropies delayed the last step: while a device computes, only copying the row
     forced: Force | None = None  # if the request has a grammar
 
 
@@ -132,4 +133,4 @@ class Off(Stateless):
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The empty tree."""
-        return Draft(DraftTree())
+        return NOTHING

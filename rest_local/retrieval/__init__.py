@@ -9,7 +9,13 @@ from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.histories import forget_history, list_histories
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path, list_datastores, remove
-from rest_local.retrieval.indexing import Built, build_datastore, build_from_texts, tokenize_documents
+from rest_local.retrieval.indexing import (
+    Built,
+    build_datastore,
+    build_from_texts,
+    rebuild_datastore,
+    tokenize_documents,
+)
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
 
@@ -33,6 +39,7 @@ __all__ = [
     "history_home",
     "list_datastores",
     "list_histories",
+    "rebuild_datastore",
     "remove",
     "tokenize_documents",
     "walk",

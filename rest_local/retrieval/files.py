@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from filelock import lock_descriptor
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
+FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datastore (`home.folder`)
 WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
@@ -110,7 +112,13 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
 
 
 def _lock_path(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.{LOCK}") if WINDOWS else directory / LOCK
+    """The lock file. On Windows it lies outside of the whole datastore, also for the folder of a vocabulary."""
+    if not WINDOWS:
+        return directory / LOCK
+    directory = Path(os.path.abspath(directory))
+    if FOLDER.match(directory.name):
+        return directory.parent.with_name(f".{directory.parent.name}.{directory.name}.{LOCK}")
+    return directory.with_name(f".{directory.name}.{LOCK}")
 
 
 def _take_lock(directory: Path) -> int:

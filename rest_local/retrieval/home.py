@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
@@ -26,13 +25,12 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.paths import datastores_home
-from rest_local.retrieval.files import LOCK, Files, locked, unwritable
+from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
 _REMOVED = ".removed-"
-_FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:
@@ -93,7 +91,7 @@ def folders(path: Path) -> list[Path]:
             return sorted(
                 Path(entry.path)
                 for entry in entries
-                if _FOLDER.match(entry.name) and entry.is_dir(follow_symlinks=False)
+                if FOLDER.match(entry.name) and entry.is_dir(follow_symlinks=False)
             )
     except (FileNotFoundError, NotADirectoryError):
         return []

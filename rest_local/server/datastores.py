@@ -16,7 +16,7 @@ import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.errors import DatastoreError, DatastoreNotFound, ServiceClosed, printable
+from rest_local.errors import DatastoreError, DatastoreNotFound, DatastoreVocabulary, ServiceClosed, printable
 from rest_local.retrieval.corpus import secret_content, secret_name
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import Manifest, VocabularyId
@@ -125,7 +125,7 @@ def _opened(engine: Engine, old: Sequence[Datastore], also: Sequence[Path]) -> l
                 path, vocabulary_hash=identity.hash, vocabulary_name=identity.name, mmap=_mmap(engine)
             )
             fresh.append(store)
-        except DatastoreNotFound as error:
+        except (DatastoreNotFound, DatastoreVocabulary) as error:  # the whole of it was removed, or the model's part
             log.warning("%s; continuing without it", error)
         except DatastoreError as error:
             log.warning("%s; continuing with the version that was open", error)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.calibration.corrections import ESTIMATED, GIVEN, Corrections
-from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
+from rest_local.calibration.cost import LARGEST, MAX_QUEUED, SIZES, WINDOW_MS, CostCurve
 
 CPU = CostCurve.from_points(
     [512], list(SIZES), [[20.0, 37.2, 50.0, 48.2, 79.2, 76.0, 107.2, 98.2, 164.4, 179.0, 278.0, 362.0]]
@@ -143,13 +143,66 @@ def test_steps_on_a_busy_machine_have_little_weight_and_add_no_certainty() -> No
     assert quiet.expected(0)[7] == pytest.approx(60.0, rel=0.05)
 
 
-def test_the_load_is_checked_at_every_step() -> None:
-    seen: list[float] = []
+def test_slow_steps_are_judged_one_by_one_and_quick_ones_together() -> None:
+    seen: list[tuple[float, int]] = []
+
+    def busy_now(ms: float, steps: int) -> bool:
+        seen.append((ms, steps))
+        return False
+
     curve = curve_of(0.3)
-    curve.busy_now = lambda ms: bool(seen.append(ms)) or ms > 30
+    curve.busy_now = busy_now
     curve.observe(1, 10, 10.0)
     curve.observe(8, 10, 31.0)
-    assert seen == [10.0, 31.0]
+    assert seen == [(10.0, 1), (31.0, 1)]
+    for _ in range(5):
+        curve.observe(1, 10, 2.0)
+    assert seen[2:] == [(6.0, 3)]
+    curve.at(10)
+    assert seen[3:] == [(4.0, 2)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(0, 3000), st.floats(0.3, 40), st.booleans()), max_size=150),
+    st.integers(1, 7),
+)
+@settings(max_examples=30)
+def test_steps_that_are_judged_together_teach_what_they_teach_when_each_is_told(
+    steps: list[tuple[int, int, float, bool]], reading: int
+) -> None:
+    """The oracle is told the load of each step, and computes its rows after every update. The load changes between
+    windows only.
+    """
+
+    class Eager(CostCurve):
+        def learn(self, window: list[tuple[int, int, float]], busy: bool) -> None:
+            self._queue += [(*step, busy) for step in window]
+            if len(self._queue) >= MAX_QUEUED:
+                self._update()
+
+        def _update(self) -> None:
+            super()._update()
+            self._refresh()
+
+    table = [[10.0 * n**0.5 for n in SIZES], [11.0 * n**0.6 for n in SIZES]]
+    lazy = CostCurve.from_points([0, 1024], SIZES, table, ESTIMATED)
+    eager = Eager.from_points([0, 1024], SIZES, table, ESTIMATED)
+    load: list[bool] = []
+    lazy.busy_now = lambda ms, steps: load[-1]
+    window: list[tuple[int, int, float]] = []
+    for number, (n, n_ctx, ms, busy) in enumerate(steps):
+        load.append(busy)
+        window.append((n, n_ctx, ms))
+        lazy.observe(n, n_ctx, ms)
+        read = number % reading == 0
+        if read or sum(each[2] for each in window) >= WINDOW_MS:
+            eager.learn(window, busy)
+            window.clear()
+        if read:
+            assert (lazy.at(n_ctx) == eager.at(n_ctx)).all()
+    eager.learn(window, not load or load[-1])
+    assert (lazy.ms == eager.ms).all()
+    assert lazy.deviations == eager.deviations
 
 
 def test_a_size_with_few_observations_is_planned_optimistically() -> None:

@@ -44,9 +44,18 @@ class FakeStream:
     def cancel(self) -> None:
         self._cancelled = True
 
+    def parser(self) -> Any:
+        from rest_local.chat.tools import AnswerFormat
+
+        return AnswerFormat.of("<think>").parser([], "")
+
     @property
-    def message(self) -> dict[str, str]:
-        return {"role": "assistant", "content": self.result.text}
+    def message(self) -> dict[str, Any]:
+        """The answer; it has reasoning where `<think>` begins it."""
+        from rest_local.chat.tools import message_of
+
+        parser = self.parser()
+        return message_of([*parser.feed(self.result.text), *parser.finish()])
 
     @property
     def result(self) -> Result:
@@ -71,7 +80,7 @@ class FakeStream:
 
 @dataclass
 class FakeEngine:
-    """Answers each `generate` with the next script of `scripts`, the last one for ever."""
+    """Answers each `generate` and `chat` with the next script of `scripts`, the last one for ever."""
 
     scripts: list[list[FakePiece | BaseException | Callable[[], None]]]
     warnings: list[str] = field(default_factory=list)
@@ -139,11 +148,27 @@ class FakeEngine:
         return FakeStream(script, speed, arguments.get("max_tokens"))
 
     def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
-        self.messages.append(list(messages))
+        self.messages.append([dict(message) for message in messages])
         return self.generate(self.chat_prompt(messages), **arguments)
 
     def plain_step_ms(self, result: Result) -> float:
         return 4.0  # the streams take 2 ms a token
+
+    def save_cells(self, path: Any) -> bool:
+        path.write_text("cells")
+        return True
+
+    def load_cells(self, path: Any) -> int:
+        return 7 if path.exists() else 0
+
+    def use_datastores(self, datastores: Sequence[Any]) -> None:
+        self.datastores = list(datastores)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"cells_used": 12}
+
+    def close(self) -> None:
+        self.closed = True
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

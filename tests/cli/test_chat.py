@@ -1,125 +1,230 @@
-"""`rest-local chat` with a fake engine."""
+"""`rest-local chat` without a terminal: one question, pipes, sessions, and what cannot chat."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine
+from fake_cli_engine import HELLO, FakeEngine, FakePiece, FakeStream
 
-from rest_local.cli import chat as chat_module
-from rest_local.cli.chat import Conversation, converse, messages_of_user
+from rest_local import paths
 from rest_local.cli.messages import in_options
 from rest_local.errors import PromptTooLong
-from rest_local.llama.sampling import Sampling
+from rest_local.paths import demo_model
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]
+GIVEN = ("chat", "-m", "model.gguf")
 
 
-def test_lines_of_a_pipe_are_answered_and_each_prompt_begins_with_the_one_before(
-    fake_engine: Install, call: Call
-) -> None:
-    engine = fake_engine()
-    done = call("chat", stdin=b"one\n\ntwo\n")
-    assert (done.code, done.out) == (0, "Hello\nHello\n")
-    assert engine.prompts == ["<user>one<assistant>", "<user>one<assistant>Hello<user>two<assistant>"]
+@pytest.fixture(autouse=True)
+def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
 
 
-def test_statistics_line_after_each_answer(fake_engine: Install, call: Call) -> None:
-    fake_engine()
-    err = call("chat", stdin=b"one\n").err
-    assert err == "[5 tokens, 500.0 tokens/s, MAT 2.50, accepted: context 1, datastore 2]\n"
+@pytest.fixture
+def chat_engine(fake_engine: Install) -> Install:
+    """As `fake_engine`, of a model that can chat."""
+
+    def install(*scripts: Any, **fields: Any) -> FakeEngine:
+        engine = fake_engine(*scripts, **fields)
+        engine.model.chat_template = "fake"
+        return engine
+
+    return install
 
 
-def test_stats_sums_over_the_session(fake_engine: Install, call: Call) -> None:
-    fake_engine()
-    err = call("chat", stdin=b"one\ntwo\n/stats\n").err
-    expected = "2 answers, 10 tokens, 500.0 tokens/s, MAT 2.50, accepted: context 2, datastore 4"
-    assert err.splitlines()[-1] == expected
+def test_a_question_of_the_command_line_is_answered(chat_engine: Install, call: Call) -> None:
+    engine = chat_engine()
+    done = call(*GIVEN, "what is this?")
+    assert (done.code, done.out, done.err) == (0, "Hello\n", "")
+    assert engine.messages == [[{"role": "user", "content": "what is this?"}]]
+    assert engine.closed
 
 
-def test_system_message_survives_clear(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    call("chat", "--system", "be short", stdin=b"one\n/clear\ntwo\n")
-    assert engine.prompts[-1] == "<system>be short<user>two<assistant>"
-    assert engine.arguments[-1]["keep_tokens"] == len("<system>be short<user>"), "what a context shift keeps"
-
-
-def test_bye_ends_and_help_explains(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    done = call("chat", stdin=b"/help\n/bye\nnever said\n")
-    assert done.code == 0
-    assert "/clear" in done.err
-    assert engine.prompts == []
-
-
-def test_unknown_command_is_not_sent_to_the_model(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    assert "/quit: no such command" in call("chat", stdin=b"/quit\n").err
-    assert engine.prompts == []
-
-
-def test_json_prints_one_line_an_answer(fake_engine: Install, call: Call) -> None:
-    fake_engine()
-    lines = call("chat", "--json", stdin=b"one\ntwo\n").out.splitlines()
-    assert [json.loads(line)["text"] for line in lines] == ["Hello", "Hello"]
-
-
-def test_interrupt_stops_the_answer_and_keeps_what_was_said(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine([HELLO[0], KeyboardInterrupt()], HELLO)
-    done = call("chat", stdin=b"one\ntwo\n")
-    assert (done.code, done.out) == (0, "Hel\nHello\n")
-    assert engine.prompts[1] == "<user>one<assistant>Hel<user>two<assistant>"
-
-
-def test_interrupt_while_the_message_is_read_leaves_the_conversation_as_it_was(
-    fake_engine: Install, call: Call
-) -> None:
-    engine = fake_engine([KeyboardInterrupt()], HELLO)
-    done = call("chat", stdin=b"one\ntwo\n")
+def test_a_pipe_is_one_question_whatever_its_lines(chat_engine: Install, call: Call) -> None:
+    engine = chat_engine()
+    done = call(*GIVEN, stdin=b"one\r\n\r\n  two\r\n")
     assert (done.code, done.out) == (0, "Hello\n")
-    assert engine.prompts[1] == "<user>two<assistant>"
+    assert engine.messages == [[{"role": "user", "content": "one\n\n  two"}]]
 
 
-def test_invalid_utf8_of_a_line_is_replaced(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    done = call("chat", stdin=b"a\xff\n")
-    assert engine.prompts == ["<user>a�<assistant>"]
+def test_a_pipe_is_attached_to_the_question(chat_engine: Install, call: Call) -> None:
+    engine = chat_engine()
+    assert call(*GIVEN, "review this", stdin=b"-old\n+new\n").code == 0
+    assert engine.messages[0][-1]["content"] == "review this\n\n```\n-old\n+new\n```"
+
+
+def test_an_attached_text_does_not_end_its_code_block(chat_engine: Install, call: Call) -> None:
+    engine = chat_engine()
+    call(*GIVEN, "review this", stdin=b"````\ncode\n````\n")
+    assert engine.messages[0][-1]["content"] == "review this\n\n`````\n````\ncode\n````\n`````"
+
+
+@pytest.mark.parametrize("question", [(), ("-",), (" ",)])
+def test_an_empty_pipe_without_a_question_is_wrong_usage(
+    chat_engine: Install, call: Call, question: tuple[str, ...]
+) -> None:
+    chat_engine()
+    done = call(*GIVEN, *question, stdin=b"\n")
+    assert done.code == 2
+    assert done.err.startswith("rest-local: error: the standard input is empty; give a QUESTION")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_invalid_utf8_of_a_pipe_is_replaced(chat_engine: Install, call: Call) -> None:
+    engine = chat_engine()
+    done = call(*GIVEN, stdin=b"a\xff\n")
+    assert engine.messages[0][-1]["content"] == "a\ufffd"
     assert "warning: stdin: not UTF-8" in done.err
 
 
-def test_refused_message_in_a_pipe_ends_the_run(fake_engine: Install, call: Call) -> None:
-    fake_engine([PromptTooLong(900, 64)])
-    done = call("chat", stdin=b"one\ntwo\n")
+def test_the_options_reach_the_engine(chat_engine: Install, call: Call) -> None:
+    engine = chat_engine()
+    call(*GIVEN, "hi", "--system", "be short", "-n", "5", "--stop", "x", "--temp", "0.5")
+    assert engine.messages[0][0] == {"role": "system", "content": "be short"}
+    given = engine.arguments[0]
+    assert (given["max_tokens"], given["stop"], given["sampling"].temperature) == (5, ("x",), 0.5)
+
+
+def test_json_is_one_line_with_the_message(chat_engine: Install, call: Call) -> None:
+    chat_engine()
+    done = call(*GIVEN, "--json", "hi")
+    (line,) = map(json.loads, done.out.splitlines())
+    assert line["message"] == {"role": "assistant", "content": "Hello"}
+    assert (line["text"], line["finish_reason"], done.err) == ("Hello", "stop", "")
+
+
+def test_reasoning_is_not_printed_into_a_pipe(chat_engine: Install, call: Call) -> None:
+    thinking = [FakePiece("<think>\nwell\n</think>\n4", (1, 2), ("target", "target"))]
+    chat_engine(thinking)
+    assert call(*GIVEN, "2 + 2?").out == "4\n"
+    chat_engine(thinking)
+    message = json.loads(call(*GIVEN, "--json", "2 + 2?").out)["message"]
+    assert message == {"role": "assistant", "content": "4", "reasoning_content": "well"}
+
+
+def test_an_interrupt_prints_what_came_and_is_130(chat_engine: Install, call: Call) -> None:
+    chat_engine([HELLO[0], KeyboardInterrupt()])
+    done = call(*GIVEN, "hi")
+    assert (done.code, done.out) == (130, "Hel\n")
+
+
+def test_an_interrupt_before_the_first_token_prints_nothing(chat_engine: Install, call: Call) -> None:
+    chat_engine([KeyboardInterrupt()])
+    done = call(*GIVEN, "hi")
+    assert (done.code, done.out) == (130, "")
+
+
+def test_a_refused_question_is_one_line(chat_engine: Install, call: Call) -> None:
+    chat_engine([PromptTooLong(900, 64)])
+    done = call(*GIVEN, "hi")
+    assert (done.code, done.err) == (1, f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n")
+
+
+def test_an_answer_that_was_cut_off_says_so(chat_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat_engine()
+    whole = FakeStream.result.fget
+    assert whole is not None
+    assert "cut off: -n or /set tokens allows more" in call(*GIVEN, "-n", "5", "hi").err
+    monkeypatch.setattr(FakeStream, "result", property(lambda stream: replace(whole(stream), finish_reason="length")))
+    assert "cut off: the context is full" in call(*GIVEN, "hi").err
+    assert call(*GIVEN, "-q", "hi").err == ""
+
+
+def test_the_demo_model_says_in_one_line_what_to_do(call: Call) -> None:
+    done = call("chat", "-m", str(demo_model()), "hi")
     assert done.code == 1
-    assert done.err == f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n"
+    assert "the demo model writes Python and cannot chat; give a model that can with -m" in done.err
+    assert len(done.err.splitlines()) == 1
 
 
-def test_refused_message_at_a_terminal_leaves_the_conversation_as_it_was(
-    fake_engine: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_model_without_a_template_says_what_to_do(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    done = call(*GIVEN, "hi")
+    assert done.code == 1
+    assert "has no chat template, so it cannot chat" in done.err
+    assert "--chat-template-file" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert engine.closed
+
+
+def test_a_template_can_be_given(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine = fake_engine()
+    (tmp_path / "x.jinja").write_text("{{ messages }}")
+    assert call(*GIVEN, "--chat-template-file", str(tmp_path / "x.jinja"), "hi").code == 0
+    assert engine.model.chat_template == "{{ messages }}"
+    assert call(*GIVEN, "--chat-template-file", str(tmp_path / "none"), "hi").code == 1
+
+
+def test_a_session_is_plain_json_and_goes_on(chat_engine: Install, call: Call, tmp_path: Path) -> None:
+    chat_engine()
+    assert call(*GIVEN, "--session", "work", "--system", "be short", "one").code == 0
+    path = tmp_path / "data" / "sessions" / "work.json"
+    assert json.loads(path.read_text()) == {
+        "format": 1,
+        "model": "fake",
+        "system": "be short",
+        "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "Hello"}],
+    }
+    assert path.stat().st_mode & 0o777 == 0o600
+    engine = chat_engine()
+    assert call(*GIVEN, "--session", "work", "two").out == "Hello\n"
+    said = [message["content"] for message in engine.messages[0]]
+    assert said == ["be short", "one", "Hello", "two"]
+    assert len(json.loads(path.read_text())["messages"]) == 4
+
+
+def test_an_interrupted_answer_is_kept_in_the_session(chat_engine: Install, call: Call, tmp_path: Path) -> None:
+    chat_engine([HELLO[0], KeyboardInterrupt()])
+    assert call(*GIVEN, "--session", "work", "one").code == 130
+    stored = json.loads((tmp_path / "data" / "sessions" / "work.json").read_text())
+    assert stored["messages"][-1] == {"role": "assistant", "content": "Hel"}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "no JSON"),
+        (b"[]", "not a session"),
+        (b'{"format": 9, "messages": []}', "format 9, this version reads 1"),
+        (b'{"format": 1, "messages": [{"role": "king"}]}', "message 1 has no role"),
+        (b'{"format": 1, "messages": [{"role": "user", "content": 3}]}', "the content of message 1 is not a text"),
+    ],
+)
+def test_a_damaged_session_is_refused_and_not_overwritten(
+    chat_engine: Install, call: Call, tmp_path: Path, content: bytes, told: str
 ) -> None:
-    lines = iter(["too long", "two", None])
-    monkeypatch.setattr(chat_module, "_ask", lambda: next(lines))
-    engine: Any = fake_engine([PromptTooLong(900, 64)], HELLO)
-    converse(Conversation(engine, Sampling(), 10, (), None, False), interactive=True)
-    assert engine.prompts[-1] == "<user>two<assistant>"
-    assert "rest-local: error: the prompt has 900 tokens" in capsys.readouterr().err
+    path = tmp_path / "data" / "sessions" / "work.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    engine = chat_engine()
+    done = call(*GIVEN, "--session", "work", "one")
+    assert done.code == 1
+    assert told in done.err
+    assert path.read_bytes() == content
+    assert engine.messages == []
 
 
-def test_first_interrupt_at_the_prompt_explains_and_asks_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b"])
+def test_a_session_has_a_plain_name(chat_engine: Install, call: Call, name: str) -> None:
+    chat_engine()
+    assert call(*GIVEN, "--session", name, "one").code == 2
+
+
+def test_a_session_that_cannot_be_written_costs_a_warning(
+    chat_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = iter([KeyboardInterrupt(), "hello", None])
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
 
-    def ask() -> Any:
-        item = next(script)
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    monkeypatch.setattr(chat_module, "_ask", ask)
-    assert list(messages_of_user(interactive=True)) == ["hello"]
-    assert "/bye" in capsys.readouterr().err
+    chat_engine()
+    monkeypatch.setattr(paths, "write_atomically", full)
+    done = call(*GIVEN, "--session", "work", "two")
+    assert (done.code, done.out) == (0, "Hello\n")
+    assert done.err.startswith("rest-local: warning: session work is not saved")
+    assert done.err.rstrip().endswith("No space left on device")

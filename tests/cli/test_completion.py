@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.shell_completion import BashComplete
 
@@ -62,9 +64,29 @@ def test_models(offered: Offered) -> None:
     assert offered("generate", "-m", "zz") == ["<file>"]
 
 
+def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offered) -> None:
+    """A text without a completer offers nothing, not even files."""
+    wanted = re.compile(r"FILE|PATH|FOLDER|MODEL|GGUF|DATASTORE|REPO|DIR")
+
+    def check(command: click.Command) -> None:
+        for parameter in command.params:
+            shown = parameter.metavar or (parameter.name or "").upper()
+            if wanted.search(shown) and not getattr(parameter, "is_flag", False) and "=" not in shown:
+                found = parameter.shell_complete(click.Context(command), "zz")
+                assert found, f"{command.name} {shown}: give shell_complete=completion.paths, models or datastores"
+        for child in getattr(command, "commands", {}).values():
+            check(child)
+
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        check(command)
+
+
 def test_histories_and_files(offered: Offered) -> None:
     assert offered("history", "forget", "") == ["demo-1"]
     assert offered("generate", "--json-schema", "x") == ["<file>"]
+    assert offered("edit", "notes") == offered("edit", "a.py", "-o", "b") == ["<file>"]
 
 
 def test_keys_and_values_of_the_configuration(offered: Offered) -> None:

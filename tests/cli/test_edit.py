@@ -362,6 +362,12 @@ def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
     assert (engine.prompts, file.read_text()) == ([], OLD)
 
 
+def test_a_long_instruction_is_no_name_of_a_file(model: Install, edit: Call, file: Path) -> None:
+    engine = model(fenced(NEW))
+    assert edit(file, "make y 20, " * 1000, "--yes", "-c", "8192").code == 0
+    assert "make y 20, " * 999 in engine.messages[0][0]["content"]
+
+
 def test_an_instruction_without_quotes_is_recognized(model: Install, edit: Call, file: Path) -> None:
     engine = model(fenced(NEW))
     done = edit(file, "make", "y", "20")

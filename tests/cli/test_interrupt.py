@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rest_local.cli import interrupt
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 
@@ -148,3 +149,27 @@ def test_reader_that_goes_away_ends_the_command_quietly(start: Start, endless: t
     process.stdout = None
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (1, b"")
+
+
+def test_what_a_terminal_was_set_to_is_put_back_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    done: list[str] = []
+    monkeypatch.setattr(interrupt, "at_end", [lambda: done.append("put back")])
+    monkeypatch.setattr(os, "_exit", end)
+    reading, writing = os.pipe()
+    os.write(writing, bytes([signal.SIGINT, 0, signal.SIGINT]))
+    os.close(writing)
+    interrupt._count(reading)
+    assert done == [], "the first one was dealt with"
+    reading, writing = os.pipe()
+    os.write(writing, bytes([signal.SIGINT, signal.SIGINT]))
+    with pytest.raises(Ended, match="130"):
+        interrupt._count(reading)
+    assert done == ["put back"]
+    for descriptor in (reading, writing):
+        os.close(descriptor)

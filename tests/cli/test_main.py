@@ -32,7 +32,7 @@ from fake_cli_engine import HELLO, FakeEngine, FakePiece
 from rest_local.cli import main, opening
 script = HELLO
 {body}
-opening.open_engine = lambda config: FakeEngine([script])
+opening.open_engine = lambda config, chat=False: FakeEngine([script])
 sys.argv = ["rest-local", *{arguments!r}]
 main.main()
 """
@@ -60,8 +60,8 @@ def test_version(call: Call) -> None:
     assert (done.code, done.out) == (0, f"rest-local, version {rest_local.__version__}\n")
 
 
-def test_without_a_command_there_is_help(call: Call) -> None:
-    done = call()
+def test_the_help_lists_all_commands(call: Call) -> None:
+    done = call("--help")
     assert done.code == 0
     assert all(f"\n  {name} " in done.out for name in COMMANDS)
 

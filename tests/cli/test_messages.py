@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -14,13 +15,25 @@ import pytest
 
 import rest_local
 from rest_local.cli.main import cli
-from rest_local.cli.messages import OPTIONS, in_options
+from rest_local.cli.messages import OPTIONS, fitted, in_options
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.request import Request
 from rest_local.errors import PromptTooLong
 from rest_local.llama.options import ModelOptions
 from rest_local.retrieval.indexing import build_datastore
 
-LIBRARY = ("calibration", "chat", "decoding", "drafting", "grammar", "kv_cache", "llama", "planning", "retrieval")
+LIBRARY = (
+    "calibration",
+    "chat",
+    "decoding",
+    "drafting",
+    "editing",
+    "grammar",
+    "kv_cache",
+    "llama",
+    "planning",
+    "retrieval",
+)
 
 
 def flags(command: click.Command) -> set[str]:
@@ -31,10 +44,10 @@ def flags(command: click.Command) -> set[str]:
 
 
 def test_every_parameter_and_every_option_exists() -> None:
-    parameters = {field.name for kind in (EngineConfig, ModelOptions) for field in fields(kind)}
+    parameters = {field.name for kind in (EngineConfig, ModelOptions, Request) for field in fields(kind)}
     parameters |= set(inspect.signature(build_datastore).parameters)
     assert {name.partition("=")[0] for name in OPTIONS} <= parameters
-    commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index")]
+    commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index", "edit")]
     assert set(OPTIONS.values()) <= {flag for command in commands if command for flag in flags(command)}
 
 
@@ -61,3 +74,21 @@ def test_no_message_of_the_library_names_an_option(room: str) -> None:
         code = re.sub(r"#.*", "", code)
         found += [f"{path.name}: {text}" for text in re.findall(r'"[^"\n]* --[a-z][^"\n]*"', code)]
     assert found == []
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_is_broken_between_words_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    line = "  a line of words, 2.3 x plain and a-long-path/of/one/word-that-is-longer-than-the-screen"
+    assert fitted(line, io.StringIO()) == line
+    assert fitted(line, Screen()).splitlines() == [
+        "  a line of words, 2.3 x",
+        "    plain and",
+        "    a-long-path/of/one/word-that-is-longer-than-the-screen",
+    ]

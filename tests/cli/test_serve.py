@@ -128,7 +128,7 @@ def test_a_second_sigterm_ends_at_once() -> None:
 @pytest.mark.parametrize("arguments", [["--daemon"], []], ids=["daemon", "service"])
 def test_sighup_opens_datastores_again(tmp_path: Path, arguments: list[str]) -> None:
     store, text = str(tmp_path / "store"), tmp_path / "text.py"
-    build = [sys.executable, "-m", "rest_local", "index", "build", str(text), "-o", store]
+    build = [sys.executable, "-m", "rest_local", "index", "build", str(text), "-o", store, "--replace"]
     text.write_text("zebra\n")
     subprocess.run(build, check=True, capture_output=True)
     ask = {"prompt": "quixotic = 17\nquixotic", "n_predict": 4, "ignore_eos": True}

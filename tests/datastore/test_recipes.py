@@ -59,7 +59,7 @@ def test_the_history_of_a_checkout(repository: Path, tmp_path: Path) -> None:
         "naïve name.py": "import os\nsecond = 2\nprint(os)\n",
         "naïve name.py*": "import os\nfirst = 1\nprint(os)\n",
     }
-    assert "1 changes" in recipe("git_history.py", repository, "-o", tmp_path / "store", "--commits", "1")
+    assert "1 changes" in recipe("git_history.py", repository, "-o", tmp_path / "store", "--commits", "1", "--replace")
 
 
 def test_a_folder_without_repository_is_named(tmp_path: Path) -> None:

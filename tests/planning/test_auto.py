@@ -268,8 +268,19 @@ def test_entropies_are_not_computed_if_they_cost_more_than_they_save() -> None:
     for policy in (fast, slow):
         policy.driver.lookup = 0.2
         policy.begin(3)
-        policy.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.05))
+        policy.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.015))
     assert fast.watches_entropy
     assert not slow.watches_entropy, "lookups are so cheap that none is skipped"
-    fast.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.15))
+    fast.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.025))
     assert not fast.watches_entropy
+
+
+def test_an_entropy_that_is_not_computed_any_more_is_not_decided_by() -> None:
+    """The newest known one may be hundreds of tokens old by then."""
+    policy = Auto(CostCurve.from_points([0], [1, 64], [[4.0, 8.0]]))
+    seen: list[Sequence[float]] = []
+    policy.begin(3)
+    policy.trigger.fires = lambda entropies, repeats, price: not seen.append(entropies)  # type: ignore
+    for ms in (0.001, 1.0):
+        policy.looks_up(StepContext(3, 8, 8, (1.0,), 0, ms), lambda n: False)
+    assert seen == [(1.0,), ()]

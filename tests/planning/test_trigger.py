@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rest_local.planning.plan import EXPLORATION_VALUE, LONGEST_WAIT, Trigger
+from rest_local.planning.plan import ENTROPIES, EXPLORATION_VALUE, LONGEST_WAIT, RECENT, REPEATS, Gains, Trigger
 
 PRICE = 0.1
 
@@ -93,3 +96,74 @@ def test_requests_share_the_learned_gains_but_not_the_timer() -> None:
     other = Trigger(one.gains)
     other.learn(0.0, PRICE)
     assert not other.fires((4.0,), never, PRICE)
+
+
+class Thorough(Trigger):
+    """The oracle: asks about every length and estimates the gain anew at every step."""
+
+    def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
+        bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
+        length = sum(repeats(n) for n in REPEATS) if price > EXPLORATION_VALUE else 0
+        self._coarse = length * (RECENT + 1) + min(self._fruitless, RECENT)
+        self._cell = self._coarse + bucket * (len(REPEATS) + 1) * (RECENT + 1)
+        self._since += 1
+        expected = self.gains.estimate(self._cell, self._coarse) + EXPLORATION_VALUE
+        return expected >= price or self._since >= LONGEST_WAIT
+
+
+@st.composite
+def steps_of_two_requests(draw: st.DrawFn) -> list[tuple[int, int, float | None, float, float, bool]]:
+    """(request, tokens that repeat, entropy, price, saving, found), with prices and savings that change rarely."""
+    prices = draw(st.lists(st.sampled_from([0.004, 0.01, 0.04, 0.1, 0.3]), min_size=1, max_size=3))
+    paying = draw(
+        st.lists(st.sampled_from([0.0, 0.02, 0.2, 1.0]), min_size=len(REPEATS) + 1, max_size=len(REPEATS) + 1)
+    )
+    one = st.tuples(
+        st.integers(0, 1), st.integers(0, 9), st.none() | st.floats(0, 5), st.sampled_from(prices), st.booleans()
+    )
+    steps = draw(st.lists(one, min_size=100, max_size=400))
+    return [
+        (request, n, nats, price, paying[sum(n >= length for length in REPEATS)], found)
+        for request, n, nats, price, found in steps
+    ]
+
+
+@given(steps_of_two_requests())
+def test_it_fires_as_if_every_length_was_searched(
+    steps: list[tuple[int, int, float | None, float, float, bool]],
+) -> None:
+    gains = Gains(), Gains()
+    triggers = [Trigger(gains[0]) for _ in range(2)]
+    oracles = [Thorough(gains[1]) for _ in range(2)]
+    for request, n_repeated, nats, price, saving, found in steps:
+        known = () if nats is None else (nats,)
+        asked: list[int] = []
+
+        def repeats(n: int, most: int = n_repeated, asked: list[int] = asked) -> bool:
+            asked.append(n)
+            return n <= most
+
+        fired = triggers[request].fires(known, repeats, price)
+        searched = len(asked)
+        assert fired == oracles[request].fires(known, repeats, price)
+        assert fired or searched <= 1 + len(REPEATS)
+        if fired:
+            triggers[request].learn(saving, price, found)
+            oracles[request].learn(saving, price, found)
+    assert gains[0].saving == gains[1].saving
+    assert gains[0].seen == gains[1].seen
+
+
+def test_nothing_is_searched_where_no_repeat_makes_a_lookup_pay() -> None:
+    trigger, asked = Trigger(), list[int]()
+
+    def repeats(n: int) -> bool:
+        asked.append(n)
+        return n <= step % 9
+
+    for step in range(9000):
+        if step == 6000:
+            asked.clear()
+        if trigger.fires((), repeats, PRICE):
+            trigger.learn(0.0, PRICE)
+    assert len(asked) <= (len(REPEATS) + 1) * 3000 / LONGEST_WAIT

@@ -10,12 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
+from rest_local.llama.model import Model
+from rest_local.paths import demo_model
+from rest_local.retrieval import VocabularyId, build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.indexing import add
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
@@ -160,6 +165,32 @@ def test_removing_the_last_document_removes_the_datastore(demo: Live) -> None:
     assert demo.post("/completion", {"prompt": TEXT, "n_predict": 2}).status_code == 200
     assert put(demo, "short", "only.py") == 200
     assert names(demo)["short"] is True
+
+
+def test_a_datastore_of_several_vocabularies_is_that_of_the_model(demo: Live) -> None:
+    """It is shown, searched and changed for the model; the other vocabulary's documents stay. One without an index for
+    the model is shown, but gets no document, which would be all that the model has of it."""
+    other = VocabularyId("cd" * 32, 1000, "other")
+    document = [("of another", np.array([1, 2, 3], np.int32))]
+    for name in ("several", "foreign"):
+        add(datastore_path(name), document, vocabulary=other)
+    with Model.open(demo_model(), vocab_only=True) as model:
+        own = VocabularyId(*model.vocabulary.identity)
+        build(datastore_path("several"), [("a.py", model.vocabulary.tokenize(TEXT))], vocabulary=own)
+    rows = {row["name"]: row for row in demo.get("/datastores").json()["data"]}
+    assert (rows["several"]["fits_model"], rows["several"]["vocabulary"]["hash"]) == (True, own.hash)
+    assert (rows["foreign"]["fits_model"], rows["foreign"]["tokens"]) == (False, 4)
+    assert put(demo, "several", "b.py", "other = 1\n") == 200
+    assert demo.post("/datastores/several/search", {"text": "other = 1"}).json()["found"][0]["document"] == "b.py"
+    assert put(demo, "foreign", "b.py") == 409
+    with demo.client() as client:
+        assert client.delete("/datastores/foreign/documents/of%20another").status_code == 409
+        for name in ("a.py", "b.py"):
+            assert client.delete(f"/datastores/several/documents/{name}").json() == {"forgotten": 1}
+    for name in ("several", "foreign"):
+        with Datastore.open(datastore_path(name), vocabulary_hash=other.hash) as store:
+            assert store.document_names() == ["of another"]
+    assert names(demo)["several"] is False
 
 
 KEY = {"authorization": "Bearer k"}

@@ -17,10 +17,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "retrieval"))
 
-from stores import content_of, make
+from stores import OTHER, VOCABULARY, content_of, make
 
-from rest_local.retrieval import Datastore
+from rest_local.errors import DatastoreNotFound, DatastoreVocabulary
+from rest_local.retrieval import Datastore, remove
 from rest_local.retrieval.format import MANIFEST, owns
+from rest_local.retrieval.home import folder, remove_index
 
 SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 READERS = 8
@@ -71,6 +73,45 @@ def test_builds_killed_at_random(tmp_path: Path) -> None:
         assert left == []
     print(f"{killed} builds killed, {advanced} of them after a commit")
     assert advanced > 0, "no build got as far as a commit"
+
+
+def change_for_ever(path: Path, first: int) -> None:
+    """Build for one vocabulary, then for another, then remove one of the two: the second, or the first."""
+    number = first
+    while True:
+        make(path, commit_of(number), segment_tokens=150, vocabulary=(VOCABULARY, OTHER)[number % 2])
+        if number % 4 == 3 and (path / MANIFEST).exists() and folder(path, OTHER.hash).exists():
+            remove_index(path, path if number % 8 == 3 else folder(path, OTHER.hash))
+        number += 1
+
+
+def test_two_vocabularies_whose_changes_are_killed_at_random(tmp_path: Path) -> None:
+    """Whenever a build or a removal dies: what is there for a vocabulary is a whole commit and clean."""
+    path, rng, deadline = tmp_path / "store", random.Random(2), time.monotonic() + SECONDS
+    killed, seen = 0, set()
+    while time.monotonic() < deadline:
+        writer = CONTEXT.Process(target=change_for_ever, args=(path, rng.randrange(900)))
+        writer.start()
+        time.sleep(rng.uniform(0.0, 3.0))
+        os.kill(writer.pid or 0, signal.SIGKILL)
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
+        killed += 1
+        for vocabulary in (VOCABULARY, OTHER):
+            try:
+                with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
+                    assert store.manifest.vocabulary == vocabulary
+                    seen.add((vocabulary.name, number_in(content_of(store.directory)) >= 0))
+            except (DatastoreNotFound, DatastoreVocabulary):
+                seen.add((vocabulary.name, False))
+    print(f"{killed} writers killed")
+    assert {("toy", True), ("other", True)} <= seen
+    for vocabulary in (VOCABULARY, OTHER):
+        make(path, commit_of(1), vocabulary=vocabulary)
+        with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
+            assert content_of(store.directory) == commit_of(1)
+    remove(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def opened(path: Path) -> dict[str, list[int]]:

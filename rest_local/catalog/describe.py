@@ -1,0 +1,256 @@
+"""What is known of the models on the disk without loading them: size, quantization, context, memory, drafting.
+
+From headers, the names of files, the datastores' manifests and the cost curves' files. A header takes up to 50 ms the
+first time (its vocabulary has to be walked over) and is kept in the cache directory for as long as the file stays the
+same: `models.json`, one entry a file. So the first list of 300 models takes seconds, and the next one milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rest_local.calibration.known import Known, known_models
+from rest_local.calibration.known import key_of as identity_key
+from rest_local.catalog.metadata import Metadata, read_metadata
+from rest_local.catalog.quantization import FILE_TYPES, label_of, stem_of
+from rest_local.catalog.stores import StoredModel, stored_models
+from rest_local.errors import DatastoreError, ModelError
+from rest_local.llama.gguf_header import shards_of
+from rest_local.paths import cache_dir, write_atomically
+
+DEFAULT_CONTEXT = 4096  # tokens: what an engine opens unless told otherwise (EngineConfig)
+CACHE, FORMAT = "models.json", 1
+_F16 = 2  # bytes of a cached key or value by default
+
+# Architectures with recurrent state: those whose state llama.cpp can roll back, which chains need, and those where it
+# cannot. A test compares them with llama.cpp; in newer ones, their keys tell that there is such a state.
+ROLLED_BACK = frozenset({
+    "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
+    "qwen35moe", "qwen4exp",
+})  # fmt: skip
+NOT_ROLLED_BACK = frozenset({
+    "arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2", "minimax-01", "plamo2",
+    "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
+})  # fmt: skip
+_RECURRENT_KEYS = (".ssm.", ".wkv.", ".shortconv.", ".kda.")
+_NO_MODEL = ("adapter", "mmproj", "imatrix", "vocabulary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What one header says.
+
+    kind            "model", or what else the file is: "adapter", "mmproj", "imatrix", "vocabulary"
+    parameters      as the file calls it, such as "7B"; may be empty
+    n_ctx_train     tokens of context it was trained for; 0 where the file does not say
+    kv_bytes        bytes of the KV cache for each token of context
+    drafting        "tree": whole trees of draft tokens can be verified; "chain": chains, since recurrent state can be
+                    rolled back only a few tokens; "none": decoded plainly
+    vocabulary      name of the tokenizer, as datastores record it; others may have the same name
+    """
+
+    kind: str = "model"
+    architecture: str = ""
+    parameters: str = ""
+    quantization: str = ""
+    n_ctx_train: int = 0
+    chat_template: bool = False
+    kv_bytes: int = 0
+    drafting: str = "none"
+    vocabulary: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """A model in the list.
+
+    name, path, store   as in StoredModel
+    bytes               of all its files
+    memory_bytes        estimated: weights, and the KV cache for DEFAULT_CONTEXT tokens or what it was trained for
+    header              see Header
+    datastores          names of those that it can draft from
+    perhaps             names of those that were built for a tokenizer of the same name; known after its first use
+    costs               "measured", "estimated" (after its first use), or empty: no cost curve yet
+    error               why it cannot be used; empty for most
+    """
+
+    name: str
+    path: str
+    store: str
+    bytes: int = 0
+    memory_bytes: int = 0
+    header: Header = Header()
+    datastores: tuple[str, ...] = ()
+    perhaps: tuple[str, ...] = ()
+    costs: str = ""
+    error: str = ""
+
+
+def list_models(
+    stored: Sequence[StoredModel] | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[ModelFacts]:
+    """The models on the disk, or those of `stored`. `progress`: called with how many were looked at, of how many.
+
+    Adapters, projectors and vocabularies are left out; a damaged file is listed with its error.
+    """
+    stored = stored_models() if stored is None else stored
+    headers, known, stores = _Headers.load(), known_models(), _vocabularies()
+    found = []
+    for number, model in enumerate(stored, 1):
+        facts = _facts(model, headers, known, stores)
+        if facts.header.kind not in _NO_MODEL:
+            found.append(facts)
+        progress(number, len(stored))
+    headers.store()
+    return found
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A vocabulary that a datastore was built for, and the model file that it was built with."""
+
+    datastore: str
+    hash: str
+    name: str
+    model: str
+
+
+def _facts(
+    model: StoredModel, headers: _Headers, known: Mapping[tuple[str, int, int], Known], stores: Sequence[_Store]
+) -> ModelFacts:
+    facts = ModelFacts(name=model.name, path=str(model.path), store=model.store)
+    try:
+        key = identity_key(model.path)
+        size = sum(part.stat().st_size for part in shards_of(model.path))
+        header = headers.of(model.path, key)
+    except OSError as error:
+        return replace(facts, error=f"cannot be read: {error.strerror or error}")
+    except ModelError as error:
+        return replace(facts, error=getattr(error, "cause", "") or str(error))
+    used = known.get(key)
+    n_ctx = min(DEFAULT_CONTEXT, header.n_ctx_train or DEFAULT_CONTEXT)
+    sure = {store.datastore for store in stores if store.model == key[0] or (used and store.hash == used.vocabulary)}
+    perhaps = {store.datastore for store in stores if not used and store.name == header.vocabulary} - sure
+    return replace(
+        facts,
+        bytes=size,
+        memory_bytes=size + n_ctx * header.kv_bytes,
+        header=header,
+        datastores=tuple(sorted(sure)),
+        perhaps=tuple(sorted(perhaps)),
+        costs=("measured" if used.final else "estimated") if used else "",
+    )
+
+
+def _vocabularies() -> list[_Store]:
+    """The vocabularies of the datastores that have a name; damaged ones are left out."""
+    from rest_local.retrieval.home import datastore_path, list_datastores, manifests
+
+    found = []
+    with suppress(OSError):
+        for name in list_datastores():
+            for manifest in manifests(datastore_path(name)).values():
+                if not isinstance(manifest, DatastoreError):
+                    built_with = manifest.recipe.get("model", "")
+                    real = os.path.realpath(built_with) if isinstance(built_with, str) and built_with else ""
+                    found.append(_Store(name, manifest.vocabulary.hash, manifest.vocabulary.name, real))
+    return found
+
+
+class _Headers:
+    """Headers by file, read once for each state of a file."""
+
+    def __init__(self, known: dict[str, list[Any]]) -> None:
+        self._known, self._changed = known, False
+
+    @classmethod
+    def load(cls) -> _Headers:
+        with suppress(OSError, ValueError, AttributeError, KeyError, RecursionError):
+            data = json.loads((cache_dir() / CACHE).read_bytes())
+            if data.get("format") == FORMAT and isinstance(data["headers"], dict):
+                return cls(data["headers"])
+        return cls({})
+
+    def of(self, path: Path, key: tuple[str, int, int]) -> Header:
+        """The header of a file. Raises ModelError."""
+        with suppress(KeyError, TypeError, ValueError):
+            size, time, fields = self._known[key[0]]
+            if (size, time) == key[1:]:
+                return Header(**fields)
+        header = header_of(read_metadata(path), path)
+        self._known[key[0]] = [key[1], key[2], asdict(header)]
+        self._changed = True
+        return header
+
+    def store(self) -> None:
+        """Keep what was read; a cache that cannot be written only costs time later."""
+        if self._changed:
+            with suppress(OSError):
+                content = json.dumps({"format": FORMAT, "headers": self._known})
+                write_atomically(cache_dir() / CACHE, content.encode())
+
+
+def header_of(metadata: Metadata, path: Path) -> Header:
+    """What the keys of a header say. `path`: its name may say the quantization where the keys do not."""
+    architecture = metadata.text("general.architecture")
+    counted = metadata.counts.get("tokenizer.ggml.tokens", 0)
+    tokenizer, pre = metadata.text("tokenizer.ggml.model") or "unknown", metadata.text("tokenizer.ggml.pre")
+    label = label_of(path.name)
+    named = label if label != stem_of(path.name) else ""
+    return Header(
+        kind=_kind(metadata, architecture),
+        architecture=architecture,
+        parameters=metadata.text("general.size_label"),
+        quantization=named or FILE_TYPES.get(metadata.number("general.file_type", -1), ""),
+        n_ctx_train=metadata.number(f"{architecture}.context_length"),
+        chat_template="tokenizer.chat_template" in metadata.values,
+        kv_bytes=_kv_bytes(metadata, architecture),
+        drafting=_drafting(metadata, architecture),
+        vocabulary=f"{tokenizer}{f'/{pre}' if pre else ''} of {counted} tokens",
+    )
+
+
+def _kind(metadata: Metadata, architecture: str) -> str:
+    kind = metadata.text("general.type") or "model"
+    if architecture == "clip":
+        return "mmproj"
+    if kind == "model" and not metadata.n_tensors and "split.count" not in metadata.values:
+        return "vocabulary"
+    return kind
+
+
+def _drafting(metadata: Metadata, architecture: str) -> str:
+    if architecture.startswith("t5") or metadata.values.get(f"{architecture}.attention.causal") is False:
+        return "none"
+    if architecture in ROLLED_BACK:
+        return "chain"
+    recurrent = any(key.startswith(f"{architecture}{part}") for key in metadata.values for part in _RECURRENT_KEYS)
+    return "none" if recurrent or architecture in NOT_ROLLED_BACK else "tree"
+
+
+def _kv_bytes(metadata: Metadata, architecture: str) -> int:
+    """Keys and values of all layers with attention, as f16; a sliding window takes less."""
+
+    def number(key: str, default: int = 0) -> int:
+        return metadata.number(f"{architecture}.{key}", default)
+
+    heads = number("attention.head_count")
+    width = number("embedding_length") // heads if heads else 0
+    size = number("attention.key_length", width) + number("attention.value_length", width)
+    return sum(_kv_heads(metadata, architecture, heads)) * size * _F16
+
+
+def _kv_heads(metadata: Metadata, architecture: str, heads: int) -> Iterable[int]:
+    """The number of KV heads of each layer."""
+    found = metadata.values.get(f"{architecture}.attention.head_count_kv", heads)
+    if isinstance(found, list):
+        return [int(count) for count in found]
+    return [metadata.number(f"{architecture}.attention.head_count_kv", heads)] * metadata.number(
+        f"{architecture}.block_count"
+    )

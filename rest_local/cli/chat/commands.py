@@ -1,0 +1,378 @@
+"""What the user can say to the chat itself: `/help`, `/set`, and the others of COMMANDS; and their completion.
+
+Each command is a function of the chat and of what follows the word. It raises a RestLocalError for what it refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.cli import inputs, missing
+from rest_local.cli.chat.conversation import Attachment
+from rest_local.cli.chat.display import COLOURS, style_of
+from rest_local.cli.chat.sessions import NamedSession, session_names
+from rest_local.cli.chat.talk import Talk, note
+from rest_local.cli.messages import in_options
+from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError
+from rest_local.llama.sampling import Sampling
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
+_NUMBERS = tuple(
+    field.name for field in fields(Sampling) if field.name not in ("logit_bias", "grammar")
+)  # of `Sampling`, set by name
+_OWN = ("tokens", "stop", "markdown")
+KEYS = (*_NUMBERS, *_OWN)
+WIDEST = 100  # columns of a help text
+
+
+class Leave(Exception):
+    """The user leaves."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """`usage`: what may follow the word."""
+
+    run: Callable[[Talk, str], object]
+    usage: str
+    help: str
+
+
+def perform(talk: Talk, text: str) -> None:
+    """Do what the user typed: a command, or a question to answer. Errors are shown, and the chat goes on.
+    Raises Leave.
+    """
+    try:
+        found = _COMMAND.fullmatch(text.strip())
+        if found is None:
+            talk.ask(text)
+        elif found[1] in COMMANDS:
+            COMMANDS[found[1]].run(talk, (found[2] or "").strip())
+        else:
+            raise OptionError(f"/{found[1]}: no such command; /help lists them")
+    except RestLocalError as error:
+        note(f"rest-local: error: {in_options(str(error))}")
+        if isinstance(error, PromptTooLong) and len(talk.conversation.messages) > 1:
+            note("the conversation is what fills the context; /clear forgets it")
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        note(f"rest-local: error: {error.filename or 'output'}: {error.strerror or error}")
+
+
+def _help(talk: Talk, argument: str) -> None:
+    rows = [(f"/{name} {command.usage}", command.help) for name, command in COMMANDS.items()]
+    rows += [
+        ('"""', "begins a message of many lines, up to the next one"),
+        ("Alt-Enter", "another line"),
+        ("Ctrl-X Ctrl-E", "write the message in $EDITOR"),
+        ("Ctrl-C", "stop the answer; what came of it stays"),
+        ("Ctrl-D", "leave"),
+    ]
+    formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, WIDEST))
+    formatter.write_dl(rows)
+    note(formatter.getvalue().rstrip())
+
+
+def _set(talk: Talk, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    name = {"temp": "temperature", "n": "tokens"}.get(name, name).replace("-", "_")
+    if not name:
+        settings, sampling = talk.settings, talk.settings.sampling
+        for key in _NUMBERS:
+            note(f"{key} {getattr(sampling, key)}")
+        note(f"tokens {settings.tokens}\nstop {' '.join(map(repr, settings.stop)) or None}")
+        note(f"markdown {'on' if settings.markdown else 'off'}")
+    elif name in _NUMBERS:
+        talk.settings = replace(talk.settings, sampling=_with_number(talk.settings.sampling, name, value.strip()))
+    elif name == "tokens":
+        if not (value.strip() == "-1" or value.strip().isdecimal()):
+            raise OptionError(f"/set tokens {value}: give a number; -1: until the answer ends")
+        talk.settings = replace(talk.settings, tokens=int(value))
+    elif name == "stop":
+        talk.settings = replace(talk.settings, stop=(value,) if value else ())
+    elif name == "markdown":
+        talk.settings = replace(talk.settings, markdown=_switched(value, talk.settings.markdown))
+    else:
+        raise OptionError(f"/set {name}: there are {', '.join(KEYS)}")
+
+
+def _with_number(sampling: Sampling, name: str, value: str) -> Sampling:
+    if name == "seed" and value in ("", "none", "random"):
+        return replace(sampling, seed=None)
+    kind = int if name == "seed" else type(getattr(Sampling(), name))
+    try:
+        changed: dict[str, Any] = {name: kind(value)}
+    except ValueError:
+        raise OptionError(f"/set {name} {value}: give a number") from None
+    return replace(sampling, **changed)
+
+
+def _switched(value: str, now: bool) -> bool:
+    if value.strip() not in ("", "on", "off"):
+        raise OptionError(f"{value.strip()}: give on or off")
+    return value.strip() == "on" if value.strip() else not now
+
+
+def _system(talk: Talk, argument: str) -> None:
+    from rest_local.cli.chat.prompt import unquoted
+
+    if not argument:
+        note(talk.conversation.system or "there is no system message")
+        return
+    text = unquoted(argument)
+    talk.conversation.system = None if text in ("", "none") else text
+    talk.write()
+
+
+def _load(talk: Talk, argument: str) -> None:
+    if not argument:
+        note("\n".join(session_names()) or "there are no sessions; /save NAME keeps this one")
+        return
+    if talk.session is not None and talk.session.name == argument:
+        raise OptionError(f"session {argument} is the present one")
+    if talk.session is None and talk.conversation.messages and not _confirmed("This chat is not saved. Leave it?"):
+        return
+    session = NamedSession(argument)
+    try:
+        if not session.exists:
+            raise InputInvalid("session", argument, "not found; /load lists what there is")
+        conversation = session.read()
+    except BaseException:
+        session.close()
+        raise
+    talk.resume(session, conversation)
+
+
+def _save(talk: Talk, argument: str) -> None:
+    if not argument or (talk.session is not None and talk.session.name == argument):
+        if talk.session is None:
+            raise OptionError("/save: give a name")
+        talk.write()
+        return
+    session = NamedSession(argument)
+    if session.exists and not _confirmed(f"Session {argument} exists. Replace it?"):
+        session.close()
+        return
+    talk.save_as(session)
+    note(f"saved as {session.path}")
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:  # Ctrl-C, Ctrl-D
+        return False
+
+
+def _clear(talk: Talk, argument: str) -> None:
+    if talk.session is not None and talk.conversation.messages:
+        note(f"session {talk.session.name} keeps what it holds; the chat goes on without a name")
+        talk.leave_session()
+    talk.conversation.clear()
+
+
+def _undo(talk: Talk, argument: str) -> None:
+    if not talk.conversation.undo():
+        raise OptionError("there is nothing to take back")
+    talk.write()
+    left = talk.conversation.question
+    note(f"taken back; the newest question is now: {_shortened(left)}" if left else "taken back; nothing is left")
+
+
+def _edit(talk: Talk, argument: str) -> None:
+    before = talk.conversation.question
+    try:
+        text = click.edit(before or "", extension=".md", require_save=True)
+    except click.ClickException as error:
+        raise OptionError(f"/edit: {error.format_message()}") from error
+    text = (text or "").replace("\r\n", "\n").rstrip()
+    if not text or text == before:
+        note("nothing was changed")
+        return
+    if before is not None:
+        talk.conversation.undo()
+    talk.ask(text)
+
+
+def _file(talk: Talk, argument: str) -> None:
+    if not argument:
+        raise OptionError("/file: give a path")
+    path = Path(unwrapped(argument)).expanduser()
+    text = inputs.read_text(path, "file").replace("\r\n", "\n")
+    if "\0" in text:
+        raise InputInvalid("file", path, "not a text file")
+    talk.conversation.attachments.append(Attachment(path.name, text))
+    note(f"{path.name}: {len(text.splitlines())} lines go with the next message")
+
+
+def unwrapped(path: str) -> str:
+    """A path without the quotes that a shell or a file manager puts around it."""
+    return path[1:-1] if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"" else path
+
+
+def _datastore(talk: Talk, argument: str) -> None:
+    from rest_local.retrieval.home import list_datastores
+
+    word, _, name = argument.partition(" ")
+    name = unwrapped(name.strip())
+    engine = talk.engine
+    if word == "add" and name:
+        _add_datastore(engine, name)
+    elif word == "remove" and name:
+        found = [store for store in engine.datastores if name in (store.path.name, str(store.path))]
+        if not found:
+            raise OptionError(f"datastore {name} is not drafted from; /datastore list shows those that are")
+        engine.use_datastores([store for store in engine.datastores if store not in found])
+        for store in found:
+            store.close()
+    elif word not in ("", "list"):
+        raise OptionError("/datastore: add NAME, remove NAME, or list")
+    used = [store.path.name for store in engine.datastores]
+    others = [other for other in list_datastores() if other not in used]
+    note(f"drafted from: {', '.join(used) or 'none'}" + (f"; there are also: {', '.join(others)}" if others else ""))
+
+
+def _add_datastore(engine: Engine, name: str) -> None:
+    """Draft from one more. What cannot be opened is as for -d (`cli.missing`). Raises DatastoreError, OptionError."""
+    from rest_local.decoding.core import open_datastores
+    from rest_local.retrieval.home import datastore_path
+
+    if any(other.path == datastore_path(name) for other in engine.datastores):
+        raise OptionError(f"datastore {name} is drafted from already")
+    unusable = missing.unusable(engine.config.build_missing, is_named=True)
+    with ExitStack() as undo:
+        stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)
+        engine.use_datastores([*engine.datastores, *stores])
+        undo.pop_all()
+
+
+def _drafts(talk: Talk, argument: str) -> None:
+    drafts = _switched(argument, talk.settings.drafts)
+    talk.settings = replace(talk.settings, drafts=drafts)
+    if not drafts:
+        note("answers are shown as Markdown")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    legend = Text("drafted tokens are underlined, by source: ")
+    for source in COLOURS:
+        legend.append(source, style_of(source)).append(" ")
+    Console(stderr=True, highlight=False).print(legend)
+
+
+def _stats(talk: Talk, argument: str) -> None:
+    statistics = talk.engine.statistics()
+    for line in talk.totals.lines():
+        note(line)
+    note(f"context: {statistics['cells_used']} of {talk.engine.n_ctx} tokens")
+
+
+def _model(talk: Talk, argument: str) -> None:
+    if not argument:
+        model = talk.engine.model
+        note(f"{model.name}: {model.description}, context {talk.engine.n_ctx} tokens, {model.path}")
+        return
+    talk.use_model(replace(talk.engine.config, model=unwrapped(argument)))
+    note(f"{talk.engine.model.name} goes on with the conversation")
+
+
+def _bye(talk: Talk, argument: str) -> None:
+    raise Leave
+
+
+def _shortened(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+COMMANDS = {
+    "help": Command(_help, "", "this text"),
+    "set": Command(_set, "[NAME VALUE]", "show or change temperature, top_p, seed, tokens, stop, markdown ..."),
+    "system": Command(_system, "[TEXT]", "show or change the system message; none removes it"),
+    "load": Command(_load, "[NAME]", "go on with a session; without a name: list them"),
+    "save": Command(_save, "[NAME]", "keep the conversation as a session"),
+    "clear": Command(_clear, "", "forget the conversation, not the system message"),
+    "undo": Command(_undo, "", "take back the newest question and its answer"),
+    "regen": Command(lambda talk, argument: talk.regenerate(), "", "another answer to the newest question"),
+    "retry": Command(lambda talk, argument: talk.retry(), "", "answer the newest question again, as things are set"),
+    "edit": Command(_edit, "", "change the newest question in $EDITOR, and ask it"),
+    "file": Command(_file, "PATH", "send a file with the next message"),
+    "datastore": Command(_datastore, "add|remove|list", "what drafts are looked up in"),
+    "drafts": Command(_drafts, "[on|off]", "underline drafted tokens, in the colour of their source"),
+    "stats": Command(_stats, "", "what drafting did in this chat"),
+    "model": Command(_model, "[MODEL]", "show the model, or go on with another one"),
+    "bye": Command(_bye, "", "leave"),
+}
+
+
+def completions(talk: Talk, text: str) -> Iterator[tuple[str, int]]:
+    """What may stand at the end of `text`, and where it begins, counted from the end."""
+    if not text.startswith("/") or "\n" in text:
+        return
+    word, space, rest = text[1:].partition(" ")
+    if not space:
+        yield from ((f"/{name}", -len(text)) for name in COMMANDS if name.startswith(word))
+        return
+    for choice in _choices(talk, word, rest):
+        if choice.startswith(rest):
+            yield choice, -len(rest)
+
+
+def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
+    """What may follow a command; all that begin with the end of `rest` are among them."""
+    from rest_local.retrieval.home import list_datastores
+
+    if word == "file":
+        yield from paths(rest)
+    elif word == "set":
+        yield from KEYS
+        yield from ("markdown on", "markdown off")
+    elif word in ("load", "save"):
+        yield from session_names()
+    elif word == "drafts":
+        yield from ("on", "off")
+    elif word == "model":
+        yield from _models()
+        yield from paths(rest, (".gguf",))
+    elif word == "datastore":
+        used = [store.path.name for store in talk.engine.datastores]
+        yield from ("add", "remove", "list")
+        yield from (f"add {name}" for name in list_datastores() if name not in used)
+        yield from (f"remove {name}" for name in used)
+
+
+def _models() -> list[str]:
+    """Names of models on the disk."""
+    return []
+
+
+def paths(begun: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
+    """Paths that begin like this, folders with a separator at the end; hidden ones only where a dot was typed.
+    `suffixes`: of the files, all without any.
+    """
+    folder, name = os.path.split(begun)
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(".") and not name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield os.path.join(folder, entry.name) + os.sep
+        elif not suffixes or entry.name.endswith(suffixes):
+            yield os.path.join(folder, entry.name)

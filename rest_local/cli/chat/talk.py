@@ -1,0 +1,300 @@
+"""One chat while it runs: the engine, the conversation, the settings, and how answers are shown and kept.
+
+`ask` and `retry` answer; what a command of the user does beyond that is in `commands`. Ctrl-C stops an answer, and what
+came of it stays. A question that was refused, or stopped before the first token, waits for `/retry` and is replaced by
+the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from rest_local.cli import interrupt
+from rest_local.cli.chat.conversation import Conversation
+from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
+from rest_local.cli.chat.prompt import quiet_keyboard
+from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.statistics_line import line_of, statistics_line
+from rest_local.errors import ModelError, OptionError
+from rest_local.llama.sampling import MAX_SEED, Sampling
+
+if TYPE_CHECKING:
+    from rest_local.decoding.config import EngineConfig
+    from rest_local.decoding.engine import Engine, Result
+    from rest_local.decoding.streaming import ChatStream
+
+UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
+ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `/set` changes."""
+
+    sampling: Sampling
+    tokens: int  # of an answer at most; -1: any number
+    stop: tuple[str, ...] = ()
+    markdown: bool = True
+    drafts: bool = False  # `/drafts`
+
+
+@dataclass
+class Totals:
+    """Sums over the answers of a chat."""
+
+    results: list[Result] = field(default_factory=list)
+    plain_ms: float = 0.0  # what plain decoding of all of them would have taken
+
+    def add(self, result: Result, plain_step_ms: float) -> None:
+        self.results.append(result)
+        self.plain_ms += plain_step_ms * result.timings.predicted_tokens
+
+    def lines(self) -> list[str]:
+        """What `/stats` shows."""
+        from rest_local.decoding.results import DraftStatistics, Timings
+        from rest_local.decoding.stream import Result
+
+        timings = Timings.total(result.timings for result in self.results)
+        drafts = [result.draft for result in self.results]
+        steps, generated, drafted, accepted = (
+            sum(getattr(draft, name) for draft in drafts) for name in ("steps", "generated", "drafted", "accepted")
+        )
+        whole = Result(
+            sources=[source for result in self.results for source in result.sources],
+            timings=timings,
+            draft=DraftStatistics(drafted=drafted),
+        )
+        plain_ms = self.plain_ms / timings.predicted_tokens if timings.predicted_tokens else None
+        return [
+            f"{len(self.results)} answers, {timings.predicted_tokens} tokens: {statistics_line(whole, plain_ms)}",
+            f"{generated / max(steps, 1):.2f} tokens a forward pass, {accepted} of {drafted} draft tokens accepted",
+            f"prompts: {timings.prompt_tokens} tokens evaluated, {timings.cached_tokens} were in the KV cache",
+        ]
+
+
+class Talk:
+    """`reopen`: opens an engine for another model. `interactive`: at a terminal, where errors do not end the chat.
+    Closes neither the engine nor the session by itself: `close`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        interactive: bool = False,
+        reopen: Callable[[EngineConfig], Engine] | None = None,
+    ) -> None:
+        self.engine, self.settings = engine, settings
+        self.conversation = Conversation()
+        self.session: NamedSession | None = None
+        self.totals = Totals()
+        self.interactive = interactive
+        self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
+        self._cells_are_new = False  # since they were read from or written to the file of the session
+        self._n_read = 0  # characters of the conversation that the KV cache holds
+
+    # Answers
+
+    def ask(self, text: str) -> bool:
+        """Answer a question. Returns whether the answer was stopped. Raises GenerationError, OptionError; the question
+        then waits.
+        """
+        self.conversation.ask(text)
+        return self._answer(self.settings.sampling)
+
+    def retry(self) -> bool:
+        """Answer the newest question anew, or one that waits, with the present settings. As `ask`; OptionError where
+        there is no question.
+        """
+        return self._anew(self.settings.sampling)
+
+    def regenerate(self) -> bool:
+        """Another answer to the newest question: with another seed, and drawn where the settings are greedy."""
+        sampling = self.settings.sampling
+        if sampling.temperature == 0 and self.conversation.question is not None:
+            sampling = replace(sampling, temperature=ANOTHER)
+            note(f"greedy answers do not change; this one is drawn at temperature {ANOTHER}")
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + 1 + len(self.totals.results)) % (MAX_SEED + 1))
+        return self._anew(sampling)
+
+    def _anew(self, sampling: Sampling) -> bool:
+        before = list(self.conversation.messages)
+        if not self.conversation.drop_answer():
+            raise OptionError("there is no question yet")
+        try:
+            return self._answer(sampling)
+        finally:
+            if self.conversation.messages[-1]["role"] == "user":  # no other answer came: the old one stays
+                self.conversation.messages = before
+
+    def _answer(self, sampling: Sampling) -> bool:
+        display = self._display()
+        with quiet_keyboard():
+            display.wait(self._n_unread())
+            try:
+                stream = self.engine.chat(
+                    self.conversation.prompt,
+                    max_tokens=UNLIMITED if self.settings.tokens < 0 else self.settings.tokens,
+                    sampling=sampling,
+                    stop=self.settings.stop,
+                )
+            except BaseException as error:
+                display.finish([])
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
+                interrupt.reset()
+                note("stopped")
+                return True
+            stopped = _show(stream, display)
+        if stream.result.tokens:
+            self._keep(stream.result, stream.message)
+        return stopped
+
+    def _n_unread(self) -> int:
+        """Characters of the conversation that the KV cache does not hold."""
+        return max(self._n_characters() - self._n_read, 0)
+
+    def _n_characters(self) -> int:
+        return sum(len(message["content"] or "") for message in self.conversation.prompt)
+
+    def _display(self) -> Display:
+        """How the next answer is shown."""
+        if self._as_json:
+            return Silent()
+        if not sys.stdout.isatty():
+            return Plain()
+        from rich.console import Console
+
+        console = Console(file=sys.stdout, highlight=False)
+        if console.is_dumb_terminal or console.legacy_windows or not console.is_terminal:
+            return Plain(at_terminal=True)
+        if self.settings.drafts:
+            return DraftsDisplay(console, self.engine)
+        return MarkdownDisplay(console) if self.settings.markdown else Plain(at_terminal=True)
+
+    def _keep(self, result: Result, message: dict[str, object]) -> None:
+        self.conversation.answer(message)
+        self.totals.add(result, self.engine.plain_step_ms(result))
+        self._cells_are_new, self._n_read = True, self._n_characters()
+        self.write()
+        if self._as_json:
+            click.echo(json.dumps({**result.to_dict(), "message": message}, ensure_ascii=False))
+            return
+        if result.finish_reason == "length" and not self._quiet:
+            full = not 0 <= self.settings.tokens <= result.timings.predicted_tokens
+            note("cut off: " + ("the context is full; /clear empties it" if full else "-n or /set tokens allows more"))
+        if not self._quiet and (self.interactive or sys.stderr.isatty()):
+            note(f"[{line_of(self.engine, result)}]")
+
+    # Sessions
+
+    def resume(self, session: NamedSession, conversation: Conversation) -> None:
+        """Go on with a session that holds this conversation, and close it in the end."""
+        self.leave_session()
+        self.session, self.conversation = session, conversation
+        if not conversation.messages:
+            return
+        n_cells = self.engine.load_cells(session.cells)
+        self._n_read = self._n_characters() if n_cells else 0
+        if self.interactive and not self._as_json:
+            kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
+            note(f"session {session.name}: {len(conversation.messages)} messages{kept}")
+
+    def save_as(self, session: NamedSession) -> None:
+        """Keep the conversation under another name from now on, in the place of what is there."""
+        self.leave_session()
+        self.session = session
+        self._cells_are_new = True
+        self.write()
+
+    def write(self) -> None:
+        """Write the conversation to the file of its session, if it has one."""
+        if self.session is not None:
+            self.session.write(self.conversation, self.engine.model.name)
+
+    def leave_session(self) -> None:
+        """Keep what the KV cache holds, and let other processes have the session."""
+        session, self.session = self.session, None
+        if session is None:
+            return
+        try:
+            if self._cells_are_new and self.conversation.messages:
+                self.engine.save_cells(session.cells)
+                self._cells_are_new = False
+        finally:
+            session.close()
+
+    # The engine
+
+    def use_model(self, config: EngineConfig) -> None:
+        """Go on with another model; with the old one where the other cannot be opened. Raises ModelError,
+        DatastoreError.
+        """
+        if self._reopen is None:
+            raise OptionError("the model cannot be changed here")
+        before = self.engine.config
+        self.engine.close()
+        try:
+            self.engine = self._reopen(config)
+        except BaseException:
+            self.engine = self._reopen(before)
+            raise
+        finally:
+            self._cells_are_new, self._n_read = False, 0
+
+    def close(self) -> None:
+        """Leave the session and close the engine."""
+        try:
+            self.leave_session()
+        finally:
+            self.engine.close()
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _show(stream: ChatStream, display: Display) -> bool:
+    """Show an answer while it comes, to its end or to Ctrl-C; whether it was stopped."""
+    parser, fed, stopped = stream.parser(), 0, False
+    try:
+        for piece in stream:
+            fed += len(piece.text)
+            display.show(piece, parser.feed(piece.text))
+    except KeyboardInterrupt:
+        interrupt.reset()
+        stopped = True
+        stream.cancel()
+    finally:  # what came before an error is shown as well
+        result = stream.result
+        display.finish([*parser.feed(result.text[fed:]), *parser.finish(cut=result.finish_reason == "length")])
+    return stopped
+
+
+def note(text: str) -> None:
+    """A line about the chat, on stderr, dim at a terminal with colours."""
+    sys.stdout.flush()
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
+    click.echo(text if plain else click.style(text, dim=True), err=True)
+
+
+def require_template(engine: Engine) -> None:
+    """Raises ModelError where the model cannot chat, with what to do instead."""
+    if not engine.model.chat_template:
+        raise ModelError(
+            f"model {engine.model.path}: has no chat template, so it cannot chat; complete text with "
+            "`rest-local generate`, give the template with --chat-template-file, or another model with -m"
+        )

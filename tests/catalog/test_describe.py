@@ -1,0 +1,285 @@
+"""What is known of models without loading them, compared with what llama.cpp says once they are loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_cpp import llama_cpp as bindings
+
+from benchmarks.tiny import ARCHITECTURES
+from rest_local import Engine, Model, build_datastore
+from rest_local.catalog import describe, metadata
+from rest_local.catalog.describe import ModelFacts, header_of, list_models
+from rest_local.catalog.metadata import Metadata, read_metadata
+from rest_local.errors import ModelInvalid
+from rest_local.llama.gguf_header import shards_of
+from rest_local.paths import cache_dir, demo_model
+
+MOST_ARCHITECTURES = 512
+TinyModel = Callable[..., Path]
+Put = Callable[..., Path]
+
+
+@pytest.fixture
+def own(no_models: Path) -> Callable[[Path], Path]:
+    """Return a function that links a model's files into the user's own folder."""
+    folder = no_models / "models"
+    folder.mkdir()
+
+    def link(path: Path) -> Path:
+        for part in shards_of(path):
+            (folder / part.name).symlink_to(part)
+        return folder / path.name
+
+    return link
+
+
+def facts_of(stem: str) -> ModelFacts:
+    (facts,) = [facts for facts in list_models() if facts.name == stem]
+    return facts
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_header_says_what_llama_cpp_says(arch: str, tiny_model: TinyModel, own: Callable[[Path], Path]) -> None:
+    path = own(tiny_model(arch))
+    facts = facts_of(path.stem)
+    with Engine.load(path, n_ctx=64, threads=1) as engine:
+        model, kind = engine.model, engine.capability.kind
+    assert (facts.bytes, facts.error) == (path.stat().st_size, "")
+    assert facts.header.architecture == model.metadata["general.architecture"]
+    assert facts.header.n_ctx_train == model.n_ctx_train
+    assert facts.header.chat_template == (model.chat_template is not None)
+    assert facts.header.vocabulary == model.vocabulary.name
+    assert facts.header.drafting == kind
+
+
+def test_the_demo_model() -> None:
+    facts = facts_of("demo")
+    assert (facts.header.quantization, facts.header.n_ctx_train) == ("Q8_0", 2048)
+    assert facts.header.kv_bytes == 6 * 2 * (64 + 64) * 2  # layers, KV heads, key and value, f16
+    assert facts.memory_bytes == demo_model().stat().st_size + 2048 * facts.header.kv_bytes
+    assert facts.header.drafting == "tree"
+
+
+def test_a_model_in_several_files_counts_them_all(tiny_model: TinyModel, own: Callable[[Path], Path]) -> None:
+    path = tiny_model("llama", tensors_per_file=12)
+    own(path)
+    facts = facts_of(path.name.partition("-00001-of")[0])
+    assert facts.bytes == sum(part.stat().st_size for part in shards_of(path)) > path.stat().st_size
+
+
+def test_a_damaged_model_is_listed_with_its_error(store: Put, tiny_model: TinyModel) -> None:
+    whole = tiny_model("llama").read_bytes()
+    store("models", "cut.gguf", content=whole[:500])
+    store("models", "page.gguf", content=b"<!DOCTYPE html>" * 10)
+    store("models", "part-00001-of-00002.gguf", content=whole)
+    assert "truncated" in facts_of("cut").error
+    assert facts_of("page").error == "is a web page, not a GGUF file"
+    assert facts_of("part").error == "is in 2 files, of which part-00002-of-00002.gguf is not there"
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "llama-spm", None])
+def test_a_searched_header_is_that_of_a_walk(
+    name: str | None, shared_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shared_data(f"ggml-vocab-{name}.gguf") if name else demo_model()
+    searched = read_metadata(path)
+    monkeypatch.setattr(metadata, "_MANY", 1 << 60)
+    assert read_metadata(path) == searched
+    assert "tokenizer.ggml.eos_token_id" in searched.values
+
+
+def test_a_text_that_looks_like_a_key_is_none(no_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_MANY", 1)
+    path = no_models / "texts.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["tokenizer.", "general.", "tokenizer.json", "general.file"] * 3)
+    writer.add_array("llama.names", ["tokenizer.x"])
+    writer.add_file_type(7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = read_metadata(path)
+    assert found.values["general.file_type"] == 7
+    assert found.counts["tokenizer.ggml.tokens"] == 12
+
+
+@given(st.data())
+def test_no_damage_is_more_than_an_error(data: st.DataObject) -> None:
+    """Any bytes in the place of any others, and any end: a header, or ModelInvalid."""
+    content = bytearray(demo_model().read_bytes()[:4096])
+    at = data.draw(st.integers(24, len(content) - 9))
+    content[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
+    path = cache_dir() / "damaged.gguf"
+    path.write_bytes(bytes(content[: data.draw(st.integers(24, len(content)))]))
+    try:
+        found = read_metadata(path)
+    except ModelInvalid:
+        return
+    assert found.values
+
+
+def test_a_header_that_names_billions_is_refused_at_once(store: Put) -> None:
+    key = b"tokenizer.ggml.tokens"
+    array = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 1 << 40)
+    path = store("models", "hostile.gguf", content=struct.pack("<4sIqq", b"GGUF", 3, 0, 1) + array + b"\0" * 4096)
+    with pytest.raises(ModelInvalid, match="damaged or truncated in its header"):
+        read_metadata(path)
+
+
+def test_texts_of_a_header_reach_no_terminal_as_they_are() -> None:
+    metadata = Metadata({"general.architecture": "llama\x1b[2J", "general.size_label": "7B\n"}, {}, 1)
+    header = header_of(metadata, Path("x.gguf"))
+    assert header.architecture.isprintable()
+    assert header.parameters.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"general.architecture": "llama", "general.type": "adapter"}, "adapter"),
+        ({"general.architecture": "clip", "general.type": "mmproj"}, "mmproj"),
+        ({"general.architecture": "clip"}, "mmproj"),
+        ({"general.architecture": "llama"}, "vocabulary"),
+    ],
+)
+def test_what_is_no_model_is_not_listed(values: dict[str, str], kind: str, no_models: Path) -> None:
+    path = no_models / "models" / "other.gguf"
+    path.parent.mkdir()
+    writer = gguf.GGUFWriter(path, values["general.architecture"])
+    if "general.type" in values:
+        writer.add_type(values["general.type"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert header_of(read_metadata(path), path).kind == kind
+    assert [facts.name for facts in list_models()] == ["demo"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "drafting"),
+    [
+        ({"general.architecture": "t5"}, "none"),
+        ({"general.architecture": "bert", "bert.attention.causal": False}, "none"),
+        ({"general.architecture": "rwkv7", "rwkv7.wkv.head_size": 64}, "none"),
+        ({"general.architecture": "qwen35", "qwen35.ssm.state_size": 128}, "chain"),
+        ({"general.architecture": "newer", "newer.ssm.state_size": 128}, "none"),
+        ({"general.architecture": "qwen3moe", "qwen3moe.expert_count": 128}, "tree"),
+    ],
+)
+def test_drafting_of_architectures_that_are_not_tiny(keys: dict[str, object], drafting: str) -> None:
+    assert header_of(Metadata(keys, {}, 1), Path("x.gguf")).drafting == drafting  # type: ignore[arg-type]
+
+
+def test_recurrent_architectures_are_those_of_llama_cpp() -> None:
+    name = library_function("_Z13llm_arch_name8llm_arch", ctypes.c_char_p, ctypes.c_int)
+    questions = ("_Z21llm_arch_is_recurrentRK8llm_arch", "_Z18llm_arch_is_hybridRK8llm_arch")
+    is_one, is_other = (library_function(symbol, ctypes.c_bool, ctypes.POINTER(ctypes.c_int)) for symbol in questions)
+    can = library_function("_Z29llm_arch_supports_rs_rollbackRK8llm_arch", ctypes.c_bool, ctypes.POINTER(ctypes.c_int))
+    names = [name(number).decode() for number in range(MOST_ARCHITECTURES)]
+    count = names.index("(unknown)") if "(unknown)" in names else names.index("unknown")
+    assert count > 100
+    numbers = [ctypes.byref(ctypes.c_int(number)) for number in range(count)]
+    recurrent = [number for number in range(count) if is_one(numbers[number]) or is_other(numbers[number])]
+    assert {names[number] for number in recurrent if can(numbers[number])} == describe.ROLLED_BACK
+    assert {names[number] for number in recurrent if not can(numbers[number])} == describe.NOT_ROLLED_BACK
+
+
+def library_function(symbol: str, result: type, argument: type) -> Callable[..., Any]:
+    """A function of libllama that is no part of its interface; skips where this build of it has none of that name."""
+    try:
+        function = getattr(bindings._lib, symbol)
+    except AttributeError:
+        pytest.skip(f"this build of llama.cpp does not export {symbol}")
+    function.restype, function.argtypes = result, [argument]
+    return function  # type: ignore[no-any-return]
+
+
+def test_the_kv_cache_counts_each_layers_heads() -> None:
+    keys = {
+        "general.architecture": "x", "x.block_count": 3, "x.embedding_length": 1024, "x.attention.head_count": 8,
+        "x.attention.head_count_kv": [2, 0, 4],
+    }  # fmt: skip
+    assert header_of(Metadata(keys, {}, 1), Path("x.gguf")).kv_bytes == (2 + 0 + 4) * (128 + 128) * 2  # type: ignore[arg-type]
+
+
+def test_headers_are_read_once_for_each_state_of_a_file(
+    tiny_model: TinyModel, store: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: Path) -> Metadata:
+        read.append(path.name)
+        return read_metadata(path)
+
+    monkeypatch.setattr(describe, "read_metadata", counted)
+    store("models", "a.gguf", content=tiny_model("llama").read_bytes())
+    first = list_models()
+    assert sorted(read) == ["a.gguf", "demo.gguf"]
+    assert list_models() == first
+    assert len(read) == 2
+    store("models", "a.gguf", content=tiny_model("mamba").read_bytes())
+    assert facts_of("a").header.architecture == "mamba"
+    assert len(read) == 3
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"format": 1, "headers": 7}', b'{"format": 99}', b"[" * 100_000, b'{"format": 1}']
+)
+def test_a_damaged_cache_of_headers_is_read_anew(content: bytes) -> None:
+    (cache_dir() / describe.CACHE).write_bytes(content)
+    assert facts_of("demo").header.quantization == "Q8_0"
+    stored = json.loads((cache_dir() / describe.CACHE).read_bytes())
+    ((size, _, _),) = stored["headers"].values()
+    assert size == demo_model().stat().st_size
+
+
+@pytest.mark.parametrize("entry", [7, [], [1, 2], {"a": 1}, None])
+def test_a_damaged_entry_is_read_anew(entry: object) -> None:
+    content = {"format": describe.FORMAT, "headers": {str(demo_model()): entry}}
+    (cache_dir() / describe.CACHE).write_text(json.dumps(content))
+    assert facts_of("demo").header.quantization == "Q8_0"
+
+
+def test_datastores_and_costs_are_known_after_the_first_use(
+    tiny_model: TinyModel, own: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "stores"))
+    built_with, other = own(tiny_model("llama")), own(tiny_model("llama", seed=2))
+    unlike = own(tiny_model("llama", vocab=500))
+    (tmp_path / "code.txt").write_text("def f():\n    return 1\n" * 20)
+    with Model.open(built_with, vocab_only=True) as model:
+        recipe = {"model": str(built_with)}
+        build_datastore("mine", [tmp_path / "code.txt"], vocabulary=model.vocabulary, recipe=recipe)
+    assert facts_of(built_with.stem).datastores == ("mine",), "it was built with this file"
+    before = facts_of(other.stem)
+    assert (before.datastores, before.perhaps, before.costs) == ((), ("mine",), "")
+    assert facts_of(unlike.stem).perhaps == ()
+    with Engine.load(other, n_ctx=256, threads=1) as engine:
+        engine.generate("def", max_tokens=4).result  # noqa: B018
+    after = facts_of(other.stem)
+    assert (after.datastores, after.perhaps) == (("mine",), ())
+    assert after.costs in ("estimated", "measured")
+
+
+def test_a_model_that_was_replaced_is_another(
+    tiny_model: TinyModel, store: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "stores"))
+    path = store("models", "a.gguf", content=tiny_model("llama").read_bytes())
+    with Engine.load(path, n_ctx=256, threads=1) as engine:
+        engine.generate("def", max_tokens=4).result  # noqa: B018
+    assert facts_of("a").costs
+    store("models", "a.gguf", content=tiny_model("llama", seed=3).read_bytes())
+    assert facts_of("a").costs == ""

@@ -1,0 +1,89 @@
+"""What names of files say about quantizations."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+
+from rest_local.catalog.quantization import (
+    FILE_TYPES,
+    PREFERRED,
+    in_bytes,
+    is_meant,
+    is_model_file,
+    label_of,
+    preferred,
+    stem_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("qwen2.5-coder-7b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("Llama-3.2-3B-Instruct-Q8_0.gguf", "Q8_0"),
+        ("gemma-3-4b-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("model.Q4_K_S.gguf", "Q4_K_S"),
+        ("BF16/Model-BF16-00001-of-00002.gguf", "BF16"),
+        ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("X-IQ2_XXS.gguf", "IQ2_XXS"),
+        ("X-Q4_0_4_4.gguf", "Q4_0_4_4"),
+        ("X-TQ1_0.gguf", "TQ1_0"),
+        ("q8_0/plain.gguf", "plain"),
+        ("Qwen3.gguf", "Qwen3"),
+        ("f16ish.gguf", "f16ish"),
+    ],
+)
+def test_label(path: str, label: str) -> None:
+    assert label_of(path) == label
+
+
+def test_stem_is_without_folder_end_and_part() -> None:
+    assert stem_of("a/b-Q8_0-00001-of-00003.GGUF") == "b-Q8_0"
+    assert stem_of("a\\b") == "b"
+
+
+@pytest.mark.parametrize(
+    "wanted", ["q4_k_xl", "UD-Q4_K_XL", "m-ud-q4_k_xl", "M-UD-Q4_K_XL.gguf", "a/M-UD-Q4_K_XL.gguf"]
+)
+def test_a_label_a_stem_and_a_path_are_meant(wanted: str) -> None:
+    assert is_meant(wanted, "a/M-UD-Q4_K_XL.gguf")
+    assert not is_meant(wanted, "a/M-Q4_K_M.gguf")
+
+
+def test_the_preferred_ones_have_names_that_files_have() -> None:
+    assert len(set(PREFERRED)) == len(PREFERRED)
+    assert [label_of(f"m-{label}.gguf") for label in PREFERRED] == list(PREFERRED)
+    assert preferred(["F16", "Q8_0", "Q4_K_M"]) == "Q4_K_M"
+    assert preferred(["F16", "IQ1_S"]) is None
+
+
+def test_file_types_are_those_of_gguf() -> None:
+    ours = {number: f"MOSTLY_{name}" if number else "ALL_F32" for number, name in FILE_TYPES.items()}
+    theirs = {int(kind): kind.name for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a.gguf", True),
+        ("a/B.GGUF", True),
+        ("a/mmproj-B-f16.gguf", False),
+        ("B.imatrix.gguf", False),
+        ("ggml-vocab-qwen2.gguf", False),
+        ("B.safetensors", False),
+    ],
+)
+def test_files_that_are_no_models(path: str, expected: bool) -> None:
+    assert is_model_file(path) is expected
+
+
+def test_sizes() -> None:
+    assert [in_bytes(size) for size in (0, 999, 16_588_064, 4_683_000_000)] == [
+        "0 bytes",
+        "999 bytes",
+        "17 MB",
+        "4.7 GB",
+    ]

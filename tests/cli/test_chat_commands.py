@@ -1,0 +1,356 @@
+"""The commands of a chat, with a fake engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from fake_cli_engine import HELLO, FakeEngine
+
+from rest_local.cli.chat import commands
+from rest_local.cli.chat.commands import COMMANDS, Leave, completions, perform
+from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.chat.talk import Settings, Talk
+from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
+from rest_local.llama.sampling import Sampling
+
+Said = Callable[[], str]
+Scripts = list[Any]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "stores"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine([list(HELLO)])
+
+
+@pytest.fixture
+def talk(engine: Any) -> Iterator[Talk]:
+    with Talk(engine, Settings(Sampling(), 100), interactive=True, reopen=lambda config: engine) as talk:
+        yield talk
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Return a function that returns what was noted since its last call."""
+    return lambda: capsys.readouterr().err
+
+
+def contents(talk: Talk) -> list[str]:
+    return [message["content"] for message in talk.conversation.messages]
+
+
+def test_a_question_is_answered_with_a_line_of_statistics(talk: Talk, said: Said) -> None:
+    perform(talk, "one")
+    assert contents(talk) == ["one", "Hello"]
+    assert said() == "[500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%]\n"
+
+
+def test_help_names_every_command(talk: Talk, said: Said) -> None:
+    perform(talk, "/help")
+    told = said()
+    assert all(f"/{name} " in told for name in COMMANDS)
+    assert max(map(len, told.splitlines())) <= 120
+
+
+def test_an_unknown_command_is_not_sent_to_the_model(talk: Talk, engine: FakeEngine, said: Said) -> None:
+    perform(talk, "/quit now")
+    assert said() == "rest-local: error: /quit: no such command; /help lists them\n"
+    assert engine.messages == []
+
+
+@pytest.mark.parametrize("text", ["/usr/bin is a path", "//", "/ x", "/*", "/Users/me"])
+def test_a_slash_alone_makes_no_command(talk: Talk, text: str) -> None:
+    perform(talk, text)
+    assert contents(talk)[0] == text
+
+
+def test_bye_leaves(talk: Talk) -> None:
+    with pytest.raises(Leave):
+        perform(talk, "/bye")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("temperature", "0.5", 0.5), ("temp", "1", 1.0), ("top-k", "3", 3), ("seed", "7", 7), ("min_p", "0", 0.0),
+        ("repeat_last_n", "-1", -1),
+    ],
+)  # fmt: skip
+def test_set_changes_the_sampling(talk: Talk, engine: FakeEngine, name: str, value: str, field: Any) -> None:
+    perform(talk, f"/set {name} {value}")
+    perform(talk, "one")
+    key = {"temp": "temperature", "top-k": "top_k"}.get(name, name)
+    assert getattr(engine.arguments[-1]["sampling"], key) == field
+
+
+def test_set_changes_the_other_settings_and_shows_all(talk: Talk, engine: FakeEngine, said: Said) -> None:
+    for line in ("/set tokens 7", "/set stop END ", "/set markdown off", "/set seed 3", "/set seed random", "/set"):
+        perform(talk, line)
+    shown = said().splitlines()
+    assert {"tokens 7", "stop 'END'", "markdown off", "seed None", "temperature 0.0"} <= set(shown)
+    perform(talk, "one")
+    assert (engine.arguments[-1]["max_tokens"], engine.arguments[-1]["stop"]) == (7, ("END",))
+    perform(talk, "/set stop")
+    assert talk.settings.stop == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens -2", "/set tokens x", "/set top_p 3",
+     "/set markdown maybe", "/file", "/file /no/such/file", "/undo", "/regen", "/retry", "/load nothing", "/save",
+     "/save a/b", "/datastore remove x", "/datastore drop x", "/drafts perhaps"],
+)  # fmt: skip
+def test_what_is_refused_is_one_line_and_changes_nothing(talk: Talk, said: Said, line: str) -> None:
+    before = talk.settings
+    perform(talk, line)
+    told = said()
+    assert told.startswith("rest-local: error: ")
+    assert len(told.splitlines()) == 1
+    assert talk.settings == before
+    assert contents(talk) == []
+
+
+def test_the_system_message_is_set_shown_and_removed(talk: Talk, engine: FakeEngine, said: Said) -> None:
+    perform(talk, '/system """\nbe short\nand kind\n"""')
+    perform(talk, "/system")
+    assert said() == "be short\nand kind\n"
+    perform(talk, "one")
+    assert engine.messages[-1][0] == {"role": "system", "content": "be short\nand kind"}
+    perform(talk, "/clear")
+    assert (talk.conversation.system, contents(talk)) == ("be short\nand kind", [])
+    perform(talk, "/system none")
+    perform(talk, "two")
+    assert engine.messages[-1] == [{"role": "user", "content": "two"}]
+
+
+def test_undo_takes_back_a_question_and_its_answer(talk: Talk, said: Said) -> None:
+    perform(talk, "one")
+    perform(talk, "two")
+    said()
+    perform(talk, "/undo")
+    assert contents(talk) == ["one", "Hello"]
+    assert said() == "taken back; the newest question is now: one\n"
+    perform(talk, "/undo")
+    assert said() == "taken back; nothing is left\n"
+
+
+def test_regen_draws_another_answer_and_retry_the_same(talk: Talk, engine: FakeEngine) -> None:
+    perform(talk, "/set seed 5")
+    perform(talk, "one")
+    perform(talk, "/retry")
+    perform(talk, "/regen")
+    first, same, other = (arguments["sampling"] for arguments in engine.arguments)
+    assert first == same
+    assert (other.temperature, other.seed) == (0.8, 8)
+    assert [len(messages) for messages in engine.messages] == [1, 1, 1]
+    assert contents(talk) == ["one", "Hello"]
+
+
+def test_an_answer_stays_where_no_other_comes(talk: Talk, engine: FakeEngine) -> None:
+    perform(talk, "one")
+    engine.scripts = [[PromptTooLong(900, 64)]]
+    perform(talk, "/regen")
+    assert contents(talk) == ["one", "Hello"]
+    engine.scripts = [[KeyboardInterrupt()]]
+    perform(talk, "/regen")
+    assert contents(talk) == ["one", "Hello"]
+
+
+def test_a_refused_question_waits_for_retry_and_is_replaced_by_the_next(
+    talk: Talk, engine: FakeEngine, said: Said
+) -> None:
+    perform(talk, "first")
+    engine.scripts = [[PromptTooLong(900, 64)], list(HELLO)]
+    said()
+    perform(talk, "too long")
+    told = said().splitlines()
+    assert told[0].startswith("rest-local: error: the prompt has 900 tokens")
+    assert told[1] == "the conversation is what fills the context; /clear forgets it"
+    perform(talk, "/retry")
+    assert contents(talk) == ["first", "Hello", "too long", "Hello"]
+    engine.scripts = [[PromptTooLong(900, 64)], list(HELLO)]
+    perform(talk, "long again")
+    perform(talk, "short")
+    assert contents(talk)[4:] == ["short", "Hello"]
+
+
+def test_a_stopped_answer_is_kept_unless_nothing_came(talk: Talk, engine: FakeEngine, said: Said) -> None:
+    engine.scripts = [[HELLO[0], KeyboardInterrupt()]]
+    perform(talk, "one")
+    assert contents(talk) == ["one", "Hel"]
+    engine.scripts = [[KeyboardInterrupt()]]
+    said()
+    perform(talk, "two")
+    assert said() == "stopped\n"
+    engine.scripts = [list(HELLO)]
+    perform(talk, "three")
+    assert contents(talk)[2:] == ["three", "Hello"]
+
+
+def test_a_file_goes_with_the_next_message(talk: Talk, tmp_path: Path, said: Said) -> None:
+    (tmp_path / "my code.py").write_bytes(b"x = 1\r\ny = 2\r\n")
+    perform(talk, f"/file '{tmp_path}/my code.py'")
+    assert said() == "my code.py: 2 lines go with the next message\n"
+    perform(talk, "explain")
+    assert contents(talk)[0] == "explain\n\nmy code.py:\n```py\nx = 1\ny = 2\n```"
+    perform(talk, "next")
+    assert contents(talk)[2] == "next"
+
+
+@pytest.mark.parametrize("content", [b"\x00\x01", b"\xff\xfe"])
+def test_a_file_that_is_no_text_is_refused(talk: Talk, tmp_path: Path, said: Said, content: bytes) -> None:
+    (tmp_path / "x.bin").write_bytes(content)
+    perform(talk, f"/file {tmp_path}/x.bin")
+    assert "rest-local: error: file" in said()
+    assert talk.conversation.attachments == []
+
+
+def test_edit_replaces_the_newest_question(talk: Talk, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+    perform(talk, "one")
+    seen: list[str] = []
+    monkeypatch.setattr(click, "edit", lambda text, **_: seen.append(text) or "changed\r\n")
+    perform(talk, "/edit")
+    assert (seen, contents(talk)) == (["one"], ["changed", "Hello"])
+    said()
+    monkeypatch.setattr(click, "edit", lambda text, **_: None)
+    perform(talk, "/edit")
+    assert said() == "nothing was changed\n"
+
+    def broken(text: str, **_: Any) -> None:
+        raise click.ClickException("Editing failed")
+
+    monkeypatch.setattr(click, "edit", broken)
+    perform(talk, "/edit")
+    assert said() == "rest-local: error: /edit: Editing failed\n"
+    assert contents(talk) == ["changed", "Hello"]
+
+
+def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    perform(talk, "/load")
+    assert said() == "there are no sessions; /save NAME keeps this one\n"
+    perform(talk, "one")
+    perform(talk, "/save first")
+    perform(talk, "two")
+    perform(talk, "/save second")
+    perform(talk, "/undo")
+    said()
+    perform(talk, "/load")
+    assert said() == "first\nsecond\n"
+    stored = {path.stem: len(json.loads(path.read_text())["messages"]) for path in (data / "sessions").glob("*.json")}
+    assert stored == {"first": 4, "second": 2}
+    perform(talk, "/load first")
+    assert "session first: 4 messages, 7 tokens of it in the KV cache" in said()
+    assert contents(talk) == ["one", "Hello", "two", "Hello"]
+    monkeypatch.setattr(commands, "_confirmed", lambda question: False)
+    perform(talk, "/clear")
+    assert "session first keeps what it holds" in said()
+    assert len(json.loads((data / "sessions" / "first.json").read_text())["messages"]) == 4
+    perform(talk, "new")
+    perform(talk, "/load first")
+    assert contents(talk) == ["new", "Hello"], "not left without a yes"
+    perform(talk, "/save second")
+    assert len(json.loads((data / "sessions" / "second.json").read_text())["messages"]) == 2, "nor replaced"
+    monkeypatch.setattr(commands, "_confirmed", lambda question: True)
+    perform(talk, "/save second")
+    assert json.loads((data / "sessions" / "second.json").read_text())["messages"][0]["content"] == "new"
+    NamedSession("first").close()  # is free again
+
+
+def test_datastores_are_added_removed_and_listed(
+    talk: Talk, engine: FakeEngine, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from rest_local.decoding import core
+
+    closed: list[str] = []
+
+    def opened(config: Any, model: Any, undo: Any, unusable: Any) -> list[Any]:
+        (name,) = config.datastores
+        if name == "missing":
+            raise DatastoreNotFound(name)
+        return [SimpleNamespace(path=tmp_path / "stores" / name, close=lambda: closed.append(name))]
+
+    monkeypatch.setattr(core, "open_datastores", opened)
+    perform(talk, "/datastore")
+    assert said() == "drafted from: none\n"
+    perform(talk, "/datastore add mycode")
+    perform(talk, "/datastore add other")
+    assert said().splitlines()[-1] == "drafted from: mycode, other"
+    perform(talk, "/datastore add mycode")
+    assert "is drafted from already" in said()
+    perform(talk, "/datastore add missing")
+    assert "not found" in said()
+    perform(talk, "/datastore remove mycode")
+    assert said() == "drafted from: other\n"
+    assert (closed, [store.path.name for store in engine.datastores]) == (["mycode"], ["other"])
+
+
+def test_stats_sum_over_the_chat(talk: Talk, said: Said) -> None:
+    perform(talk, "one")
+    perform(talk, "two")
+    said()
+    perform(talk, "/stats")
+    assert said().splitlines() == [
+        "2 answers, 10 tokens: 500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%",
+        "2.50 tokens a forward pass, 6 of 12 draft tokens accepted",
+        "prompts: 0 tokens evaluated, 0 were in the KV cache",
+        "context: 12 of 1024 tokens",
+    ]
+
+
+def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine: Any, said: Said) -> None:
+    other: Any = FakeEngine([list(HELLO)])
+    other.model.name = "other"
+
+    def reopen(config: Any) -> Any:
+        if str(config.model) == "missing.gguf":
+            raise ModelNotFound("missing.gguf")
+        return other if str(config.model) == "other.gguf" else engine
+
+    with Talk(engine, Settings(Sampling(), 100), interactive=True, reopen=reopen) as talk:
+        perform(talk, "one")
+        said()
+        perform(talk, "/model missing.gguf")
+        assert "no such file" in said()
+        assert talk.engine is engine
+        perform(talk, "/model other.gguf")
+        assert said() == "other goes on with the conversation\n"
+        perform(talk, "two")
+        assert [message["content"] for message in other.messages[0]] == ["one", "Hello", "two"]
+        said()
+        perform(talk, "/model")
+        assert said().startswith("other: fake 1M Q8_0, context 1024 tokens")
+    assert other.closed
+
+
+def test_completions(talk: Talk, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "model.gguf").touch()
+
+    def complete(text: str) -> list[str]:
+        return [text[: len(text) + start] + completion for completion, start in completions(talk, text)]
+
+    assert complete("/s") == ["/set", "/system", "/save", "/stats"]
+    assert complete("/set mark") == ["/set markdown", "/set markdown on", "/set markdown off"]
+    assert complete(f"/file {tmp_path}/") == [
+        f"/file {tmp_path}/{name}" for name in ("folder/", "model.gguf", "notes.txt")
+    ]
+    assert complete(f"/file {tmp_path}/.") == [f"/file {tmp_path}/.hidden"]
+    assert complete(f"/model {tmp_path}/") == [f"/model {tmp_path}/{name}" for name in ("folder/", "model.gguf")]
+    assert complete("/datastore a") == ["/datastore add"]
+    assert complete("/drafts o") == ["/drafts on", "/drafts off"]
+    assert complete("a question /s") == []
+    assert complete("/file /no/such/folder/x") == []

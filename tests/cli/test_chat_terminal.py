@@ -1,0 +1,314 @@
+"""`rest-local chat` in a real terminal: typing, pasting, resizing, stopping and leaving."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.terminal import Terminal, needs_tmux
+
+pytestmark = needs_tmux
+
+PROGRAM = Path(__file__).with_name("terminal_chat.py")
+PASTED = "def f(x):\n    if x:\n\n        return 1\n"
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The data directory of the chat."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def chat(data: Path, tmp_path: Path) -> Iterator[Open]:
+    """Return a function that starts the chat in a terminal."""
+    with ExitStack() as stack:
+
+        def start(
+            *options: str, env: dict[str, str] | None = None, ready: str = "/bye to leave", **size: Any
+        ) -> Terminal:
+            command = [sys.executable, str(PROGRAM), "chat", "-m", "model.gguf", *options]
+            given = {"REST_LOCAL_DATA": str(data), "LC_ALL": "C.UTF-8", **(env or {})}
+            terminal = stack.enter_context(Terminal(command, env=given, **size))
+            terminal.wait_for(ready)
+            if ready == "/bye to leave":
+                terminal.wait_until(lambda screen: screen.splitlines()[-1].startswith(">"), "prompt")
+            return terminal
+
+        yield start
+
+
+def answered(terminal: Terminal, answers: int = 1) -> str:
+    """Wait until so many answers are complete; returns the screen."""
+    return terminal.wait_for("tokens/s", answers)
+
+
+def test_a_question_is_answered_and_ctrl_d_leaves(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("hello", "Enter")
+    assert "1: 'hello'" in answered(terminal)
+    terminal.type("C-d")
+    assert terminal.wait_for_exit() == 0
+
+
+def test_a_pasted_text_is_one_message_with_its_indentation(chat: Open) -> None:
+    terminal = chat(width=200)
+    terminal.paste(PASTED)
+    terminal.wait_for("return 1")
+    assert "tokens/s" not in terminal.screen(), "only Enter sends"
+    terminal.type("Enter")
+    assert f"1: {PASTED.rstrip()!r}" in answered(terminal)
+
+
+def test_windows_line_ends_of_a_pasted_text_are_line_ends(chat: Open) -> None:
+    terminal = chat()
+    terminal.paste("one\r\n  two\r\n")
+    terminal.wait_for("two")
+    terminal.type("Enter")
+    assert r"1: 'one\n  two'" in answered(terminal)
+
+
+def test_a_pasted_path_is_no_command(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("/usr/bin/env", "Enter")
+    assert "1: '/usr/bin/env'" in answered(terminal)
+
+
+def test_alt_enter_begins_another_line(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("one", "M-Enter", "  two", "Enter")
+    assert r"1: 'one\n  two'" in answered(terminal)
+
+
+def test_quotes_begin_and_end_a_message_of_many_lines(chat: Open) -> None:
+    terminal = chat()
+    terminal.type('"""', "Enter", "  one", "Enter", "Enter", 'two"""', "Enter")
+    assert r"1: '  one\n\ntwo'" in answered(terminal)
+
+
+def test_ctrl_c_stops_the_answer_keeps_it_and_the_chat_goes_on(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("endless", "Enter")
+    terminal.wait_for("word5")
+    terminal.type("C-c")
+    answered(terminal)
+    terminal.type("next", "Enter")
+    assert "3: 'next'" in answered(terminal, 2), "the question, what came of the answer, and this"
+    terminal.type("endless", "Enter")
+    terminal.wait_for("word5 ", 2)
+    terminal.type("C-c")
+    answered(terminal, 3)
+    terminal.type("/bye", "Enter")
+    assert terminal.wait_for_exit() == 0
+
+
+def test_ctrl_c_drops_the_line_and_at_an_empty_one_twice_it_leaves(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("half a question", "C-c")
+    terminal.wait_until(lambda screen: screen.splitlines()[-1].strip() == ">", "new prompt")
+    terminal.type("C-c")
+    terminal.wait_for("another Ctrl-C")
+    terminal.type("hello", "Enter")
+    assert "1: 'hello'" in answered(terminal), "the dropped line was not sent"
+    terminal.type("C-c")
+    terminal.wait_for("another Ctrl-C", 2)
+    terminal.type("C-c")
+    assert terminal.wait_for_exit() == 130
+
+
+def test_what_is_typed_during_an_answer_is_not_mixed_with_it(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("endless", "Enter")
+    terminal.wait_for("word5")
+    terminal.type("typed ahead")
+    terminal.wait_for("word9")
+    assert "typed" not in terminal.screen()
+    terminal.type("C-c")
+    answered(terminal)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_markdown_is_shown_in_place_at_every_width(chat: Open, width: int) -> None:
+    terminal = chat(width=width, height=50)
+    terminal.type("markdown", "Enter")
+    screen = answered(terminal)
+    assert screen.count("Result") == screen.count("double(value)") == screen.count("first") == 1, "nothing is left over"
+    assert "**" not in screen
+    assert "```" not in screen
+    assert max(map(len, screen.splitlines())) <= width
+    text = " ".join(screen.split())
+    assert "bold and a link (https://example.org/) that is longer" in text
+    assert "    return 2 * value" in screen, "code keeps its indentation"
+
+
+def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) -> None:
+    terminal = chat(height=10)
+    terminal.type("long", "Enter")
+    answered(terminal)
+    scrolled = terminal.screen(scrolled=True)
+    words = scrolled.split()
+    numbers = [int(word) for before, word in pairwise(words) if before == "line"]
+    assert numbers == list(range(1, 301))
+
+
+def test_a_resize_during_an_answer_leaves_no_copies(chat: Open) -> None:
+    terminal = chat(width=100, height=40)
+    terminal.type("endless", "Enter")
+    terminal.wait_for("word20")
+    terminal.resize(60, 40)
+    terminal.wait_for("word60")
+    terminal.resize(120, 30)
+    terminal.wait_for("word90")
+    terminal.type("C-c")
+    screen = answered(terminal)
+    words = [word for word in screen.split() if word.startswith("word")]
+    assert words == [f"word{number}" for number in range(len(words))]
+
+
+def test_control_sequences_of_an_answer_do_not_reach_the_terminal(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("control", "Enter")
+    screen = answered(terminal)
+    assert "/help for help" in screen, "the screen was not erased"
+    assert "before\ufffd[2J\ufffd]0;title\ufffdafter" in screen
+
+
+def test_reasoning_is_dim_before_the_answer(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("think", "Enter")
+    answered(terminal)
+    coloured = terminal.screen(colours=True)
+    assert "\x1b[2;3mfirst a thought" in coloured
+    assert "think>" not in coloured
+    assert "then an answer" in coloured
+
+
+def test_drafted_tokens_are_underlined_on_request(chat: Open) -> None:
+    terminal = chat()
+    terminal.type("/drafts", "Enter")
+    terminal.wait_for("underlined")
+    terminal.type("hello", "Enter")
+    answered(terminal)
+    assert "\x1b[4m\x1b[32m1: '" in terminal.screen(colours=True)
+    terminal.type("/drafts off", "Enter")
+    terminal.wait_for("Markdown")
+    terminal.type("**again**", "Enter")
+    answered(terminal, 2)
+    assert "**again**" not in terminal.screen().rpartition("> **again**")[2]
+
+
+def test_no_color_means_none(chat: Open) -> None:
+    terminal = chat(env={"NO_COLOR": "1"}, height=40)
+    terminal.type("markdown", "Enter")
+    answered(terminal)
+    coloured = terminal.screen(colours=True)
+    assert not any(f"\x1b[{n}m" in coloured for n in (*range(30, 38), *range(90, 98)))
+    assert "\x1b[2m[500" not in coloured, "notes are not dim either"
+
+
+def test_a_terminal_without_a_cursor_gets_the_text_as_it_is(chat: Open) -> None:
+    terminal = chat(term="dumb", width=60, height=40)
+    terminal.type("markdown", "Enter")
+    screen = answered(terminal)
+    assert "**bold**" in screen
+    assert "\x1b" not in terminal.screen(colours=True)
+    terminal.type('"""one', "Enter", 'two"""', "Enter")
+    assert r"3: 'one\ntwo'" in answered(terminal, 2)
+    terminal.type("C-d")
+    assert terminal.wait_for_exit() == 0
+
+
+def test_tab_completes_commands_files_and_sessions(chat: Open, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("one\ntwo\n")
+    terminal = chat(width=200)
+    terminal.type("/dr", "Tab", "Enter")
+    terminal.wait_for("underlined")
+    terminal.type(f"/file {tmp_path}/no", "Tab", "Enter")
+    terminal.wait_for("notes.txt: 2 lines go with the next message")
+    terminal.type("what is this", "Enter")
+    assert r"1: 'what is this\n\nnotes.txt:\n```txt\none\ntwo\n```'" in answered(terminal)
+    terminal.type("/save first", "Enter")
+    terminal.wait_for("saved as")
+    terminal.type("/load fi", "Tab", "Enter")
+    terminal.wait_for("session first is the present one")
+
+
+def test_typed_messages_are_kept_for_the_next_chat_and_private(chat: Open, data: Path) -> None:
+    first = chat()
+    first.type("hello", "Enter")
+    answered(first)
+    first.type("C-d")
+    first.wait_for_exit()
+    assert stat.S_IMODE((data / "chat_history").stat().st_mode) == 0o600
+    second = chat()
+    second.type("Up", "Enter")
+    assert "1: 'hello'" in answered(second)
+
+
+def test_without_history_nothing_typed_is_kept(chat: Open, data: Path) -> None:
+    terminal = chat("--no-history")
+    terminal.type("secret", "Enter")
+    answered(terminal)
+    assert not (data / "chat_history").exists()
+
+
+def test_edit_changes_the_question_in_the_editor(chat: Open, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nsleep 1.1\nprintf 'changed\\r\\n' > \"$1\"\n")  # click looks at whole seconds
+    editor.chmod(0o755)
+    terminal = chat(env={"EDITOR": str(editor), "VISUAL": str(editor)})
+    terminal.type("hello", "Enter")
+    answered(terminal)
+    terminal.type("/edit", "Enter")
+    assert "1: 'changed'" in answered(terminal, 2), "in the place of the first question"
+
+
+def test_a_session_goes_on_with_its_cells(chat: Open, data: Path) -> None:
+    first = chat("--session", "work")
+    first.type("hello", "Enter")
+    answered(first)
+    first.type("C-d")
+    first.wait_for_exit()
+    stored = json.loads((data / "sessions" / "work.json").read_text())
+    assert [message["content"] for message in stored["messages"]] == ["hello", "1: 'hello'"]
+    second = chat("--session", "work", ready="2 messages, 7 tokens of it in the KV cache")
+    second.type("more", "Enter")
+    assert "3: 'more'" in answered(second)
+
+
+def test_a_second_process_does_not_open_the_same_session(chat: Open) -> None:
+    chat("--session", "work")
+    second = chat("--session", "work", ready="rest-local: error:")
+    assert "open in another process" in " ".join(second.screen().split())
+    assert second.wait_for_exit() == 1
+
+
+def test_output_into_a_pipe_is_plain_and_the_prompt_stays_at_the_terminal(data: Path, tmp_path: Path) -> None:
+    chat = f"{sys.executable} {PROGRAM} chat -m model.gguf > {tmp_path}/out"
+    given = {"REST_LOCAL_DATA": str(data)}
+    with Terminal(["sh", "-c", chat], env=given) as terminal:
+        terminal.wait_until(lambda screen: screen.splitlines()[-1:] == [">"], "prompt")
+        terminal.type("**bold**", "Enter")
+        answered(terminal)
+        terminal.type("C-d")
+        assert terminal.wait_for_exit() == 0
+    assert (tmp_path / "out").read_text() == "1: '**bold**'\n"
+
+
+def test_a_reader_that_goes_away_ends_the_chat_quietly(data: Path) -> None:
+    chat = f"{sys.executable} {PROGRAM} chat -m model.gguf | true; echo over"
+    with Terminal(["sh", "-c", chat], env={"REST_LOCAL_DATA": str(data)}) as terminal:
+        terminal.wait_until(lambda screen: screen.rstrip().endswith(">"), "prompt")
+        terminal.type("long", "Enter")
+        screen = terminal.wait_for("over")
+    assert "Traceback" not in screen
+    assert os.path.exists(data)

@@ -1,0 +1,347 @@
+"""`rest-local models`, `pull` and `rm`, the first run, and names for -m: files on the disk, and a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.hub_server import HubServer, serving
+
+from rest_local.catalog.describe import Header, ModelFacts
+from rest_local.cli import first_run
+from rest_local.cli.models import row_of, table
+from rest_local.paths import demo_model
+
+Call = Callable[..., Any]
+TinyModel = Callable[..., Path]
+REPO = "user/tiny-GGUF"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory without models."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("REST_LOCAL_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("OLLAMA_MODELS")
+    (tmp_path / "models").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def hub_server(tiny_model: TinyModel) -> Iterator[HubServer]:
+    content = tiny_model("llama").read_bytes()
+    with serving() as server:
+        server.repos[REPO] = {"tiny-Q4_K_M.gguf": content, "tiny-Q8_0.gguf": content + bytes(64)}
+        yield server
+
+
+@pytest.fixture
+def command(hub_server: HubServer) -> Callable[..., Any]:
+    """Return a function that runs one command line in a process of its own, with the hub on loopback."""
+
+    def run(*arguments: str, **environment: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "rest_local", *arguments],
+            env={**os.environ, "HF_ENDPOINT": hub_server.url, "HF_HUB_DISABLE_XET": "1", **environment},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+        )
+        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+def at_terminal(hub_server: HubServer, *arguments: str, answers: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
+    """Exit code and screen of one command line at a terminal of 100 columns. `answers`: what is waited for, what is
+    typed then.
+    """
+    child, terminal = pty.fork()
+    if not child:
+        os.environ.update(HF_ENDPOINT=hub_server.url, HF_HUB_DISABLE_XET="1", COLUMNS="100", TERM="xterm")
+        os.execv(sys.executable, [sys.executable, "-m", "rest_local", *arguments])
+    screen, left, end = b"", list(answers), time.monotonic() + PATIENCE_S
+    try:
+        while data := read_terminal(terminal, end):
+            screen += data
+            if left and left[0][0].encode() in screen:
+                os.write(terminal, left.pop(0)[1].encode())
+    finally:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        os.close(terminal)
+        status = os.waitpid(child, 0)[1]
+    text = screen.decode().replace("\r\n", "\n")
+    assert time.monotonic() < end, text
+    return os.waitstatus_to_exitcode(status), text
+
+
+def read_terminal(terminal: int, end: float) -> bytes:
+    """The next output; nothing at its end, or at that of the time."""
+    if not select.select([terminal], [], [], max(end - time.monotonic(), 0))[0]:
+        return b""
+    with suppress(OSError):  # Linux says EIO where the other side is closed
+        return os.read(terminal, 65536)
+    return b""
+
+
+def test_a_model_is_pulled_listed_used_and_removed(command: Call, hub_server: HubServer) -> None:
+    pulled = command("pull", REPO)
+    assert pulled.code == 0
+    path = Path(pulled.out.strip())
+    assert path.read_bytes() == hub_server.repos[REPO]["tiny-Q4_K_M.gguf"]
+    assert f"{REPO}:Q4_K_M: " in pulled.err
+    assert "the usual choice" in pulled.err
+    assert "There are also: Q8_0 " in pulled.err
+    (listed,) = [row for row in json.loads(command("models", "--json").out) if row["store"] == "hub"]
+    assert (listed["name"], listed["path"], listed["quantization"]) == (f"{REPO}:Q4_K_M", str(path), "Q4_K_M")
+    assert (listed["architecture"], listed["drafting"], listed["n_ctx_train"]) == ("llama", "tree", 2048)
+    generated = command("generate", "-m", f"{REPO}:q4_k_m", "-n", "4", "--json", "-t", "1", "--ctx", "256", "def")
+    assert generated.code == 0, generated.err
+    assert json.loads(generated.out)["draft"]["generated"] == 4
+    refused = command("rm", REPO)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--yes deletes without asking" in refused.err
+    assert path.exists()
+    removed = command("rm", REPO, "--yes")
+    assert removed.out.startswith(f"removed {REPO}:Q4_K_M, ")
+    assert not path.exists()
+    again = command("rm", REPO, "--yes")
+    assert (again.code, again.err.count("\n")) == (1, 1)
+    assert "is not among the models on this machine" in again.err
+
+
+def test_pull_prints_json_and_nothing_else(command: Call, hub_server: HubServer) -> None:
+    done = command("pull", f"{REPO}:Q8_0", "--json")
+    size = len(hub_server.repos[REPO]["tiny-Q8_0.gguf"])
+    fields = json.loads(done.out)
+    assert (fields["name"], fields["downloaded"], done.err) == (f"{REPO}:Q8_0", size, "")
+    assert json.loads(command("pull", f"{REPO}:Q8_0", "--json").out)["downloaded"] == 0
+
+
+def test_pull_list_downloads_nothing(command: Call, hub_server: HubServer) -> None:
+    assert [line.split()[0] for line in command("pull", REPO, "--list").out.splitlines()] == ["Q4_K_M", "Q8_0"]
+    assert [row["name"] for row in json.loads(command("pull", REPO, "--list", "--json").out)] == [
+        f"{REPO}:Q4_K_M", f"{REPO}:Q8_0",
+    ]  # fmt: skip
+    assert hub_server.transfers == []
+    command("pull", f"{REPO}:Q8_0")
+    assert command("pull", REPO, "--list").out.splitlines()[1].endswith("  here")
+
+
+def test_offline_what_is_here_is_used_and_the_rest_is_one_line(command: Call, hub_server: HubServer) -> None:
+    path = command("pull", f"{REPO}:Q8_0").out
+    asked = len(hub_server.requests)
+    here = command("pull", f"{REPO}:Q8_0", HF_HUB_OFFLINE="1")
+    assert (here.code, here.out) == (0, path)
+    assert "is on the disk already; HF_HUB_OFFLINE is set" in here.err
+    other = command("pull", f"{REPO}:Q4_K_M", HF_HUB_OFFLINE="1")
+    assert (other.code, other.out) == (1, "")
+    assert other.err == (
+        f"rest-local: error: model {REPO}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it to download\n"
+    )
+    assert len(hub_server.requests) == asked
+
+
+def test_a_name_that_is_not_here_says_how_to_get_it(command: Call) -> None:
+    done = command("generate", "-m", f"{REPO}:Q4_K_M", "x")
+    assert (done.code, done.out) == (1, "")
+    name = f"{REPO}:Q4_K_M"
+    assert done.err == (
+        f"rest-local: error: model {name}: is not on this machine; `rest-local pull {name}` downloads it\n"
+    )
+
+
+def test_at_a_terminal_it_is_downloaded_after_a_question(hub_server: HubServer) -> None:
+    options = ("-n", "2", "-t", "1", "--ctx", "256")
+    code, screen = at_terminal(hub_server, "generate", "-m", REPO, *options, "def", answers=[("?", "n\n")])
+    assert (code, hub_server.transfers) == (1, [])
+    assert f"{REPO}:Q4_K_M is not on this machine. Download it (" in screen
+    code, screen = at_terminal(hub_server, "generate", "-m", REPO, *options, "def", answers=[("?", "\n")])
+    assert code == 0, screen
+    assert len(hub_server.transfers) == 1
+
+
+def test_rm_asks_at_a_terminal(hub_server: HubServer, command: Call) -> None:
+    path = Path(command("pull", REPO).out.strip())
+    code, screen = at_terminal(hub_server, "rm", REPO, answers=[("?", "n\n")])
+    assert (code, path.exists()) == (130, True)
+    assert f"Delete {REPO}:Q4_K_M (" in screen
+    code, _ = at_terminal(hub_server, "rm", REPO, answers=[("?", "y\n")])
+    assert (code, path.exists()) == (0, False)
+
+
+def test_rm_of_a_repository_with_several_models_asks_for_one(command: Call) -> None:
+    command("pull", f"{REPO}:Q4_K_M")
+    command("pull", f"{REPO}:Q8_0")
+    done = command("rm", REPO, "--yes")
+    assert done.code == 2
+    assert f"names 2 models: {REPO}:Q4_K_M, {REPO}:Q8_0; give one of them" in done.err
+
+
+def test_an_interrupted_pull_says_what_is_kept(hub_server: HubServer, command: Call) -> None:
+    """Ctrl-C after the library's first piece of 10 MB."""
+    data = bytes(range(256)) * 80_000
+    hub_server.repos[REPO] = {"large-Q8_0.gguf": data}
+    hub_server.break_at, hub_server.hold = [12_000_000], threading.Event()
+    end = time.monotonic() + PATIENCE_S
+    child, terminal = pty.fork()
+    if not child:
+        os.environ.update(HF_ENDPOINT=hub_server.url, HF_HUB_DISABLE_XET="1", COLUMNS="100", TERM="xterm")
+        os.execv(sys.executable, [sys.executable, "-m", "rest_local", "pull", REPO])
+    screen = b""
+    while not any(part.stat().st_size for part in Path(os.environ["HF_HOME"]).rglob("*.incomplete")):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.write(terminal, b"\x03")
+    while more := read_terminal(terminal, end):
+        screen += more
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    hub_server.hold.set()
+    assert b"10 MB of 20 MB are kept; the same command goes on there" in screen
+    assert b"Traceback" not in screen
+    done = command("pull", REPO)
+    assert "20 MB, of which 10 MB are here" in done.err
+    assert Path(done.out.strip()).read_bytes() == data
+
+
+def test_models_of_folders_and_their_names_in_every_command(
+    call: Call, home: Path, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "stores"))
+    (home / "models" / "mine.gguf").symlink_to(tiny_model("llama"))
+    (home / "code.txt").write_text("def f():\n    return 1\n" * 20)
+    assert "mine" in [line.split()[0] for line in call("models").out.splitlines()]
+    assert call("index", "build", str(home / "code.txt"), "-m", "mine").code == 0
+    assert "default" in next(line for line in call("models").out.splitlines() if line.startswith("mine"))
+    assert call("generate", "-m", "Mine", "-n", "2", "-t", "1", "--ctx", "256", "def").code == 0
+    assert json.loads(call("doctor", "-m", "mine", "-t", "1", "--ctx", "256", "--json").out)["model"]["path"] == str(
+        home / "models" / "mine.gguf"
+    )
+    wrong = call("generate", "-m", "minr", "x")
+    assert (wrong.code, wrong.err.count("\n")) == (1, 1)
+    assert "did you mean mine?" in wrong.err
+
+
+def test_only_the_demo_model_is_listed_with_advice(call: Call) -> None:
+    done = call("models")
+    assert [line.split()[0] for line in done.out.splitlines()] == ["NAME", "demo"]
+    assert "Get another: rest-local pull " in done.err
+
+
+FACTS = (
+    ModelFacts(
+        name="user/some-model-with-a-long-name-Instruct-GGUF:Q4_K_M", path="/a", store="hub", bytes=4_700_000_000,
+        memory_bytes=5_000_000_000, datastores=("mycode",), perhaps=("other",), costs="measured",
+        header=Header(quantization="Q4_K_M", n_ctx_train=32768, chat_template=True, drafting="tree"),
+    ),
+    ModelFacts(name="tiny", path="/b", store="folder", bytes=9, header=Header(drafting="none")),
+    ModelFacts(name="bad\x1b[2J", path="/c", store="folder", error="is truncated: 5 bytes"),
+)  # fmt: skip
+
+
+def test_the_table_in_one_line_each_where_there_is_room() -> None:
+    rows = [row_of(facts) for facts in FACTS]
+    assert rows[0][1:] == ("4.7 GB", "Q4_K_M", "32,768", "yes", "5.0 GB", "trees, mycode, other?, costs measured")
+    assert rows[2] == ("bad\ufffd[2J", "cannot be used: is truncated: 5 bytes")
+    lines = list(table(rows, 200))
+    assert len(lines) == 4
+    assert lines[0].split() == ["NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING"]
+    assert lines == list(table(rows, None))
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_table_is_no_wider_than_the_terminal(width: int) -> None:
+    lines = list(table([row_of(facts) for facts in FACTS], width))
+    assert lines[0] == "NAME"
+    assert lines[2] == FACTS[0].name
+    assert all(len(line) <= width for line in lines if line != FACTS[0].name)
+    assert any("costs measured" in line for line in lines)
+
+
+def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_model: TinyModel) -> None:
+    done = call()
+    lines = done.out.splitlines()
+    assert (done.code, len(lines), done.err) == (0, 5, "")
+    assert lines[2].strip() == f"rest-local pull {first_run.suggestion()}"
+    (home / "models" / "mine.gguf").symlink_to(tiny_model("llama"))
+    lines = call().out.splitlines()
+    assert len(lines) == 5
+    assert lines[1].startswith("One model is here")
+    assert lines[3].strip() == "rest-local chat -m mine"
+
+
+def test_the_suggested_model_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for memory in (2.0, 4.0, 8.0, 64.0):
+        monkeypatch.setattr(first_run, "_memory_gb", lambda memory=memory: memory)
+        sizes.append(first_run.suggestion().split("-")[2])
+    assert sizes == ["0.5B", "1.5B", "3B", "7B"]
+
+
+def test_chat_without_a_model_never_opens_the_demo_model(call: Call, home: Path) -> None:
+    done = call("chat", stdin=b"who are you?\n")
+    assert (done.code, done.out) == (2, "")
+    *lines, last = done.err.splitlines()
+    assert len(lines) < 5
+    assert any("rest-local pull " in line for line in lines)
+    assert last.startswith("rest-local: error: no model was named")
+
+
+def test_chat_without_a_model_lists_those_that_converse(call: Call, home: Path) -> None:
+    (home / "models" / "mine.gguf").symlink_to(demo_model())
+    done = call("chat", stdin=b"who are you?\n")
+    assert (done.code, done.out) == (2, "")
+    assert "    -m mine" in done.err.splitlines()
+
+
+def test_chat_without_a_model_asks_at_a_terminal(home: Path, hub_server: HubServer) -> None:
+    (home / "models" / "mine.gguf").symlink_to(demo_model())
+    options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
+    code, screen = at_terminal(hub_server, "chat", *options, answers=[("Which one", "1\n"), ("\n> ", "/bye\n")])
+    assert code == 0, screen
+    assert "  1  mine  " in screen
+    assert "Which one [1]: " in screen
+    code, screen = at_terminal(hub_server, "chat", *options, answers=[("Which one", "\x03")])
+    assert (code, "Traceback" in screen) == (130, False)
+
+
+def test_the_demo_model_is_announced_at_a_terminal(hub_server: HubServer) -> None:
+    options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
+    _, screen = at_terminal(hub_server, "generate", *options, "def f(")
+    assert "no model was named (-m), so the demo model answers" in screen
+    _, screen = at_terminal(hub_server, "generate", "-m", "demo", *options, "def f(")
+    assert "no model was named" not in screen
+
+
+def test_a_model_of_ollama_is_served_under_its_name(home: Path, tiny_model: TinyModel) -> None:
+    from rest_local.cli.serve import _name
+    from rest_local.decoding.config import EngineConfig
+
+    store = home / ".ollama" / "models"
+    manifest = store / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "1b"
+    manifest.parent.mkdir(parents=True)
+    (store / "blobs").mkdir()
+    (store / "blobs" / "sha256-ab").symlink_to(tiny_model("llama"))
+    layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab"}]
+    manifest.write_text(json.dumps({"layers": layers}))
+    assert _name(EngineConfig(model="tiny:1b")) == "tiny:1b"
+    assert _name(EngineConfig()) == "demo"

@@ -1,0 +1,151 @@
+"""Cells in a file: a later engine goes on as if it had evaluated the text, and damage costs only that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local import Engine
+
+TEXT = "def first(values):\n    return values[0]\n\n" * 4
+NEXT = TEXT + "x = first([1, 2])\n"
+TinyModel = Callable[..., Path]
+
+
+def open_engine(model: Path, **options: Any) -> Engine:
+    return Engine.load(model, n_ctx=512, threads=1, policy="off", **options)
+
+
+def answer(engine: Engine, prompt: str, n: int = 12) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many tokens of the prompt were in the cells."""
+    stream = engine.generate(prompt, max_tokens=n)
+    list(stream)
+    return list(stream.result.tokens), stream.result.timings.cached_tokens
+
+
+@pytest.fixture
+def saved(tiny_model: TinyModel, tmp_path: Path) -> Path:
+    """The cells of TEXT."""
+    path = tmp_path / "x.cells"
+    with open_engine(tiny_model("llama")) as engine:
+        answer(engine, TEXT, 1)
+        assert engine.save_cells(path)
+    return path
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"])
+def test_a_later_engine_goes_on_without_evaluating_the_text(tiny_model: TinyModel, tmp_path: Path, arch: str) -> None:
+    model, path = tiny_model(arch), tmp_path / "cells"
+    with open_engine(model) as engine:
+        stream = engine.generate(TEXT, max_tokens=8)
+        list(stream)
+        longer = [*engine.tokenize(TEXT), *stream.result.tokens, *engine.tokenize("\nx = 1\n")]
+        assert engine.save_cells(path)
+        expected = engine.generate(longer, max_tokens=12)
+        list(expected)
+        kept = expected.result.timings.cached_tokens
+    assert kept > len(TEXT) // 2
+    with open_engine(model) as engine:
+        assert engine.load_cells(path) >= kept
+        stream = engine.generate(longer, max_tokens=12)
+        list(stream)
+        assert stream.result.timings.cached_tokens == kept
+    assert stream.result.tokens == expected.result.tokens
+
+
+def test_the_files_are_private(saved: Path) -> None:
+    assert {path.stat().st_mode & 0o777 for path in saved.parent.iterdir()} == {0o600}
+    assert {path.name for path in saved.parent.iterdir()} == {"x.cells", "x.cells.about"}
+
+
+def refused(model: Path, path: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> str:
+    """Why the cells are not used; the answer is that of a fresh engine all the same."""
+    with open_engine(model, **options) as engine:
+        expected = answer(engine, NEXT)
+    with open_engine(model, **options) as engine, caplog.at_level(logging.WARNING, "rest_local.engine"):
+        assert engine.load_cells(path) == 0
+        assert answer(engine, NEXT) == expected
+    return caplog.records[-1].getMessage().rpartition(": ")[2]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def spoil(path: Path) -> None:
+    path.with_name("x.cells.about").write_text("[]")
+
+
+@pytest.mark.parametrize(("damage", "told"), [(flip, "they are damaged"), (cut, "they are damaged")])
+def test_damage_costs_a_warning(
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], told: str
+) -> None:
+    damage(saved)
+    assert refused(tiny_model("llama"), saved, caplog) == told
+
+
+def test_a_damaged_description_costs_a_warning(
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(saved)
+    assert "cannot be read" in refused(tiny_model("llama"), saved, caplog)
+
+
+def test_cells_of_another_model_are_not_used(
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refused(tiny_model("llama", seed=2), saved, caplog) == "they are of another model"
+
+
+def test_cells_of_other_settings_are_not_used(
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rest_local.llama.options import ModelOptions
+
+    other = ModelOptions(cache_type_k="q8_0", cache_type_v="q8_0", flash_attention="on")
+    told = refused(tiny_model("llama"), saved, caplog, options=other)
+    assert told in ("they are of another model", "they are of other settings")
+
+
+def test_cells_of_another_build_are_not_used(
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rest_local.llama import library
+
+    known = library.fingerprint()
+    monkeypatch.setattr(library, "fingerprint", lambda: known + " newer")
+    assert refused(tiny_model("llama"), saved, caplog) == "they are of another build of llama.cpp"
+
+
+def test_cells_that_do_not_fit_are_not_used(
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        Engine.load(tiny_model("llama"), n_ctx=64, threads=1, policy="off") as engine,
+        caplog.at_level(logging.WARNING, "rest_local.engine"),
+    ):
+        assert engine.load_cells(saved) == 0
+        assert answer(engine, "x = 1\n")[1] == 0
+    assert "do not fit" in caplog.text
+
+
+def test_missing_files_are_no_fault(tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_engine(tiny_model("llama")) as engine:
+        assert engine.load_cells(tmp_path / "none") == 0
+        assert not engine.save_cells(tmp_path / "empty"), "nothing was evaluated"
+        answer(engine, TEXT, 1)
+        assert not engine.save_cells(tmp_path / "no" / "folder")
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "there are none", "No such file or directory",
+    ]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
