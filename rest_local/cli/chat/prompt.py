@@ -130,6 +130,7 @@ def _session(complete: Complete, history: History) -> Any:
         prompt_continuation=CONTINUATION,
         history=history,
         enable_open_in_editor=True,
+        enable_suspend=True,
         tempfile_suffix=".md",
         output=create_output(always_prefer_tty=True),
         color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
@@ -187,13 +188,15 @@ def _newer_half(content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def quiet_keyboard() -> Iterator[None]:
-    """What is typed meanwhile is not shown in the middle of the answer, and waits for the next prompt. Ctrl-C works."""
+    """What is typed meanwhile is not shown in the middle of the answer, and waits for the next prompt. Ctrl-C works.
+    Changes nothing in the background, where the system would stop the process for it.
+    """
     try:
         import termios
     except ImportError:  # Windows
         yield
         return
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return
     terminal = sys.stdin.fileno()
