@@ -308,14 +308,6 @@ def test_output_into_a_pipe_is_plain_and_the_prompt_stays_at_the_terminal(data: 
     assert (tmp_path / "out").read_text() == "1: '**bold**'\n"
 
 
-def test_a_question_in_the_background_is_not_stopped(data: Path) -> None:
-    chat = f"set -m; {sys.executable} {PROGRAM} chat -m model.gguf hello & wait; echo over"
-    with Terminal(["bash", "-c", chat], env={"REST_LOCAL_DATA": str(data)}) as terminal:
-        screen = terminal.wait_for("over")
-    assert "1: 'hello'" in screen
-    assert "topped" not in screen
-
-
 def test_a_reader_that_goes_away_ends_the_chat_quietly(data: Path) -> None:
     chat = f"{sys.executable} {PROGRAM} chat -m model.gguf | true; echo over"
     with Terminal(["sh", "-c", chat], env={"REST_LOCAL_DATA": str(data)}) as terminal:
