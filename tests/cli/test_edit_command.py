@@ -20,7 +20,6 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
 from rest_local.errors import PromptTooLong
 from rest_local.llama.sampling import Sampling
-from rest_local.paths import demo_model
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]
@@ -394,9 +393,9 @@ def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, 
     done = call("edit", "-m", "m.gguf", str(file), "make y 20")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "has no chat template" in done.err
-    done = call("edit", "-m", str(demo_model()), str(file), "make y 20")
+    done = call("edit", "-m", "demo", str(file), "make y 20")
     assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "the demo model cannot follow an instruction" in done.err
+    assert "the demo model writes Python and cannot chat" in done.err
     assert not engine.prompts
 
 
