@@ -41,8 +41,11 @@ def completion(shell: str) -> None:
 
 def answer(command: click.Command) -> int:
     """Answer the script of a shell, which has set VARIABLE, and return the exit code. What fails offers nothing."""
-    from click.shell_completion import shell_complete
+    from click.shell_completion import add_completion_class, shell_complete
 
+    from rest_local.cli.bash import JoinedWords
+
+    add_completion_class(JoinedWords)
     try:
         return shell_complete(command, {}, PROGRAM, VARIABLE, os.environ[VARIABLE])
     except (OSError, RestLocalError):
@@ -95,6 +98,13 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
     if not _is_path(incomplete):
         found += [name for name in os.listdir(".") if name.lower().endswith(".gguf")]
     return _starting(found, incomplete) or _files(incomplete)
+
+
+def stored_models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Names of models on the disk."""
+    from rest_local.catalog.stores import names
+
+    return _starting(names(), incomplete)
 
 
 def keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
