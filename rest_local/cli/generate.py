@@ -68,11 +68,7 @@ def generate(
     """
     predicted = inputs.read_prediction(prediction, prompt)
     text = inputs.read_prompt(prompt)
-    if instruct:
-        from rest_local.cli.edit import require_model
-
-        require_model(config)
-    with opening.open_engine(config, chat=instruct) as engine:
+    with opening.open_engine(opening.conversing(config) if instruct else config) as engine:
         stream = engine.generate(
             engine.chat_prompt([{"role": "user", "content": text}]) if instruct else text,
             max_tokens=UNLIMITED if tokens < 0 else tokens,

@@ -13,7 +13,7 @@ from rest_local.errors import ModelNotFound, OptionError
 
 
 @click.command()
-@click.argument("name", metavar="MODEL", shell_complete=completion.stored_models)
+@click.argument("name", metavar="MODEL", shell_complete=completion.models)
 @click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
 @json_option
 def rm(name: str, yes: bool, as_json: bool) -> None:
