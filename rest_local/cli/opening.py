@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import first_run, inputs, messages, missing
+from rest_local.cli import first_run, inputs, missing
 from rest_local.cli.messages import warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import ModelError
@@ -24,10 +24,11 @@ def open_engine(config: EngineConfig) -> Engine:
     Without a model it is the demo model's, which a terminal is told. `missing` says what happens to a datastore that
     cannot be opened. Raises ModelError, DatastoreError, OptionError.
     """
+    from rest_local.cli import logged
     from rest_local.decoding.engine import Engine
     from rest_local.retrieval.home import DEFAULT_NAME
 
-    messages.show_warnings()
+    logged.show_warnings()
     config = _with_files(config)
     is_named = bool(config.datastores)
     if not is_named and config.policy != "off" and _has_default():
