@@ -58,6 +58,7 @@ GROUP = 128  # jobs of a group at most: a replica decodes fewer at a time at the
 GROUPS_PER_REPLICA = 4  # at least, so that no replica waits long for the last one
 SEND_S = 1.0
 TRIES = 3
+CONNECT_S = 5.0
 _HEADER_BYTES = 1 << 20
 _LOST_GROUPS = 16  # of one dataset, and 4 for each replica, before its jobs begin again with new replicas
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -304,6 +305,7 @@ def _connected(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    _reach(address)
     handlers = _signal_handlers()
     options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
     try:
@@ -318,6 +320,17 @@ def _connected(address: str) -> Iterator[None]:
     finally:
         ray.shutdown()
         _restore(handlers)
+
+
+def _reach(address: str) -> None:
+    """Raises ClusterFailed for a host:port that does not answer: Ray would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise ClusterFailed(f"cluster {address}: {error.strerror or error}; start it with `ray start`") from error
 
 
 def _signal_handlers() -> dict[int, Any]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import inputs, messages, opening, options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import OptionError, RestLocalError
 
 if TYPE_CHECKING:
+    from rest_local.batch.cluster import Cluster
     from rest_local.batch.jobs import Job, Shard
     from rest_local.batch.run import Summary
     from rest_local.batch.worker import JobAnswer
 
 STANDARD = Path("-")
+Command = Callable[..., None]
 
 
 def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) -> Shard | None:
@@ -29,6 +32,54 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
     from rest_local.batch.jobs import Shard
 
     return Shard.parse(value)
+
+
+def _cluster_options(command: Command) -> Command:
+    """`--ray` and what a replica gets, as the argument `cluster`."""
+
+    @click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Run on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local` for "
+        "replicas on this machine, such as one for each GPU. Needs rest-local[ray].",
+    )
+    @click.option(
+        "--replicas",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --ray: N replicas of the model. Default: as many as the nodes have room for.",
+    )
+    @click.option(
+        "--replica-cpus",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With --ray: N CPUs for a replica. Default: -t; without it 1 with a GPU, else those of the smallest node.",
+    )
+    @click.option(
+        "--replica-gpus",
+        type=click.FloatRange(min=0),
+        metavar="X",
+        help="With --ray: X GPUs for a replica, also a part of one. Default: 1 where the cluster has GPUs.",
+    )
+    @functools.wraps(command)
+    def gathered(
+        *args: Any,
+        ray: str | None,
+        replicas: int | None,
+        replica_cpus: int | None,
+        replica_gpus: float | None,
+        **values: Any,
+    ) -> None:
+        cluster = None
+        if ray is not None:
+            from rest_local.batch.cluster import Cluster
+
+            cluster = Cluster(ray, replicas, replica_cpus, replica_gpus)
+        elif (replicas, replica_cpus, replica_gpus) != (None, None, None):
+            raise click.UsageError("--replicas, --replica-cpus and --replica-gpus need --ray")
+        command(*args, cluster=cluster, **values)
+
+    return gathered
 
 
 @click.command(cls=SectionedCommand)
@@ -65,6 +116,7 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
 )
 @options.engine_options
 @options.history_option
+@_cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON; needs -o.")
 def batch(
     requests: Path,
@@ -73,6 +125,7 @@ def batch(
     shard: Shard | None,
     tokens: int | None,
     config: EngineConfig,
+    cluster: Cluster | None,
     as_json: bool,
 ) -> None:
     """Answer the requests in INPUT (- for the standard input), many at a time.
@@ -80,6 +133,8 @@ def batch(
     A line is a request of OpenAI's batch format (/v1/chat/completions, /v1/completions or /v1/embeddings), or an object
     with a "prompt" or with "messages". Lines of answers are written as the answers come; custom_id tells which is
     which. The same command again goes on where a run was stopped.
+
+    With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
     """
     from rest_local.batch.jobs import in_order
     from rest_local.batch.output import Output
@@ -94,7 +149,7 @@ def batch(
         try:
             with (
                 shown(summary, in_terminal=output == STANDARD) as report,
-                closing(_answers(config, left, tokens)) as answers,
+                closing(_answers(config, left, tokens, cluster)) as answers,
             ):
                 run(answers, out, summary, report)
         except KeyboardInterrupt:
@@ -103,14 +158,18 @@ def batch(
     _finish(summary, output, as_json)
 
 
-def _answers(config: EngineConfig, jobs: Sequence[Job], tokens: int | None) -> Generator[JobAnswer, None, None]:
-    """The answers of this machine. Loads no model where every line is wrong."""
+def _answers(
+    config: EngineConfig, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
+) -> Generator[JobAnswer, None, None]:
+    """The answers of this machine, or of a cluster. Loads no model where every line is wrong."""
     from rest_local.batch.capacity import fitted
     from rest_local.batch.worker import Worker, failed_line
 
     yield from (failed_line(job) for job in jobs if job.error is not None)
     good = [job for job in jobs if job.error is None]
-    if good:
+    if good and cluster is not None:
+        yield from cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=messages.warn)
+    elif good:
         with opening.open_engine(fitted(config, good, tokens)) as engine, Worker(engine, max_tokens=tokens) as worker:
             yield from worker.answers(good)
 

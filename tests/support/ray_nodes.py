@@ -1,0 +1,148 @@
+"""A Ray cluster of several nodes on this machine, on loopback addresses, whose nodes can be killed.
+
+The nodes belong to a process of their own (this file), so that a test process loads nothing of Ray, and nothing is left
+when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+STORE_BYTES = 100_000_000  # Ray takes no less than 75 MB
+SECONDS = 120.0
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'rest-local[ray]'")
+
+
+class RayNodes:
+    """A head and `workers` nodes, each with one CPU. A context manager. `environment`: for processes that connect."""
+
+    def __init__(self, workers: int = 1) -> None:
+        # Ray's sockets are in here: their paths may have 107 bytes, so the folder of a test is too long.
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the name is misleading: addresses are then of loopback
+        }
+        with (self._folder / "errors").open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(workers)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=self.environment,
+                start_new_session=True,
+                text=True,
+            )
+        try:
+            self.address = self._line()
+        except BaseException:
+            self.close()
+            raise
+
+    def kill_worker(self) -> None:
+        """Kill the last worker node with SIGKILL, once an actor is alive on it."""
+        self._ask("kill")
+
+    def kill_worker_now(self) -> None:
+        """Kill the last worker node with SIGKILL, whatever it does."""
+        self._ask("kill now")
+
+    def add_worker(self) -> None:
+        """Start another worker node."""
+        self._ask("add")
+
+    def _ask(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        assert self._line() == "done"
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the cluster ended: {(self._folder / 'errors').read_text('utf-8')[-3000:]}")
+        return line.strip()
+
+    def close(self) -> None:
+        """End all nodes; no process of theirs is left."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        end = time.monotonic() + SECONDS
+        while left := processes_of(self._process.pid):
+            assert time.monotonic() < end, f"processes of Ray are left: {left}"
+            for process in left:
+                os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)
+        shutil.rmtree(self._folder)
+
+    def __enter__(self) -> RayNodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def processes_of(session: int) -> list[int]:
+    """The processes of a session that are alive."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,stat="], stdout=subprocess.PIPE, check=True, text=True).stdout
+    found = []
+    for pid, state in map(str.split, listed.splitlines()):
+        with suppress(ProcessLookupError, PermissionError):
+            if not state.startswith("Z") and os.getsid(int(pid)) == session:
+                found.append(int(pid))
+    return found
+
+
+def _serve(workers: int) -> None:
+    """The process of the nodes."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    own = os.dup(1)
+    os.dup2(2, 1)  # what Ray prints
+    settings = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**settings, "include_dashboard": False, "no_monitor": True}
+    )
+    nodes = [cluster.add_node(**settings) for _ in range(workers)]
+    cluster.wait_for_nodes(timeout=SECONDS)
+    ray.init(cluster.address, log_to_driver=False)
+    os.write(own, f"{cluster.address}\n".encode())
+    for line in sys.stdin:
+        if line == "add\n":
+            nodes.append(cluster.add_node(**settings))
+            cluster.wait_for_nodes(timeout=SECONDS)
+        else:
+            node = nodes.pop()
+            while line == "kill\n" and not _has_actor(node.node_id):
+                time.sleep(0.02)
+            cluster.remove_node(node, allow_graceful=False)
+        os.write(own, b"done\n")
+
+
+def _has_actor(node: str) -> bool:
+    from ray._private.state import actors
+
+    return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
