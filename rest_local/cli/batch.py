@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +149,7 @@ def batch(
         try:
             with (
                 shown(summary, in_terminal=output == STANDARD) as report,
-                closing(_answers(config, left, tokens, cluster)) as answers,
+                _answering(config, left, tokens, cluster) as answers,
             ):
                 run(answers, out, summary, report)
         except KeyboardInterrupt:
@@ -158,20 +158,34 @@ def batch(
     _finish(summary, output, as_json)
 
 
-def _answers(
+@contextmanager
+def _answering(
     config: EngineConfig, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
-) -> Generator[JobAnswer, None, None]:
+) -> Iterator[Iterator[JobAnswer]]:
     """The answers of this machine, or of a cluster. Loads no model where every line is wrong."""
     from rest_local.batch.capacity import fitted
     from rest_local.batch.worker import Worker, failed_line
 
-    yield from (failed_line(job) for job in jobs if job.error is not None)
+    failed = [failed_line(job) for job in jobs if job.error is not None]
     good = [job for job in jobs if job.error is None]
-    if good and cluster is not None:
-        yield from cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=messages.warn)
-    elif good:
-        with opening.open_engine(fitted(config, good, tokens)) as engine, Worker(engine, max_tokens=tokens) as worker:
-            yield from worker.answers(good)
+    if not good:
+        yield iter(failed)
+    elif cluster is not None:
+        found = cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=messages.warn)
+        with closing(_joined(failed, found)) as answers:
+            yield answers
+    else:
+        with (
+            opening.open_engine(fitted(config, good, tokens)) as engine,
+            Worker(engine, max_tokens=tokens) as worker,
+            closing(_joined(failed, worker.answers(good))) as answers,
+        ):
+            yield answers
+
+
+def _joined(first: Iterable[JobAnswer], second: Iterator[JobAnswer]) -> Generator[JobAnswer, None, None]:
+    yield from first
+    yield from second
 
 
 def _read(path: Path, shard: Shard | None) -> list[Job]:
