@@ -119,9 +119,7 @@ def _serve(workers: int) -> None:
     own = os.dup(1)
     os.dup2(2, 1)  # what Ray prints
     settings = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
-    cluster = Cluster(
-        initialize_head=True, head_node_args={**settings, "include_dashboard": False, "no_monitor": True}
-    )
+    cluster = Cluster(initialize_head=True, head_node_args={**settings, "include_dashboard": False, "no_monitor": True})
     nodes = [cluster.add_node(**settings) for _ in range(workers)]
     cluster.wait_for_nodes(timeout=SECONDS)
     ray.init(cluster.address, log_to_driver=False)
