@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import draft_model, driver, exact, lookup, many, published, server, speed
+from benchmarks import batch, draft_model, driver, exact, lookup, many, published, server, speed
 
 PARTS = {
     "lookup": lookup.main,
@@ -18,6 +18,7 @@ PARTS = {
     "draft_model": draft_model.main,
     "exact": exact.main,
     "many": many.main,
+    "batch": batch.main,
     "server": server.main,
     "published": published.main,
 }

@@ -59,18 +59,18 @@ def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
     with Engine.load(model, slots=n_running + 1, n_ctx=2 * LONG) as engine, Service(engine) as service:
         texts = _texts(n_running)
         times: list[list[float]] = [[] for _ in texts]
-        tickets = []
+        streams = []
         for text, mine in zip(texts, times, strict=True):
             request = Request(engine.tokenize(text), max_tokens=900, ignore_end=True, policy="off")
-            tickets.append(service.submit(request, lambda ended, mine=mine: mine.append(time.perf_counter())))  # type: ignore[misc]
+            streams.append(service.submit(request, lambda ended, mine=mine: mine.append(time.perf_counter())))  # type: ignore[misc]
         while min(len(mine) for mine in times) < 50:
             time.sleep(0.01)
         begun = time.perf_counter()
         long = service.submit(Request(_long_prompt(engine), max_tokens=1, policy="off"))
         long.wait()
         ended = time.perf_counter()
-        for ticket in tickets:
-            ticket.cancel()
+        for stream in streams:
+            stream.cancel()
         parts = list(engine._core.lane.scheduler.part_seconds)
     gaps = [np.diff([t for t in mine if begun <= t <= ended]) for mine in times]
     before = [np.diff([t for t in mine if t < begun]) for mine in times]
@@ -110,11 +110,11 @@ def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
         prompts = [engine.tokenize(text)[:60] for text in _texts(20)]
         for number in range(requests):
             request = Request(prompts[number % 20], max_tokens=4, seconds=60)
-            tickets = [service.submit(request)] if number % 4 else [service.submit(request) for _ in range(4)]
+            streams = [service.submit(request)] if number % 4 else [service.submit(request) for _ in range(4)]
             if number % 10 == 0:
-                tickets[0].cancel()
-            for ticket in tickets:
-                ticket.wait(60)
+                streams[0].cancel()
+            for stream in streams:
+                stream.wait(60)
             if (number + 1) % max(requests // 10, 1) == 0:
                 gc.collect()
                 service.run(lambda engine: engine.forget())
@@ -125,8 +125,8 @@ def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
 
 def _tokens_per_second(service: Service, prompts: Sequence[list[int]], policy: str) -> float:
     begun = time.perf_counter()
-    tickets = [service.submit(Request(prompt, max_tokens=TOKENS, ignore_end=True, policy=policy)) for prompt in prompts]
-    tokens = sum(len(ticket.wait().tokens) for ticket in tickets)
+    streams = [service.submit(Request(prompt, max_tokens=TOKENS, ignore_end=True, policy=policy)) for prompt in prompts]
+    tokens = sum(len(stream.wait().tokens) for stream in streams)
     return tokens / (time.perf_counter() - begun)
 
 

@@ -46,7 +46,6 @@ command line alone, 1 for what a look at the files, the model or the machine fin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os import PathLike
 
 
@@ -129,10 +128,10 @@ class ModelNotFound(ModelError):
 class ModelNotHere(ModelNotFound):
     """A model of a hub that is not on the disk. `name`: user/repo:QUANT; `others`: names of the same repository."""
 
-    def __init__(self, name: str, others: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, others: tuple[str, ...] = ()) -> None:
         here = f" ({', '.join(others)} is)" if len(others) == 1 else f" ({', '.join(others)} are)" if others else ""
         super().__init__(name, f"is not on this machine{here}", f"`rest-local pull {name}` downloads it")
-        self.name, self.others = name, tuple(others)
+        self.name, self.others = name, others
 
 
 class ModelInvalid(ModelError):

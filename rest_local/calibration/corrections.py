@@ -121,10 +121,12 @@ class Corrections:
             gain[0] = 0.0  # only plain steps change the speed: an expensive draft does not mean a slow machine
         if not outlier:
             limit = 4 * OUTLIER * variance**0.5
-        self.mean = np.clip(self.mean + gain * min(max(difference, -limit), limit), -MAX_CORRECTION, MAX_CORRECTION)
+        mean = self.mean + gain * min(max(difference, -limit), limit)
+        self.mean = np.minimum(np.maximum(mean, -MAX_CORRECTION), MAX_CORRECTION)
         if not outlier and not cautious:  # the form that is right for any gain, not only for the optimal one
-            mixed = np.outer(gain, along)
-            covariance -= mixed + mixed.T - variance * np.outer(gain, gain)
+            column = gain[:, None]
+            mixed = column * along
+            covariance -= mixed + mixed.T - variance * (column * gain)
 
     def _widen(self, n: int, share: float, difference: float, factor: float) -> None:
         """Widen the deviations after a time that they do not explain: of the speed after a plain step, else of the

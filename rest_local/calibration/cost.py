@@ -256,13 +256,17 @@ class CostCurve:
         self._outdated = False
         base, attention = self._corrections.factors()
         rows = self._table[0] * base + (self._table - self._table[0]) * attention
-        if (rows[:, 1:] < rows[:, :-1]).any():  # uncertain sizes yield to certain ones
-            weights = 1.0 / np.maximum(self._corrections.ratio_sd(_NO_ATTENTION), LEAST_SD) ** 2
-            rows = np.maximum.accumulate([isotonic(row, weights) for row in rows], axis=0)
+        falls = (rows[:, 1:] < rows[:, :-1]).any(axis=1).tolist()
+        uncertain = self._corrections.has_uncertain_sizes
+        sd = self._corrections.ratio_sd(_NO_ATTENTION) if uncertain or any(falls) else _NO_ATTENTION
+        if any(falls):  # uncertain sizes yield to certain ones
+            weights = 1.0 / np.maximum(sd, LEAST_SD) ** 2
+            pooled = [isotonic(row, weights) if fall else row for row, fall in zip(rows, falls, strict=True)]
+            rows = np.maximum.accumulate(pooled, axis=0)
         self._rows = self._optimistic = physical(rows)
         self._slope = self._optimistic_slope = _beyond(self.contexts, self._rows)
-        if self._corrections.has_uncertain_sizes:
-            excess = np.maximum(self._corrections.ratio_sd(_NO_ATTENTION) - GIVEN.sizes[0], 0.0)
+        if uncertain:
+            excess = np.maximum(sd - GIVEN.sizes[0], 0.0)
             self._optimistic = np.maximum.accumulate(physical(self._rows * np.exp(-excess)), axis=0)
             self._optimistic_slope = _beyond(self.contexts, self._optimistic)
 
@@ -300,15 +304,22 @@ def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """The nearest sequence that never falls: falling values become their weighted mean (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, count
+    means: list[float] = []  # of blocks
+    totals: list[float] = []  # their weights
+    counts: list[int] = []
     for value, weight in zip(
         values.tolist(), (np.ones(len(values)) if weights is None else weights).tolist(), strict=True
     ):
-        blocks.append((value, weight, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (high, w1, n1), (low, w2, n2) = blocks[-2], blocks[-1]
-            blocks[-2:] = [((high * w1 + low * w2) / (w1 + w2), w1 + w2, n1 + n2)]
-    return np.repeat([mean for mean, _, _ in blocks], [n for _, _, n in blocks])
+        count = 1
+        while means and means[-1] > value:
+            before, total = means.pop(), totals.pop()
+            value = (before * total + value * weight) / (total + weight)
+            weight += total
+            count += counts.pop()
+        means.append(value)
+        totals.append(weight)
+        counts.append(count)
+    return np.repeat(means, counts)
 
 
 def check_table(contexts: Sequence[int], ms: NDArray[np.float64]) -> None:

@@ -97,6 +97,13 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
     return _starting(found, incomplete) or _files(incomplete)
 
 
+def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """The repositories of a hub that models on the disk are from: another quantization may be wanted."""
+    from rest_local.catalog.stores import stored_models
+
+    return _starting({model.repo for model in stored_models() if model.repo}, incomplete)
+
+
 def keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Keys of the configuration, with the help of their options."""
     from click.shell_completion import CompletionItem

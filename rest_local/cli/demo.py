@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -154,7 +153,9 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
     if code is None:
         yield str(ensure(path, report=say)), "Python's standard library"
         return
-    with tempfile.TemporaryDirectory() as folder:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
         say(f"indexing {code} ...")
         with Model.open(path, vocab_only=True) as model:
             built = build_datastore(Path(folder) / "code", [code], vocabulary=model.vocabulary)

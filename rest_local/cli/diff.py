@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,12 @@ def unified_diff(path: Path, old: str, new: str) -> Iterator[str]:
     """The lines of a patch with their ends, as `patch -p1` and `git apply` read it (`-p0` for an absolute path);
     none where nothing differs.
     """
+    from difflib import unified_diff as lines_changed
+
     name = printable(path.as_posix())
     names = (name, name) if path.is_absolute() else (f"a/{name}", f"b/{name}")
     before, after = ([line + end for line, end in lines_of(text)] for text in (old, new))
-    for line in difflib.unified_diff(before, after, *names):
+    for line in lines_changed(before, after, *names):
         if line.endswith("\n"):
             yield line
         else:

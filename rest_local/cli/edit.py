@@ -92,8 +92,8 @@ def edit(
     target = read_output(output, files, may_replace=yes or _at_terminal())
     is_new = target == "-" or (isinstance(target, Path) and not target.exists())
     do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
-    require_model(config)
-    with opening.open_engine(with_context(config, files, instruction), chat=True) as engine:
+    config = opening.conversing(config)
+    with opening.open_engine(with_context(config, files, instruction)) as engine:
         require_template(engine)
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
         try:
@@ -159,12 +159,6 @@ def read_output(output: str | None, files: Sequence[TextFile], *, may_replace: b
 
 def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def require_model(config: EngineConfig) -> None:
-    """Raises ModelError for the demo model, which cannot follow an instruction."""
-    if inputs.model_path(config.model).resolve() == inputs.model_path(None).resolve():
-        raise ModelError("the demo model cannot follow an instruction; name one that was trained to chat: -m MODEL")
 
 
 def require_template(engine: Engine) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import inputs, opening, options
-from rest_local.cli.edit import require_model
 from rest_local.cli.messages import say
 from rest_local.cli.sections import SectionedCommand
 from rest_local.cli.statistics_line import line_of
@@ -69,9 +68,7 @@ def generate(
     """
     predicted = inputs.read_prediction(prediction, prompt)
     text = inputs.read_prompt(prompt)
-    if instruct:
-        require_model(config)
-    with opening.open_engine(config, chat=instruct) as engine:
+    with opening.open_engine(opening.conversing(config) if instruct else config) as engine:
         stream = engine.generate(
             engine.chat_prompt([{"role": "user", "content": text}]) if instruct else text,
             max_tokens=UNLIMITED if tokens < 0 else tokens,

@@ -1,15 +1,10 @@
 """Lines on stderr that are not the answer, in the words of the command line.
 
 Messages of the library name parameters of the Python API in backticks; `in_options` writes the option in their place.
-
-`show_warnings` shows what the library logs as a warning (a datastore that failed while it was read) as one of the
-command's own. llama.cpp's log is not shown: it warns of much that is normal. What takes seconds is announced, to a
-terminal only.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 import sys
@@ -67,32 +62,3 @@ def fitted(text: str, stream: TextIO) -> str:
     return textwrap.fill(
         text, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False, tabsize=4
     )
-
-
-PROGRESS = "rest_local.tuning.progress"
-LLAMA = "rest_local.llama"
-
-
-class Shown(logging.Handler):
-    """One line on stderr for each record."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name != LLAMA and not record.name.startswith(f"{LLAMA}."):
-            warn(record.getMessage())
-
-
-class Announced(logging.Handler):
-    """One line on stderr for each record, where that is a terminal."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"rest-local: {record.getMessage()}", err=True)
-
-
-def show_warnings() -> None:
-    """Show warnings and announcements from now on; again does nothing."""
-    logger, progress = logging.getLogger("rest_local"), logging.getLogger(PROGRESS)
-    if not any(isinstance(handler, Shown) for handler in logger.handlers):
-        logger.addHandler(Shown(logging.WARNING))
-        progress.addHandler(Announced(logging.INFO))
-        progress.setLevel(logging.INFO)

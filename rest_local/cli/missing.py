@@ -12,7 +12,6 @@ is not asked again, and a line about what it lacks is printed once for each voca
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +88,8 @@ def _build(name: str | Path, model: Model, recipe: dict[str, object]) -> bool:
 
 
 def _marker(kind: str, path: Path, vocabulary_hash: str) -> Path:
+    import hashlib
+
     from rest_local.paths import cache_dir
 
     key = "\0".join((kind, os.path.abspath(path), vocabulary_hash))

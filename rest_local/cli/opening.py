@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import first_run, inputs, messages, missing
+from rest_local.cli import first_run, inputs, missing
 from rest_local.cli.messages import warn
 from rest_local.decoding.config import EngineConfig
+from rest_local.errors import ModelError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
 
 
-def open_engine(config: EngineConfig, chat: bool = False) -> Engine:
+def open_engine(config: EngineConfig) -> Engine:
     """Open an engine, print its warnings, and return it; the caller closes it.
 
-    `chat`: as for `with_model`. `missing` says what happens to a datastore that cannot be opened. Raises ModelError,
-    DatastoreError, OptionError.
+    Without a model it is the demo model's, which a terminal is told. `missing` says what happens to a datastore that
+    cannot be opened. Raises ModelError, DatastoreError, OptionError.
     """
+    from rest_local.cli import logged
     from rest_local.decoding.engine import Engine
     from rest_local.retrieval.home import DEFAULT_NAME
 
-    messages.show_warnings()
-    config = with_model(config, chat)
+    logged.show_warnings()
+    config = _with_files(config)
     is_named = bool(config.datastores)
     if not is_named and config.policy != "off" and _has_default():
         config = replace(config, datastores=(DEFAULT_NAME,))
@@ -36,17 +39,27 @@ def open_engine(config: EngineConfig, chat: bool = False) -> Engine:
     return engine
 
 
-def with_model(config: EngineConfig, chat: bool = False) -> EngineConfig:
-    """The same with the files of its models in the place of their names (`inputs.model_path`).
+def conversing(config: EngineConfig) -> EngineConfig:
+    """The same with a model for a command that converses or follows instructions: the one that was named, or the one
+    that the user chooses of those on the disk (`first_run`).
 
-    Where none is named: for a command that needs a model that can converse (`chat`), the one that the user chooses of
-    those on the disk (`first_run`); else the demo model, which a terminal is told. Raises ModelError, OptionError.
+    Raises ModelError for the demo model, which can do neither, and OptionError where none was named or chosen.
     """
-    model = first_run.choose() if config.model is None and chat else config.model
-    if model is None and sys.stderr.isatty():
+    config = replace(config, model=inputs.model_path(config.model or first_run.choose()))
+    if config.model is not None and Path(config.model).resolve() == inputs.model_path(None).resolve():
+        raise ModelError(
+            "the demo model writes Python and cannot chat; give a model that can with -m (`rest-local models` lists "
+            "those that are here), or complete code with `rest-local generate`"
+        )
+    return config
+
+
+def _with_files(config: EngineConfig) -> EngineConfig:
+    """The same with the files of its models in the place of their names (`inputs.model_path`)."""
+    if config.model is None and sys.stderr.isatty():
         click.echo("rest-local: no model was named (-m), so the demo model answers, which writes only Python", err=True)
-    draft = None if config.draft_model is None else inputs.model_path(config.draft_model)
-    return replace(config, model=inputs.model_path(model), draft_model=draft)
+    model, draft = (name and inputs.model_path(name) for name in (config.model, config.draft_model))
+    return replace(config, model=model, draft_model=draft)
 
 
 def _has_default() -> bool:

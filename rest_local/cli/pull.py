@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.catalog.quantization import in_bytes
+from rest_local.cli import completion
 from rest_local.cli.options import json_option
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", metavar="USER/REPO[:QUANT]")
+@click.argument("name", metavar="USER/REPO[:QUANT]", shell_complete=completion.repositories)
 @click.option("--list", "list_", is_flag=True, allow_from_autoenv=False, help="Show what there is; download nothing.")
 @json_option
 def pull(name: str, list_: bool, as_json: bool) -> None:

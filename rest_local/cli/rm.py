@@ -7,12 +7,13 @@ import sys
 
 import click
 
+from rest_local.cli import completion
 from rest_local.cli.options import json_option
 from rest_local.errors import ModelNotFound, OptionError
 
 
 @click.command()
-@click.argument("name", metavar="MODEL")
+@click.argument("name", metavar="MODEL", shell_complete=completion.models)
 @click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
 @json_option
 def rm(name: str, yes: bool, as_json: bool) -> None:

@@ -17,10 +17,8 @@ import contextlib
 import os
 import re
 import stat
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from pathlib import Path
 
 from rest_local.errors import InputInvalid
@@ -90,6 +88,8 @@ def _line_ends(old: list[tuple[str, str]], new: list[str]) -> list[str]:
     usual = max(("\n", "\r\n"), key=lambda end: counts[end])
     ends = [usual] * len(new)
     if len(counts) > 1:
+        from difflib import SequenceMatcher
+
         matcher = SequenceMatcher(None, [line for line, _ in old], new)
         for begin_old, begin_new, count in matcher.get_matching_blocks():
             for place in range(count):
@@ -112,9 +112,11 @@ def write_whole(path: Path, content: bytes, like: Path) -> None:
     """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Written to a temporary
     file in the same folder and synced before it takes the name. Raises InputInvalid; then `path` is as it was.
     """
+    from tempfile import mkstemp
+
     temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
+        descriptor, temporary = mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()

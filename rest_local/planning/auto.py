@@ -229,8 +229,8 @@ class Auto:
         steps = self._uncounted
         if steps:
             self.curve.observe_all([(1, step.n_ctx, step.decode_ms) for step in steps])
+            self._prices.count_steps(len(steps))
             for step in steps:
-                self._prices.count_step()
                 self.driver.learn_step(0, step.driver_ms)
             self._prices.at(steps[-1].n_ctx)
             steps.clear()
@@ -270,7 +270,7 @@ class Auto:
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         if done.updates_curve:
             self.curve.observe(1 + done.n_other + done.n_nodes + done.n_other_nodes, done.n_ctx, done.decode_ms)
-            self._prices.count_step()  # once per pass, not once per request
+            self._prices.count_steps()  # once per pass, not once per request
         if done.n_nodes or done.lookup_ms is None:
             self.driver.learn_step(done.n_nodes, done.driver_ms)
         else:

@@ -38,6 +38,7 @@ from rest_local.calibration.cost import LARGEST, CostCurve
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0)  # nats: upper ends of the buckets; the last bucket is open
 LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
 LONGEST_WAIT = 16  # steps
+WAITED_SHARE = 0.01  # of the time of plain steps, that lookups may take which are only made because of the wait
 SMOOTHING = 1 / 32  # weight of a lookup against the earlier ones, after the first 32
 EXPLORATIONS = 20_000  # lookups that are made to learn. Without them, HumanEval with a datastore and chat with history
 # on a GPU lose 4 to 5%, because nothing is learned from skipped lookups
@@ -99,7 +100,7 @@ class Trigger:
         if known != self._decided:
             self._decide(known)
         self._since += 1
-        waited = self._since >= LONGEST_WAIT
+        waited = self._since >= self._longest_wait
         least = self._least_paying
         if not waited and least and (least > len(REPEATS) or not repeats(REPEATS[least - 1])):
             return False
@@ -116,7 +117,7 @@ class Trigger:
         entropy or price comes in between. A text that repeats fewer than n/2 of its newest tokens needs more than n/2
         further tokens to repeat n.
         """
-        most, least = LONGEST_WAIT - 1 - self._since, self._least_paying
+        most, least = self._longest_wait - 1 - self._since, self._least_paying
         if least > len(REPEATS):
             return most
         needed = REPEATS[least - 1] if least else 0
@@ -131,6 +132,7 @@ class Trigger:
         """By the number of lengths in REPEATS that repeat: whether a lookup pays; and the least such number."""
         self._decided = known
         _, price, bucket, recent = known
+        self._longest_wait = longest_wait(price)
         coarse = range(recent, _N_COARSE, RECENT + 1)
         estimate, first = self.gains.estimate, bucket * _N_COARSE
         self._pays = [estimate(first + cell, cell) + EXPLORATION_VALUE >= price for cell in coarse]
@@ -150,6 +152,11 @@ class Trigger:
         self._fruitless = 0 if saving > price else self._fruitless + 1
 
 
+def longest_wait(price: float) -> int:
+    """Steps after which a lookup is made in any case. `price`: of a lookup, in plain steps."""
+    return max(LONGEST_WAIT, int(price / WAITED_SHARE))
+
+
 def in_words(plain_ms: float) -> str:
     """A phrase for the user: when lookups are made if a plain step takes `plain_ms`."""
     share = LOOKUP_MS / plain_ms
@@ -157,7 +164,7 @@ def in_words(plain_ms: float) -> str:
         return f"at every step: one takes {share:.1%} of a plain step"
     return (
         f"if the expected saving exceeds the time of one ({share:.1%} of a plain step), and at least every "
-        f"{LONGEST_WAIT} steps"
+        f"{longest_wait(share)} steps"
     )
 
 
@@ -245,9 +252,9 @@ class Prices:
         self._bucket = -1
         self._tables: tuple[list[float], list[float]] = ([], [])
 
-    def count_step(self) -> None:
-        """Note that the cost curve has observed a step."""
-        self._refresh_in -= 1
+    def count_steps(self, n: int = 1) -> None:
+        """Note that the cost curve has observed steps."""
+        self._refresh_in -= n
 
     def steps_left(self, n_ctx: int) -> int:
         """For how many steps of one token after the one at `n_ctx` the prices stay as they are."""
@@ -259,14 +266,17 @@ class Prices:
             cost = self._curve.at(n_ctx) + self._driver.step
             cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
             cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
-            rise = (cost[None, :] - cost[:, None]) / np.where(_GAPS > 0, _GAPS, 1)
-            slope = np.where(_GAPS > 0, rise, np.inf).min(axis=1)
+            rise = cost[None, :] - cost[:, None]
+            rise /= _GAPS
+            rise += _NOT_LARGER
+            slope = rise.min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
             self._bucket, self._refresh_in = n_ctx // _BUCKET, max(REFRESH_STEPS, int(REFRESH_MS / cost[0]))
         return self._tables
 
 
-_GAPS = np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None]
+_GAPS = np.maximum(np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None], 1).astype(np.float64)
+_NOT_LARGER = np.where(np.arange(LARGEST)[None, :] > np.arange(LARGEST)[:, None], 0.0, np.inf)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
 from rest_local.server.state import State, state_of
-from rest_local.server.streaming import DONE, EventStream, Pulse, TicketGroup, event, json_response
+from rest_local.server.streaming import DONE, EventStream, Pulse, StreamGroup, event, json_response
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -54,7 +54,7 @@ class Asked(Generic[BodyT]):
 
 
 class Answered(Protocol):
-    """What an answer is made of: a ticket, or what else has a result. It is complete when the answer is."""
+    """What an answer is made of: a stream, or what else has a result. It is complete when the answer is."""
 
     @property
     def result(self) -> Result: ...
@@ -82,7 +82,7 @@ class Generating(Asked[BodyT]):
             service,
         )
 
-    async def submit(self, request: HttpRequest, prepare: Callable[[], Sequence[Request]]) -> TicketGroup:
+    async def submit(self, request: HttpRequest, prepare: Callable[[], Sequence[Request]]) -> StreamGroup:
         """Makes the engine's requests and submits all of them or none.
 
         `prepare` runs in a worker thread, because templates, tokenizing and grammars take time in which other requests
@@ -93,19 +93,19 @@ class Generating(Asked[BodyT]):
 
         def submit() -> list[Stream]:
             nonlocal entries
-            tickets: list[Stream] = []
+            streams: list[Stream] = []
             try:
                 for made in prepare():
                     entries = max(entries, 1 + (made.logprobs or 0))
-                    tickets.append(self.service.submit(made, pulse))
+                    streams.append(self.service.submit(made, pulse))
             except BaseException:
-                for ticket in tickets:
-                    ticket.cancel()
+                for stream in streams:
+                    stream.cancel()
                 raise
-            return tickets
+            return streams
 
-        tickets = await self.state.workers.run(request, submit)
-        return TicketGroup(tickets, pulse, entries)
+        streams = await self.state.workers.run(request, submit)
+        return StreamGroup(streams, pulse, entries)
 
 
 @dataclass
@@ -245,15 +245,15 @@ class Answer(Generic[BodyT]):
         """`stop` or `length`."""
         return "length" if self.choices[number].ended else self.results[number].finish_reason
 
-    async def respond(self, request: HttpRequest, tickets: TicketGroup) -> Response:
-        """The response. The tickets, of which the answer was made, run until it is sent or the client disconnects."""
+    async def respond(self, request: HttpRequest, streams: StreamGroup) -> Response:
+        """The response. The streams, of which the answer was made, run until it is sent or the client disconnects."""
         if self.body.stream:
-            tickets.bound()
-            return EventStream(tickets, self._events(request, tickets))
-        async with tickets.attended(request.receive):
-            async for news in tickets.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
+            streams.bound()
+            return EventStream(streams, self._events(request, streams))
+        async with streams.attended(request.receive):
+            async for news in streams.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
                 for number, pieces in news:
-                    self._add(number, pieces, tickets)
+                    self._add(number, pieces, streams)
         self._note(request)
         return json_response(self.whole())
 
@@ -265,14 +265,14 @@ class Answer(Generic[BodyT]):
         self.remaining = 0
         return self.whole()
 
-    async def _events(self, request: HttpRequest, tickets: TicketGroup) -> AsyncIterator[bytes]:
+    async def _events(self, request: HttpRequest, streams: StreamGroup) -> AsyncIterator[bytes]:
         """The events of a stream; events of one moment are sent together."""
         if begin := self.begin():
             yield b"".join(begin)
-        async for news in tickets.pieces():
+        async for news in streams.pieces():
             events: list[bytes] = []
             for number, pieces in news:
-                if part := self._add(number, pieces, tickets):
+                if part := self._add(number, pieces, streams):
                     events += self.advance(number, part)
                 if pieces is None:
                     events += self.complete(number)
@@ -282,7 +282,7 @@ class Answer(Generic[BodyT]):
             if events:
                 yield b"".join(events)
 
-    def _add(self, number: int, pieces: Sequence[Piece] | None, tickets: TicketGroup) -> Part:
+    def _add(self, number: int, pieces: Sequence[Piece] | None, streams: StreamGroup) -> Part:
         """Adds pieces to an answer, or ends it for None; what can be sent."""
         choice = self.choices[number]
         if pieces is None:
@@ -290,7 +290,7 @@ class Answer(Generic[BodyT]):
             return choice.finish()
         part = choice.feed(pieces)
         if choice.ended:
-            tickets.stop(number)
+            streams.stop(number)
         return part
 
     def _note(self, request: HttpRequest) -> None:

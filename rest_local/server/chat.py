@@ -32,8 +32,8 @@ async def chat_completions(request: HttpRequest) -> Response:
     """OpenAI's chat, with llama-server's additions."""
     asked = Generating.of(request, await parse(request, ChatBody))
     chat = Chat(asked)
-    tickets = await asked.submit(request, chat.requests)
-    return await chat.answer(tickets.tickets).respond(request, tickets)
+    streams = await asked.submit(request, chat.requests)
+    return await chat.answer(streams.streams).respond(request, streams)
 
 
 class Chat:

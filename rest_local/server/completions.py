@@ -39,10 +39,10 @@ async def completions(request: HttpRequest) -> Response:
         requests = await asked.state.workers.run(request, completion.requests)
         prompts, top = completion.to_score()
         completion.scores = await asked.state.scoring.scores(request, asked.service, prompts, top)
-        tickets = await asked.submit(request, lambda: requests)
+        streams = await asked.submit(request, lambda: requests)
     else:
-        tickets = await asked.submit(request, completion.requests)
-    return await completion.answer(tickets.tickets).respond(request, tickets)
+        streams = await asked.submit(request, completion.requests)
+    return await completion.answer(streams.streams).respond(request, streams)
 
 
 class Completion:

@@ -53,8 +53,8 @@ async def _answer(request: HttpRequest, body: NativeBody, make: Callable[[Engine
             requests.append(request_of(asked.engine, body, prompt, logprobs=body.n_probs or None, grammar=grammar))
         return requests
 
-    tickets = await asked.submit(request, prepare)
-    return await NativeAnswer(asked, tickets.tickets, requests).respond(request, tickets)
+    streams = await asked.submit(request, prepare)
+    return await NativeAnswer(asked, streams.streams, requests).respond(request, streams)
 
 
 class NativeAnswer(Answer[NativeBody]):

@@ -1,8 +1,8 @@
-"""Awaits the tickets of one HTTP request and sends their pieces as events.
+"""Awaits the streams of one HTTP request and sends their pieces as events.
 
 Contract:
 
-- However a request ends (the last piece, a disconnected client, a server that stops, an error), none of its tickets
+- However a request ends (the last piece, a disconnected client, a server that stops, an error), none of its streams
   runs on after it.
 - The first pieces are passed on at once. After that, pieces are collected for `PACE` seconds, or until an answer ends,
   and passed on together.
@@ -94,11 +94,11 @@ class Pulse:
                 timer.cancel()
 
 
-class TicketGroup:
-    """The tickets of one HTTP request. `entries`: tokens in a log-probability entry, alternatives included."""
+class StreamGroup:
+    """The streams of one HTTP request. `entries`: tokens in a log-probability entry, alternatives included."""
 
-    def __init__(self, tickets: Sequence[Stream], pulse: Pulse, entries: int = 1) -> None:
-        self.tickets, self._pulse, self._entries = list(tickets), pulse, entries
+    def __init__(self, streams: Sequence[Stream], pulse: Pulse, entries: int = 1) -> None:
+        self.streams, self._pulse, self._entries = list(streams), pulse, entries
         self._stopped: set[int] = set()
         self._lagging = False
 
@@ -112,21 +112,21 @@ class TicketGroup:
         self.cancel()
 
     def stop(self, number: int) -> None:
-        """Cancel one ticket because its answer is complete."""
+        """Cancel one stream because its answer is complete."""
         self._stopped.add(number)
-        self.tickets[number].cancel()
+        self.streams[number].cancel()
 
     def cancel(self) -> None:
-        """Cancel the tickets that still run."""
-        for ticket in self.tickets:
-            ticket.cancel()
+        """Cancel the streams that still run."""
+        for stream in self.streams:
+            stream.cancel()
 
     async def pieces(self, *, meanwhile: bool = True) -> AsyncIterator[list[News]]:
-        """New pieces, until all tickets are done. Without `meanwhile`, only the pieces of tickets that are done.
+        """New pieces, until all streams are done. Without `meanwhile`, only the pieces of streams that are done.
 
-        Raises the error of a ticket, and ServiceClosed if the service cancelled one.
+        Raises the error of a stream, and ServiceClosed if the service cancelled one.
         """
-        open_ = dict(enumerate(self.tickets))
+        open_ = dict(enumerate(self.streams))
         while open_:
             begun, news = time.monotonic(), self._look(open_, meanwhile)
             done = [number for number, pieces in news if pieces is None]
@@ -155,7 +155,7 @@ class TicketGroup:
 
     @contextlib.asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
-        """Cancels the tickets if the client disconnects while the block runs, and in any case at its end."""
+        """Cancels the streams if the client disconnects while the block runs, and in any case at its end."""
         async with watched(receive, self.cancel):
             try:
                 yield
@@ -163,22 +163,22 @@ class TicketGroup:
                 self.cancel()
 
     def _error(self, number: int) -> RestLocalError | None:
-        ticket = self.tickets[number]
-        if ticket.error is not None:
-            return ticket.error
+        stream = self.streams[number]
+        if stream.error is not None:
+            return stream.error
         if self._lagging and number not in self._stopped:
             return ReaderTooSlow()
-        if ticket.result.finish_reason == "cancelled" and number not in self._stopped:
+        if stream.result.finish_reason == "cancelled" and number not in self._stopped:
             return ServiceClosed()  # or the client has disconnected, and reads no answer anyway
         return None
 
 
 def _taken(open_: Mapping[int, Stream], meanwhile: bool) -> list[News]:
-    """The new pieces of each ticket; with `meanwhile` also of tickets that are not done."""
+    """The new pieces of each stream; with `meanwhile` also of streams that are not done."""
     news: list[News] = []
-    for number, ticket in open_.items():
-        done = ticket.done  # read before the pieces, so that no piece of a ticket that is done is missed
-        if (done or meanwhile) and (pieces := ticket.poll()):
+    for number, stream in open_.items():
+        done = stream.done  # read before the pieces, so that no piece of a stream that is done is missed
+        if (done or meanwhile) and (pieces := stream.poll()):
             news.append((number, pieces))
         if done:
             news.append((number, None))
@@ -207,13 +207,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, tickets: TicketGroup, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, streams: StreamGroup, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._tickets, self._events = tickets, events
+        self._streams, self._events = streams, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._tickets.attended(receive):
+        async with self._streams.attended(receive):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for data in self._events:

@@ -58,9 +58,10 @@ def test_datastores(offered: Offered) -> None:
 
 
 def test_models(offered: Offered) -> None:
-    assert offered("generate", "-m", "") == ["a.gguf", "b.GGUF"]
+    assert offered("generate", "-m", "") == ["a.gguf", "b.GGUF", "demo"]
     assert offered("generate", "--draft-model", "b") == ["b.GGUF"]
     assert offered("chat", "-m", "~/models/") == ["<file>"]
+    assert offered("rm", "d") == ["demo"]
     assert offered("generate", "-m", "zz") == ["<file>"]
 
 

@@ -282,7 +282,7 @@ def test_instruct_puts_the_prompt_into_the_template(fake_engine: Install, call: 
 
 def test_instruct_needs_a_model_that_can_chat(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
-    done = call("generate", "--instruct", "say hello")
+    done = call("generate", "-m", "demo", "--instruct", "say hello")
     assert (done.code, done.err.count("\n"), "demo model" in done.err) == (1, 1, True)
     assert not engine.prompts
 

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,26 +298,40 @@ def test_the_suggested_model_fits_the_memory(monkeypatch: pytest.MonkeyPatch) ->
     assert sizes == ["0.5B", "1.5B", "3B", "7B"]
 
 
-def test_chat_without_a_model_never_opens_the_demo_model(call: Call, home: Path) -> None:
-    done = call("chat", stdin=b"who are you?\n")
+CONVERSING = [("chat", "who are you?"), ("generate", "--instruct", "who are you?"), ("edit", "FILE", "who are you?")]
+
+
+@pytest.fixture(params=CONVERSING, ids=" ".join)
+def conversing(request: pytest.FixtureRequest, home: Path) -> list[str]:
+    """A command line that needs a model that can converse."""
+    file = home / "a.py"
+    file.write_text("x = 1\n")
+    return [str(file) if word == "FILE" else word for word in request.param]
+
+
+def test_what_converses_never_opens_the_demo_model(call: Call, conversing: list[str]) -> None:
+    done = call(*conversing)
     assert (done.code, done.out) == (2, "")
     *lines, last = done.err.splitlines()
     assert len(lines) < 5
     assert any("rest-local pull " in line for line in lines)
     assert last.startswith("rest-local: error: no model was named")
+    named = call(conversing[0], "-m", "demo", *conversing[1:])
+    assert (named.code, named.err.count("\n")) == (1, 1)
+    assert "the demo model writes Python and cannot chat; give a model that can with -m" in named.err
 
 
-def test_chat_without_a_model_lists_those_that_converse(call: Call, home: Path) -> None:
-    (home / "models" / "mine.gguf").symlink_to(demo_model())
-    done = call("chat", stdin=b"who are you?\n")
+def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: list[str], home: Path) -> None:
+    shutil.copy(demo_model(), home / "models" / "mine.gguf")
+    done = call(*conversing)
     assert (done.code, done.out) == (2, "")
     assert "    -m mine" in done.err.splitlines()
 
 
 def test_chat_without_a_model_asks_at_a_terminal(home: Path, hub_server: HubServer) -> None:
-    (home / "models" / "mine.gguf").symlink_to(demo_model())
+    shutil.copy(demo_model(), home / "models" / "mine.gguf")
     options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
-    code, screen = at_terminal(hub_server, "chat", *options, answers=[("Which one", "1\n"), ("\n> ", "/bye\n")])
+    code, screen = at_terminal(hub_server, "chat", *options, "who are you?", answers=[("Which one", "1\n")])
     assert code == 0, screen
     assert "  1  mine  " in screen
     assert "Which one [1]: " in screen

@@ -143,7 +143,7 @@ def test_sighup_opens_datastores_again(tmp_path: Path, arguments: list[str]) -> 
         url = server.url()
         assert drafted() == 0
         text.write_text("quixotic = 17\n" * 3)
-        subprocess.run(build, check=True, capture_output=True)
+        subprocess.run([*build, "--replace"], check=True, capture_output=True)
         server.process.send_signal(signal.SIGHUP)
         for line in server.errors:
             if json.loads(line).get("event") == "reload":
@@ -153,9 +153,11 @@ def test_sighup_opens_datastores_again(tmp_path: Path, arguments: list[str]) -> 
         assert server.end()[0] == 0
 
 
-# Makes the terminal that it is given its controlling one, and becomes the server.
+# Makes the terminal that it is given its controlling one, and becomes the server. Tests that run under `nohup` ignore
+# hangups, and the server would inherit that.
 AT_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--no-history", *sys.argv[1:]])
 """

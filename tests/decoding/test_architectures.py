@@ -200,8 +200,8 @@ def test_several_at_once_say_what_they_say_alone(arch: str, tiny_model: TinyMode
         service = Service(engine)
         try:
             request = Request([1], max_tokens=40, policy="off")
-            tickets = [service.submit(replace(request, prompt=prompt)) for prompt in prompts]
-            results = [ticket.wait() for ticket in tickets]
+            streams = [service.submit(replace(request, prompt=prompt)) for prompt in prompts]
+            results = [stream.wait() for stream in streams]
         finally:
             service.close()
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512) as engine:

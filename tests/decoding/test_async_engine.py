@@ -110,12 +110,12 @@ def test_cancelling_the_task_ends_the_request() -> None:
 def test_a_task_that_is_cancelled_while_it_submits_leaves_no_request() -> None:
     async def test() -> None:
         async with opened() as engine:
-            submit, held, tickets = engine._service.submit, threading.Event(), []
+            submit, held, streams = engine._service.submit, threading.Event(), []
 
             def slow(*arguments: Any) -> Any:
                 held.wait(60)
-                tickets.append(submit(*arguments))
-                return tickets[-1]
+                streams.append(submit(*arguments))
+                return streams[-1]
 
             engine._service.submit = slow  # type: ignore[method-assign]
             stream = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True)
@@ -125,8 +125,8 @@ def test_a_task_that_is_cancelled_while_it_submits_leaves_no_request() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             held.set()
-            await becomes(lambda: bool(tickets) and tickets[0].done)
-            assert tickets[0].result.finish_reason == "cancelled"
+            await becomes(lambda: bool(streams) and streams[0].done)
+            assert streams[0].result.finish_reason == "cancelled"
 
     run(test)
 

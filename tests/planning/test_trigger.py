@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.planning.plan import ENTROPIES, EXPLORATION_VALUE, LONGEST_WAIT, RECENT, REPEATS, Gains, Trigger
+from rest_local.planning.plan import (
+    ENTROPIES,
+    EXPLORATION_VALUE,
+    LONGEST_WAIT,
+    RECENT,
+    REPEATS,
+    WAITED_SHARE,
+    Gains,
+    Trigger,
+    longest_wait,
+)
 
 PRICE = 0.1
 
@@ -36,6 +46,18 @@ def test_lookups_that_find_nothing_become_rare_but_never_stop() -> None:
     looked = run(Trigger(), 2000, lambda step: None, lambda step: 0.0)
     assert len(looked) < 2000 / LONGEST_WAIT + 40
     assert max(np.diff([*looked, 2000])) <= LONGEST_WAIT
+
+
+@pytest.mark.parametrize("price", [0.01, 0.16, 0.25, 1.0])
+def test_lookups_that_only_the_wait_asks_for_take_a_bounded_share(price: float) -> None:
+    trigger, looked = Trigger(), list[int]()
+    for step in range(6000):
+        if trigger.fires((), never, price):
+            looked.append(step)
+            trigger.learn(0.0, price)
+    late = [step for step in looked if step >= 3000]
+    assert len(late) >= 3000 // longest_wait(price) - 1
+    assert price * len(late) <= 3000 * max(WAITED_SHARE, price / LONGEST_WAIT if price < 0.16 else 0.0) * 1.05 + price
 
 
 def test_lookups_that_always_pay_are_made_at_every_step() -> None:
@@ -108,7 +130,7 @@ class Thorough(Trigger):
         self._cell = self._coarse + bucket * (len(REPEATS) + 1) * (RECENT + 1)
         self._since += 1
         expected = self.gains.estimate(self._cell, self._coarse) + EXPLORATION_VALUE
-        return expected >= price or self._since >= LONGEST_WAIT
+        return expected >= price or self._since >= longest_wait(price)
 
 
 @st.composite

@@ -43,8 +43,8 @@ class FakeEngine:
         self.model.close()
 
 
-class FakeTicket:
-    """A ticket whose pieces and end come from the test."""
+class FakeStream:
+    """A stream whose pieces and end come from the test."""
 
     def __init__(self, number: int, request: Request, vocabulary: Any, wake: Callable[[bool], None] | None) -> None:
         self.id, self.request = number, request
@@ -94,33 +94,33 @@ class FakeTicket:
 
 
 class FakeService:
-    """`answer`: the pieces of every answer, given at once; with None, the test gives them through `tickets`."""
+    """`answer`: the pieces of every answer, given at once; with None, the test gives them through `streams`."""
 
     def __init__(self, engine: FakeEngine, *, room: int = 64) -> None:
         self.engine, self.room = engine, room
         self.answer: Iterable[str] | None = ("Hello", " world")
-        self.tickets: list[FakeTicket] = []
+        self.streams: list[FakeStream] = []
         self.closed = False
         self._news = threading.Condition()
 
-    def submit(self, request: Request, wake: Callable[[bool], None] | None = None) -> FakeTicket:
+    def submit(self, request: Request, wake: Callable[[bool], None] | None = None) -> FakeStream:
         with self._news:
-            if sum(not ticket.done for ticket in self.tickets) >= self.room:
+            if sum(not stream.done for stream in self.streams) >= self.room:
                 raise QueueFull(self.room)
-            ticket = FakeTicket(len(self.tickets), request, self.engine.model.vocabulary, wake)
-            self.tickets.append(ticket)
+            stream = FakeStream(len(self.streams), request, self.engine.model.vocabulary, wake)
+            self.streams.append(stream)
             self._news.notify_all()
         if self.answer is not None:
             for text in self.answer if request.max_tokens else ():
-                ticket.give(text)
-            ticket.end("stop" if request.max_tokens else "length")
-        return ticket
+                stream.give(text)
+            stream.end("stop" if request.max_tokens else "length")
+        return stream
 
-    def ticket(self, number: int = 0) -> FakeTicket:
-        """The ticket with this number; waits for it."""
+    def stream(self, number: int = 0) -> FakeStream:
+        """The stream with this number; waits for it."""
         with self._news:
-            assert self._news.wait_for(lambda: len(self.tickets) > number, 30), "no such request came"
-        return self.tickets[number]
+            assert self._news.wait_for(lambda: len(self.streams) > number, 30), "no such request came"
+        return self.streams[number]
 
     def run(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         return call(self.engine)
@@ -145,8 +145,8 @@ class FakeService:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         self.closed = True
-        for ticket in self.tickets:
-            ticket.cancel()
+        for stream in self.streams:
+            stream.cancel()
 
 
 def origin(**fields: Any) -> Any:

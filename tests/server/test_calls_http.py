@@ -110,10 +110,10 @@ def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scrip
             "message"
         ]
     assert (message["reasoning_content"], message["content"]) == ("I add.", '{"a": 1}')
-    (ticket,) = live.service.tickets
+    (stream,) = live.service.streams
     with Model.open(demo_model(), vocab_only=True) as model:
         for said, taken in {'<think>I {add}.</think>{"a": 1}': True, '{"a": 1}': True, "I add.": False}.items():
-            constraint = Constraint(model.vocabulary, ticket.request.sampling.grammar)
+            constraint = Constraint(model.vocabulary, stream.request.sampling.grammar)
             tokens = model.vocabulary.tokenize(said, special=False).tolist()
             assert all(constraint.follow(token) for token in tokens) == taken, said
 
@@ -123,7 +123,7 @@ def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
     live.service.answer = [CALL]
     live.post(PATH, BODY | {"tool_choice": "required"})
     live.post(PATH, BODY)
-    forced, free = (ticket.request.sampling.grammar for ticket in live.service.tickets)
+    forced, free = (stream.request.sampling.grammar for stream in live.service.streams)
     assert '"<tool_call>\\n"' in forced.source
     assert free is None
 
@@ -135,9 +135,9 @@ def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> 
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(live.post(PATH, BODY).json()["choices"][0]))
     thread.start()
-    ticket = live.service.ticket()
-    ticket.give(CALL + '\n<tool_call>\n{"name": "ad')
-    ticket.end(reason)
+    stream = live.service.stream()
+    stream.give(CALL + '\n<tool_call>\n{"name": "ad')
+    stream.end(reason)
     thread.join(30)
     (choice,) = done
     assert len(choice["message"]["tool_calls"]) == 1

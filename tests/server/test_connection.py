@@ -107,10 +107,10 @@ def test_an_answer_may_take_longer_than_a_request(scripted: Scripted, monkeypatc
         monkeypatch.setattr(module, "BODY_SECONDS", 0.3)
         head = POST.replace(b"/tokenize", b"/completion").replace(b"400", str(len(body)).encode())
         connection.sendall(head + body)  # in one part, which no slow machine makes late
-        ticket = live.service.ticket()
-        assert not ticket.cancelled.wait(1)
-        ticket.give("late")
-        ticket.end()
+        stream = live.service.stream()
+        assert not stream.cancelled.wait(1)
+        stream.give("late")
+        stream.end()
         while not said.endswith(b"\r\n0\r\n\r\n"):
             part = connection.recv(1 << 16)
             assert part, "cut off"

@@ -96,14 +96,14 @@ def test_a_kept_connection_is_closed_after_a_while(scripted: Scripted, monkeypat
 
 def fill(live: Live, number: int = 0) -> int:
     """Gives pieces until the request is cancelled; returns their number."""
-    ticket = live.service.ticket(number)
+    stream = live.service.stream(number)
     (token,) = live.service.engine.model.vocabulary.tokenize("x").tolist()
     entry = TokenLogprobs(token, -1.0, tuple((token, -1.0) for _ in range(4)))
     given = 0
-    while not ticket.cancelled.is_set() and given < MOST_PIECES:
-        ticket.give("x" * 200, logprobs=(entry,) * 50)
+    while not stream.cancelled.is_set() and given < MOST_PIECES:
+        stream.give("x" * 200, logprobs=(entry,) * 50)
         given += 1
-        ticket.cancelled.wait(0.001)  # the loop gets its turn
+        stream.cancelled.wait(0.001)  # the loop gets its turn
     return given
 
 
@@ -136,9 +136,9 @@ def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
     live, read = scripted(), bytearray()
     live.service.answer = None
     with asking(live, "/completion", STREAM) as client:
-        ticket = live.service.ticket()
+        stream = live.service.stream()
         while not paused.is_set():
-            ticket.give("x" * 100_000)
+            stream.give("x" * 100_000)
             paused.wait(0.02)
 
         def read_on() -> None:
@@ -148,8 +148,8 @@ def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
         reader = threading.Thread(target=read_on)
         reader.start()
         assert resumed.wait(30)
-        assert not ticket.cancelled.wait(3.0)
-        ticket.end()
+        assert not stream.cancelled.wait(3.0)
+        stream.end()
         reader.join(30)
     assert read.endswith(b"\r\n0\r\n\r\n")
 
@@ -159,7 +159,7 @@ def test_alternatives_count_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def most() -> float:
         pulse = streaming.Pulse()
-        streaming.TicketGroup([], pulse, entries=5).bound()
+        streaming.StreamGroup([], pulse, entries=5).bound()
         return pulse.most_missed
 
     assert asyncio.run(most()) == 100
@@ -242,7 +242,7 @@ def test_a_disconnect_ends_tokenizing(scripted: Scripted, held: Any, path: str, 
     held.go.set()
     assert workers.ended(60)
     assert held.calls <= 2, "one part was under way"
-    assert not live.service.tickets
+    assert not live.service.streams
 
 
 def test_a_stop_ends_tokenizing(scripted: Scripted, held: Any) -> None:

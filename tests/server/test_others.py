@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_service import FakeTicket
+from fake_service import FakeStream
 from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
@@ -56,13 +56,13 @@ def entries(event: dict[str, Any]) -> int:
     return max(len(told), len(event.get("tokens", ())))
 
 
-def give(ticket: FakeTicket, steps: list[int]) -> None:
+def give(stream: FakeStream, steps: list[int]) -> None:
     """Gives steps of these numbers of tokens; the server reads each before the next."""
-    (token,) = ticket._vocabulary.tokenize("x").tolist()
+    (token,) = stream._vocabulary.tokenize("x").tolist()
     for size in steps:
-        ticket.give("x" * size, logprobs=(TokenLogprobs(token, -1.0, ((token, -1.0),)),) * size)
+        stream.give("x" * size, logprobs=(TokenLogprobs(token, -1.0, ((token, -1.0),)),) * size)
         for _ in range(TAKEN_MOST):
-            if not ticket._pieces:
+            if not stream._pieces:
                 break
             threading.Event().wait(0.001)
 
@@ -75,9 +75,9 @@ def test_ids_and_log_probabilities_go_out_in_whole_groups(
     steps = [1, 5, 2, 7, 1, 1, 9, 3, 4, 8]
     told: list[int] = []
     with live.client() as client, client.stream("POST", path, json=body | {"stream": True}, headers=KEY) as answer:
-        ticket = live.service.ticket()
-        give(ticket, steps)
-        ticket.end()
+        stream = live.service.stream()
+        give(stream, steps)
+        stream.end()
         told = [count for event in events(answer.iter_lines()) if (count := entries(event))]
     assert sum(told) >= sum(steps) - 1
     if others:
@@ -95,11 +95,11 @@ def test_what_was_in_memory_is_not_told(
     with ThreadPoolExecutor(1) as pool:
         for number, cached in enumerate((0, 21)):
             asking = pool.submit(live.post, path, body, headers=KEY)
-            ticket = live.service.ticket(number)
-            ticket.give("xx")
+            submitted = live.service.stream(number)
+            submitted.give("xx")
             evaluated = PROMPT - cached
-            ticket.timings = {"cached_tokens": cached, "prompt_tokens": evaluated, "prompt_ms": 10.0 * evaluated}
-            ticket.end()
+            submitted.timings = {"cached_tokens": cached, "prompt_tokens": evaluated, "prompt_ms": 10.0 * evaluated}
+            submitted.end()
             found.append(asking.result(60).text)
     names = ("cached_tokens", "cache_n", "prompt_ms", "prompt_per_second")
     for text in found:

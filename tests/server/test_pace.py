@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_service import FakeEngine, FakeTicket, origin
+from fake_service import FakeEngine, FakeStream, origin
 from hypothesis import given
 from hypothesis import strategies as st
 from live import Live
@@ -26,7 +26,7 @@ from rest_local.server.chat import ChatAnswer, _openai
 from rest_local.server.completions import CompletionAnswer
 from rest_local.server.native import NativeAnswer
 from rest_local.server.settings import Settings
-from rest_local.server.streaming import Pulse, TicketGroup
+from rest_local.server.streaming import Pulse, StreamGroup
 
 NEVER = 3600.0  # seconds: longer than any test waits
 TEXTS = st.text('<think>/tool_call"{name:x} \n', max_size=6)
@@ -93,9 +93,9 @@ def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
 def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
     """The content of all events of a stream, joined, without the last ones with usage and times."""
     events = []
-    tickets: Any = SimpleNamespace(stop=lambda number: None)
+    streams: Any = SimpleNamespace(stop=lambda number: None)
     for each in (*groups, None):
-        if part := answer._add(0, each, tickets):
+        if part := answer._add(0, each, streams):
             events += answer.advance(0, part)
     said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": [], "steps": []}
     for data in events:
@@ -152,13 +152,13 @@ def _text(pieces: Sequence[Piece]) -> str:
 
 
 class Talk:
-    """The tickets of one request, and what their consumer received."""
+    """The streams of one request, and what their consumer received."""
 
     def __init__(self, engine: FakeEngine, number: int = 1) -> None:
         self.pulse = Pulse()
         request: Any = SimpleNamespace(prompt=[])
-        self.tickets = [FakeTicket(i, request, engine.model.vocabulary, self.pulse) for i in range(number)]
-        self.group = TicketGroup(self.tickets, self.pulse)  # type: ignore[arg-type]
+        self.streams = [FakeStream(i, request, engine.model.vocabulary, self.pulse) for i in range(number)]
+        self.group = StreamGroup(self.streams, self.pulse)  # type: ignore[arg-type]
         self.handed: list[list[tuple[int, str | None]]] = []
         self.came = asyncio.Event()
 
@@ -193,13 +193,13 @@ def test_the_first_piece_is_sent_at_once_and_the_rest_at_the_end(
     monkeypatch.setattr(module, "PACE", NEVER)
 
     async def script(talk: Talk) -> None:
-        talk.tickets[0].give("first")
+        talk.streams[0].give("first")
         await talk.next()
         for word in ("a", "b", "c"):
-            talk.tickets[0].give(word)
+            talk.streams[0].give(word)
             await asyncio.sleep(0)
         assert talk.handed == [[(0, "first")]], "held until the time has passed"
-        talk.tickets[0].end()
+        talk.streams[0].end()
 
     assert talking(engine, script).handed == [[(0, "first")], [(0, "abc"), (0, None)]]
 
@@ -207,12 +207,12 @@ def test_the_first_piece_is_sent_at_once_and_the_rest_at_the_end(
 def test_collected_pieces_are_sent_after_the_pause(engine: FakeEngine) -> None:
     async def script(talk: Talk) -> None:
         for word in ("one", "two", "three"):
-            talk.tickets[0].give(word)
+            talk.streams[0].give(word)
             await talk.next()
-        talk.tickets[0].give("four")
-        talk.tickets[0].give("five")
+        talk.streams[0].give("four")
+        talk.streams[0].give("five")
         await talk.next()
-        talk.tickets[0].end()
+        talk.streams[0].end()
 
     assert talking(engine, script).handed == [
         [(0, "one")],
@@ -231,15 +231,15 @@ def test_tokens_wake_no_task_during_the_pause(engine: FakeEngine, monkeypatch: p
         loop = asyncio.get_running_loop()
         wake = loop.call_soon_threadsafe
         monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: calls.append(given) or wake(*given))
-        talk.tickets[0].give("first")
+        talk.streams[0].give("first")
         assert len(calls) == 1
-        talk.tickets[0].give("second")
+        talk.streams[0].give("second")
         assert len(calls) == 1, "it was woken already"
         await talk.next()
         for _ in range(100):
-            talk.tickets[0].give("x")
+            talk.streams[0].give("x")
         assert len(calls) == 1
-        talk.tickets[0].end()
+        talk.streams[0].end()
         assert len(calls) == 2
 
     assert talking(engine, script).handed[-1] == [(0, 100 * "x"), (0, None)]
@@ -255,9 +255,9 @@ def test_an_answer_that_is_not_streamed_wakes_the_task_only_at_its_end(
         wake = loop.call_soon_threadsafe
         monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: calls.append(given) or wake(*given))
         for _ in range(100):
-            talk.tickets[0].give("x")
+            talk.streams[0].give("x")
         assert not calls
-        talk.tickets[0].end()
+        talk.streams[0].end()
 
     assert talking(engine, script, meanwhile=False).handed == [[(0, 100 * "x"), (0, None)]]
     assert len(calls) == 1
@@ -276,15 +276,15 @@ def test_a_busy_consumer_gets_all_pieces_at_once(engine: FakeEngine) -> None:
                 await free.wait()  # a client that does not read
 
         consumer = asyncio.create_task(consume())
-        talk.tickets[0].give("first")
+        talk.streams[0].give("first")
         await talk.next()
         for _ in range(1000):
-            talk.tickets[0].give("x")
+            talk.streams[0].give("x")
             await asyncio.sleep(0)
         assert texts == ["first"]
         free.set()
         await talk.next()
-        talk.tickets[0].end()
+        talk.streams[0].end()
         await asyncio.wait_for(consumer, 30)
         return texts
 
@@ -300,9 +300,9 @@ def test_an_error_follows_the_text_before_it(
 
     async def script(talk: Talk) -> None:
         handed.append(talk.handed)
-        talk.tickets[0].give("half")
-        talk.tickets[1].give("other")
-        talk.tickets[0].end("error", error=DecodeFailed(-3, 4))
+        talk.streams[0].give("half")
+        talk.streams[1].give("other")
+        talk.streams[0].end("error", error=DecodeFailed(-3, 4))
 
     with pytest.raises(DecodeFailed):
         talking(engine, script, 2, meanwhile=meanwhile)
@@ -317,8 +317,8 @@ def test_nothing_is_lost_between_the_threads(engine: FakeEngine, meanwhile: bool
     async def script(talk: Talk) -> None:
         def speak(number: int, count: int) -> None:
             for each in range(count):
-                talk.tickets[number].give(f"{each} ")
-            talk.tickets[number].end()
+                talk.streams[number].give(f"{each} ")
+            talk.streams[number].end()
 
         threads = [threading.Thread(target=speak, args=each) for each in enumerate(counts)]
         for thread in threads:
@@ -343,11 +343,11 @@ def test_a_disconnect_during_the_pause_ends_the_request(
     live.service.answer = None
     with live.client() as client:
         with client.stream("POST", "/completion", json={"prompt": "x", "stream": True}) as answer:
-            ticket = live.service.ticket()
-            ticket.give("first")
+            stream = live.service.stream()
+            stream.give("first")
             assert next(answer.iter_text())
-            ticket.give("held")
-        assert ticket.cancelled.wait(30)
+            stream.give("held")
+        assert stream.cancelled.wait(30)
     live.service.answer = ("next",)
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
 
@@ -360,9 +360,9 @@ def test_a_limit_on_lines_ends_an_answer_that_is_not_streamed(scripted: Callable
     body = {"input_prefix": "", "input_suffix": "", "n_indent": 4}
     thread = threading.Thread(target=lambda: answers.append(live.post("/infill", body).json()))
     thread.start()
-    ticket = live.service.ticket()
-    ticket.give("x = 1\n")
-    ticket.give("y")
-    assert ticket.cancelled.wait(30)
+    stream = live.service.stream()
+    stream.give("x = 1\n")
+    stream.give("y")
+    assert stream.cancelled.wait(30)
     thread.join(30)
     assert answers[0]["content"] == "x = 1\n"

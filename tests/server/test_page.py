@@ -57,15 +57,15 @@ def test_a_second_message_includes_the_first(quiet: Live, opened: Open) -> None:
     page.locator("#system").fill("Be brief.")
     page.locator("#message").focus()
     ask(page, "one")
-    quiet.service.ticket().give("two")
-    quiet.service.ticket().end()
+    quiet.service.stream().give("two")
+    quiet.service.stream().end()
     expect(page.locator("#status")).to_have_text("Done")
     ask(page, "three")
-    prompt = quiet.service.ticket(1).request.prompt
+    prompt = quiet.service.stream(1).request.prompt
     said = "".join(quiet.service.engine.model.vocabulary.piece(token).decode() for token in prompt)
     assert [each in said for each in ("Be brief.", "one", "two", "three")] == [True] * 4
     assert said.index("one") < said.index("two") < said.index("three")
-    quiet.service.ticket(1).end()
+    quiet.service.stream(1).end()
 
 
 def test_settings_are_sent(quiet: Live, opened: Open) -> None:
@@ -77,10 +77,10 @@ def test_settings_are_sent(quiet: Live, opened: Open) -> None:
     page.locator("#policy").select_option("off")
     page.locator("#message").focus()
     ask(page, "hello")
-    request = quiet.service.ticket().request
+    request = quiet.service.stream().request
     assert (request.sampling.temperature, request.sampling.seed, request.max_tokens) == (0.5, 7, 33)
     assert (request.policy, request.origins, len(request.prediction) > 0) == ("off", True, True)
-    quiet.service.ticket().end()
+    quiet.service.stream().end()
     expect(page.locator("#status")).to_have_text("Done")
     page.reload()
     expect(page.locator("#temperature")).to_have_value("0.5")
@@ -94,18 +94,18 @@ def test_only_chosen_datastores_are_drafted_from(quiet: Live, opened: Open) -> N
     page.get_by_label("second").uncheck()
     page.locator("#message").focus()
     ask(page, "hello")
-    assert quiet.service.ticket().request.datastores == ("first",)
-    quiet.service.ticket().end()
+    assert quiet.service.stream().request.datastores == ("first",)
+    quiet.service.stream().end()
 
 
 def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
-    ticket.give("one")
-    ticket.give("two", "datastore", origin=origin(file="lib/argparse.py", line=812, match=4, probability=0.53))
-    ticket.give("three", "model", origin=origin(source="model", file=None, line=None, match=0))
-    ticket.end()
+    stream = quiet.service.stream()
+    stream.give("one")
+    stream.give("two", "datastore", origin=origin(file="lib/argparse.py", line=812, match=4, probability=0.53))
+    stream.give("three", "model", origin=origin(source="model", file=None, line=None, match=0))
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     page.locator("#chat .log").focus()
     page.keyboard.press("Tab")
@@ -130,16 +130,16 @@ def test_the_chart_changes_with_every_step(quiet: Live, opened: Open) -> None:
     expect(chart).to_have_attribute("aria-label", "no steps yet")
     seen = {pixels(page)}
     ask(page, "hello")
-    ticket = quiet.service.ticket()
+    stream = quiet.service.stream()
     for steps, (text, source) in enumerate([(" a", "target"), (" b c d", "context"), (" e f", "history")], 1):
-        ticket.give(text, source, origin=origin(source=source) if steps > 1 else None)
+        stream.give(text, source, origin=origin(source=source) if steps > 1 else None)
         expect(chart).to_have_attribute("aria-label", re.compile(f"^{steps} steps"))
         seen.add(pixels(page))
     assert len(seen) == 4
     expect(page.locator("#mat")).to_have_text("2.00")
     expect(page.locator("#drafted")).to_have_text("83 %")
     expect(page.locator("#legend li", has_text="context")).to_contain_text("50 %")
-    ticket.end()
+    stream.end()
 
 
 @pytest.mark.parametrize("way", ["Escape", "the button"])
@@ -148,7 +148,7 @@ def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live],
     live.service.answer = None
     page = opened(live)
     ask(page, "hello")
-    live.service.ticket().give("begun")
+    live.service.stream().give("begun")
     expect(page.locator("#chat article .text")).to_have_text("begun")
     if way == "Escape":
         page.keyboard.press("Escape")
@@ -157,9 +157,9 @@ def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live],
     expect(page.locator("#status")).to_have_text("Stopped")
     expect(page.locator("#chat article .text")).to_have_text("begun")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    assert live.service.ticket().cancelled.wait(30)
+    assert live.service.stream().cancelled.wait(30)
     ask(page, "again")
-    live.service.ticket(1).end()
+    live.service.stream(1).end()
     expect(page.locator("#status")).to_have_text("Done")
 
 
@@ -167,18 +167,18 @@ def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live],
 def test_the_end_stays_in_view_until_the_user_scrolls_back(quiet: Live, opened: Open, width: int, height: int) -> None:
     page = opened(quiet, width=width, height=height)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
-    ticket.give("\na" * 200)
+    stream = quiet.service.stream()
+    stream.give("\na" * 200)
     foot = page.locator("#chat article .foot")
     expect(foot).to_be_in_viewport()
     expect(page.get_by_role("button", name="Stop")).to_be_in_viewport()
     page.locator("#chat article .text").hover()
     page.mouse.wheel(0, -1500)
     expect(foot).not_to_be_in_viewport()
-    ticket.give("\na" * 10)
+    stream.give("\na" * 10)
     expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^2 steps"))
     expect(foot).not_to_be_in_viewport()
-    ticket.end()
+    stream.end()
 
 
 def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
@@ -242,10 +242,10 @@ def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open, mode:
     page.locator(f"#tab-{mode}").click()
     page.locator(f"#{mode} textarea").first.fill("y" * 300)
     page.locator(f"#{mode} .send").click()
-    ticket = quiet.service.ticket()
-    ticket.give("x" * 600)
-    ticket.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
-    ticket.end()
+    stream = quiet.service.stream()
+    stream.give("x" * 600)
+    stream.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     page.locator("#settings > summary").click()
     page.locator("mark").first.click()
@@ -274,10 +274,10 @@ def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
 def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open, scheme: str) -> None:
     page = opened(quiet, color_scheme=scheme)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
+    stream = quiet.service.stream()
     for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar"):
-        ticket.give(f" {source}", source, origin=None if source == "target" else origin(source=source))
-    ticket.end()
+        stream.give(f" {source}", source, origin=None if source == "target" else origin(source=source))
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     page.locator("mark").first.hover()
     assert page.evaluate(FAULTS) == []

@@ -131,8 +131,8 @@ def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None
     page.get_by_role("button", name="Go to Complete").click()
     page.locator("#text").fill("a = ")
     page.keyboard.press("Control+Enter")
-    quiet.service.ticket().give("1")
-    quiet.service.ticket().end()
+    quiet.service.stream().give("1")
+    quiet.service.stream().end()
     expect(page.locator("#complete article .text")).to_have_text("a = 1")
 
 

@@ -121,10 +121,10 @@ def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
     """Also if its text is in two lines or two styles, and while its line changes its style."""
     page = opened(quiet)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
+    stream = quiet.service.stream()
     for text in ("# A", " title\n", "see **bo", "ld** `code`", "\n```\n", "x = 1", "\n```\n", "end"):
-        ticket.give(text, "datastore", origin=origin(file="a.py", line=3))
-    ticket.end()
+        stream.give(text, "datastore", origin=origin(file="a.py", line=3))
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     answer = page.locator("#chat article .text")
     expect(answer).to_have_text("# A title\nsee **bold** `code`\n```\nx = 1\n```\nend")
@@ -142,11 +142,11 @@ def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
 def test_every_style_has_enough_contrast(quiet: Live, opened: Open, scheme: str) -> None:
     page = opened(quiet, color_scheme=scheme, width=375)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
+    stream = quiet.service.stream()
     for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar"):
-        ticket.give(TEXT, source, origin=None if source == "target" else origin(source=source))
-        ticket.give("~~~\n")
-    ticket.end()
+        stream.give(TEXT, source, origin=None if source == "target" else origin(source=source))
+        stream.give("~~~\n")
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     assert page.evaluate(FAULTS) == []
     assert page.evaluate("document.documentElement.scrollWidth") == 375
@@ -155,9 +155,9 @@ def test_every_style_has_enough_contrast(quiet: Live, opened: Open, scheme: str)
 def test_plain_text_can_be_chosen_and_is_remembered(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
-    ticket.give("# Title\n- one\n```\nx\n```\n")
-    ticket.end()
+    stream = quiet.service.stream()
+    stream.give("# Title\n- one\n```\nx\n```\n")
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     size = "each => getComputedStyle(each).fontSize"
     display = "each => getComputedStyle(each).display"
@@ -182,9 +182,9 @@ def test_completed_code_is_not_markdown(quiet: Live, opened: Open) -> None:
     page.locator("#tab-complete").click()
     page.locator("#text").fill("x = 1\n")
     page.keyboard.press("Control+Enter")
-    ticket = quiet.service.ticket()
-    ticket.give("# comment\n")
-    ticket.end()
+    stream = quiet.service.stream()
+    stream.give("# comment\n")
+    stream.end()
     expect(page.locator("#status")).to_have_text("Done")
     assert page.locator(".line").count() == 0
     expect(page.locator("#complete article .text")).to_contain_text("# comment")
@@ -193,9 +193,9 @@ def test_completed_code_is_not_markdown(quiet: Live, opened: Open) -> None:
 def test_steps_of_one_event_are_separate(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     ask(page, "hello")
-    ticket = quiet.service.ticket()
-    with ticket.together():
+    stream = quiet.service.stream()
+    with stream.together():
         for text in (" a", " b c d", " e f"):
-            ticket.give(text, "context", origin=origin(source="context"))
-    ticket.end()
+            stream.give(text, "context", origin=origin(source="context"))
+    stream.end()
     expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^3 steps, .*[^0-9]4 at most"))

@@ -63,7 +63,7 @@ def test_a_disconnect_ends_the_scoring_of_the_prompt(scripted: Scripted) -> None
     assert scorer.ended.acquire(timeout=30)
     scorer.free.set()
     assert live.post(PATH, BODY).status_code == 200
-    assert len(live.service.tickets) == 1, "nothing is generated after a disconnect"
+    assert len(live.service.streams) == 1, "nothing is generated after a disconnect"
 
 
 def test_a_disconnect_while_waiting_for_scoring_frees_the_place() -> None:

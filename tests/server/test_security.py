@@ -272,7 +272,7 @@ def test_errors_for_other_machines_contain_no_paths(scripted: Scripted, others: 
     with ThreadPoolExecutor(1) as pool:
         for number, error in enumerate(PATHS):
             asking = pool.submit(live.post, "/completion", body, headers=headers)
-            live.service.ticket(number).end("error", error=error)
+            live.service.stream(number).end("error", error=error)
             answer = asking.result(60)
             assert '"error"' in answer.text
             assert (SECRET in answer.text) != others, error

@@ -43,31 +43,31 @@ def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict
     live = scripted()
     live.service.answer = None
     connection = raw(live, CHAT_PATH if "messages" in body else "/completion", body)
-    ticket = live.service.ticket()
-    ticket.give("some text")
+    stream = live.service.stream()
+    stream.give("some text")
     connection.close()
-    assert ticket.cancelled.wait(30)
+    assert stream.cancelled.wait(30)
 
 
 def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     connection = raw(live, CHAT_PATH, CHAT | {"n": 3})
-    tickets = [live.service.ticket(number) for number in range(3)]
+    streams = [live.service.stream(number) for number in range(3)]
     connection.close()
-    assert all(ticket.cancelled.wait(30) for ticket in tickets)
+    assert all(stream.cancelled.wait(30) for stream in streams)
 
 
 def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     connection = raw(live, CHAT_PATH, CHAT)
-    ticket = live.service.ticket()
+    stream = live.service.stream()
     for _ in range(3000):
-        ticket.give("word " * 40)  # more than the buffers of both ends hold
-    assert not ticket.cancelled.is_set(), "slow is not gone"
+        stream.give("word " * 40)  # more than the buffers of both ends hold
+    assert not stream.cancelled.is_set(), "slow is not gone"
     connection.close()
-    assert ticket.cancelled.wait(30)
+    assert stream.cancelled.wait(30)
     assert live.post("/tokenize", {"content": "next"}).status_code == 200
 
 
@@ -75,7 +75,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> 
     live = scripted(room=2)
     live.service.answer = None
     waiting = [raw(live, CHAT_PATH, CHAT) for _ in range(2)]
-    tickets = [live.service.ticket(number) for number in range(2)]
+    streams = [live.service.stream(number) for number in range(2)]
     answer = live.post(CHAT_PATH, CHAT)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
@@ -84,7 +84,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> 
     assert both.status_code == 503, "all of them or none"
     for connection in waiting:
         connection.close()
-    assert all(ticket.cancelled.wait(30) for ticket in tickets)
+    assert all(stream.cancelled.wait(30) for stream in streams)
     live.service.answer = ("again",)
     assert live.post(CHAT_PATH, CHAT).status_code == 200
 
@@ -93,17 +93,17 @@ def test_choices_beyond_the_queue_cancel_the_others(scripted: Scripted) -> None:
     live = scripted(room=2)
     live.service.answer = None
     assert live.post(CHAT_PATH, CHAT | {"n": 3}).status_code == 503
-    assert all(ticket.cancelled.is_set() for ticket in live.service.tickets)
+    assert all(stream.cancelled.is_set() for stream in live.service.streams)
 
 
 def test_a_hundred_that_queue_and_leave(scripted: Scripted) -> None:
     live = scripted(room=100)
     live.service.answer = None
     connections = [raw(live, "/completion", {"prompt": "x"}) for _ in range(100)]
-    tickets = [live.service.ticket(number) for number in range(100)]
+    streams = [live.service.stream(number) for number in range(100)]
     for connection in connections:
         connection.close()
-    assert all(ticket.cancelled.wait(60) for ticket in tickets)
+    assert all(stream.cancelled.wait(60) for stream in streams)
     live.service.answer = ("next",)
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
 
@@ -114,7 +114,7 @@ def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> No
     done: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: done.append(live.post("/completion", {"prompt": "x"})))
     thread.start()
-    live.service.ticket().end("error", error=DecodeFailed(-3, 4))
+    live.service.stream().end("error", error=DecodeFailed(-3, 4))
     thread.join(30)
     assert done[0].status_code == 500
     assert "llama_decode returned -3" in done[0].json()["error"]["message"]
@@ -142,9 +142,9 @@ def test_an_error_during_a_stream_is_its_last_event(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
     with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
-        ticket = live.service.ticket()
-        ticket.give("half")
-        ticket.end("error", error=DecodeFailed(-3, 4))
+        stream = live.service.stream()
+        stream.give("half")
+        stream.end("error", error=DecodeFailed(-3, 4))
         text = answer.read().decode()
     assert answer.status_code == 200
     assert chunks(text)[1]["choices"][0]["delta"] == {"content": "half"}
@@ -162,12 +162,12 @@ def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str,
     body = {"prompt": "if x:\n", "stream": stream, **limit}
     thread = threading.Thread(target=lambda: done.append(live.post("/completion", body)))
     thread.start()
-    ticket = live.service.ticket()
+    submitted = live.service.stream()
     for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
-        ticket.give(part)
-        while ticket._pieces and not ticket.cancelled.is_set():  # what comes together is one piece
-            assert thread.is_alive() or ticket.cancelled.is_set()
-    assert ticket.cancelled.wait(30)
+        submitted.give(part)
+        while submitted._pieces and not submitted.cancelled.is_set():  # what comes together is one piece
+            assert thread.is_alive() or submitted.cancelled.is_set()
+    assert submitted.cancelled.wait(30)
     thread.join(30)
     assert done[0].status_code == 200
     assert "v = 4" not in done[0].text
@@ -181,7 +181,7 @@ def test_a_choice_that_fails_ends_the_others(scripted: Scripted, stream: bool) -
     body = CHAT | {"n": 3, "stream": stream}
     thread = threading.Thread(target=lambda: done.append(live.post(CHAT_PATH, body)))
     thread.start()
-    first, second, third = (live.service.ticket(number) for number in range(3))
+    first, second, third = (live.service.stream(number) for number in range(3))
     second.end("error", error=DecodeFailed(-3, 4))
     assert first.cancelled.wait(30)
     assert third.cancelled.wait(30)
@@ -194,16 +194,16 @@ def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
     live = scripted(drain_seconds=30)
     live.service.answer = None
     with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
-        ticket = live.service.ticket()
-        ticket.give("first")
+        stream = live.service.stream()
+        stream.give("first")
         live.serving.stop()
         while True:
             try:
                 socket.create_connection(("127.0.0.1", live.port), timeout=30).close()
             except OSError:
                 break  # it listens no more
-        ticket.give(" last")
-        ticket.end("stop")
+        stream.give(" last")
+        stream.end("stop")
         text = answer.read().decode()
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks(text)) == "first last"
     assert text.endswith("data: [DONE]\n\n")
@@ -213,9 +213,9 @@ def test_a_stop_cancels_answers_after_the_drain_time(scripted: Scripted) -> None
     live = scripted(drain_seconds=0)
     live.service.answer = None
     connection = raw(live, CHAT_PATH, CHAT)
-    ticket = live.service.ticket()
+    stream = live.service.stream()
     live.serving.stop()
-    assert ticket.cancelled.wait(30)
+    assert stream.cancelled.wait(30)
     connection.close()
 
 
@@ -264,10 +264,10 @@ def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripte
     body = CHAT | {"stream": False, "prediction": {"type": "content", "content": "Hello"}}
     details = live.post(CHAT_PATH, body).json()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
-    assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("Hello")
+    assert list(live.service.streams[-1].request.prediction) == live.serving.state.engine.tokenize("Hello")
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     live.post(CHAT_PATH, body | {"prediction": {"type": "content", "content": parts}})
-    assert list(live.service.tickets[-1].request.prediction) == live.serving.state.engine.tokenize("a\nb")
+    assert list(live.service.streams[-1].request.prediction) == live.serving.state.engine.tokenize("a\nb")
     without = live.post(CHAT_PATH, CHAT | {"stream": False}).json()["usage"]
     assert "completion_tokens_details" not in without
 
@@ -279,7 +279,7 @@ def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripte
 def test_the_text_of_verify_becomes_its_rule(scripted: Scripted, text: str | None, expected: Any) -> None:
     live = scripted()
     assert live.post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": text}}).status_code == 200
-    assert live.service.tickets[-1].request.verify == expected
+    assert live.service.streams[-1].request.verify == expected
 
 
 def test_a_text_of_verify_that_names_no_rule_is_refused(scripted: Scripted) -> None:
@@ -301,7 +301,7 @@ def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scr
     live.post(CHAT_PATH, body)
     live.post(CHAT_PATH, body | {"max_tokens": 5000})
     live.post(CHAT_PATH, body | {"n_keep": 3})
-    free, limited, kept = (ticket.request for ticket in live.service.tickets)
+    free, limited, kept = (stream.request for stream in live.service.streams)
     tokenize = live.serving.state.engine.tokenize
     head = "<|im_start|>system\n" + SYSTEM["content"] + "<|im_end|>\n<|im_start|>user\n"
     assert list(free.prompt[: free.keep_tokens]) == tokenize(head)
@@ -314,7 +314,7 @@ def test_without_a_shift_the_context_is_the_limit(scripted: Scripted) -> None:
     live = scripted()
     live.post(CHAT_PATH, CHAT | {"messages": [SYSTEM, *CHAT["messages"]]})
     live.post(CHAT_PATH, CHAT | {"max_tokens": 5000})
-    free, limited = (ticket.request for ticket in live.service.tickets)
+    free, limited = (stream.request for stream in live.service.streams)
     assert (free.max_tokens, free.keep_tokens) == (512 - len(free.prompt), 0)
     assert limited.max_tokens == 512
 
@@ -324,12 +324,12 @@ def told(live: Live, **headers: str) -> list[Any]:
     live.service.answer = None
     options: dict[str, Any] = {"rest_local": {"origins": True}, "logprobs": True}
     with live.client(headers=headers) as client, client.stream("POST", CHAT_PATH, json=CHAT | options) as answer:
-        ticket = live.service.ticket()
-        ticket.give("one ")
+        stream = live.service.stream()
+        stream.give("one ")
         entry = TokenLogprobs(5, -0.5, ())
-        ticket.give("two", "datastore", origin=origin(), logprobs=(entry,))
-        ticket.give(" three" * 20)
-        ticket.end("stop")
+        stream.give("two", "datastore", origin=origin(), logprobs=(entry,))
+        stream.give(" three" * 20)
+        stream.end("stop")
         return chunks(answer.read().decode())
 
 

@@ -20,7 +20,6 @@ import click
 from rest_local.cli import inputs, interrupt, opening, options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import ModelError
 from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -110,12 +109,7 @@ def _open(config: EngineConfig, template: str | None) -> Engine:
     """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
     from rest_local.cli.chat.talk import require_template
 
-    if template is None and inputs.model_path(config.model).resolve() == inputs.model_path(None).resolve():
-        raise ModelError(
-            "the demo model writes Python and cannot chat; give a model that can with -m, or complete code with "
-            "`rest-local generate`"
-        )
-    engine = opening.open_engine(config, chat=True)
+    engine = opening.open_engine(config if template is not None else opening.conversing(config))
     try:
         if template is not None:
             engine.model.chat_template = template

@@ -357,7 +357,9 @@ def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
 
 def _models() -> list[str]:
     """Names of models on the disk."""
-    return []
+    from rest_local.catalog.stores import names
+
+    return names()
 
 
 def paths(begun: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:

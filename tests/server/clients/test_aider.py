@@ -73,7 +73,7 @@ def test_aider_edits_a_file(
     done = aider(live, "--edit-format", form, stream, "--message", "fix the sign")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "m.py").read_text() == "def add(a, b):\n    return a + b\n", done.stdout
-    request = live.service.ticket().request
+    request = live.service.stream().request
     assert request.sampling.temperature == 0.0
     assert len(request.prompt) > 500, "its own prompt, the rules of the format and the file"
 
@@ -110,6 +110,6 @@ def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str, stream
     assert choices[-1]["finish_reason"] == "stop"
     assert content == said
     assert edited("def add(a, b):\n    return a - b\n", content) == "def add(a, b):\n    return a + b\n"
-    request = live.service.ticket().request
+    request = live.service.stream().request
     assert request.sampling.temperature == 0.0
     assert request.max_tokens == 8192 - len(request.prompt)

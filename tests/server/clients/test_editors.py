@@ -58,9 +58,9 @@ def test_llama_vim_edits_after_a_warm_up(scripted: Scripted) -> None:
     live = scripted()
     warm = send(live, recorded.VIM_EDIT_WARM_UP).json()
     assert warm["choices"][0]["message"]["content"] == ""
-    assert live.service.ticket().request.max_tokens == 0
+    assert live.service.stream().request.max_tokens == 0
     assert words(live, recorded.VIM_EDIT) == "Hello world"
-    sampling = live.service.ticket(1).request.sampling
+    sampling = live.service.stream(1).request.sampling
     assert (sampling.min_p, sampling.temperature, sampling.top_k, sampling.top_p) == (0.1, 0.1, 0, 1.0)
 
 
@@ -129,7 +129,7 @@ def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
     assert reason == "tool_calls"
     assert usage["completion_tokens"] > 0
     prompt = live.service.engine.model.vocabulary
-    spelled = b"".join(prompt.piece(token) for token in live.service.ticket().request.prompt).decode()
+    spelled = b"".join(prompt.piece(token) for token in live.service.stream().request.prompt).decode()
     assert "read_file" in spelled, "the tools are in the prompt although the template knows none"
 
 
@@ -177,7 +177,7 @@ def test_continue_completes_by_llama_cpps_own_call(demo: Live) -> None:
 def test_continue_predicts_where_the_name_is_one_it_knows(scripted: Scripted) -> None:
     live = scripted(aliases=("gpt-4o-mini",))
     assert words(live, recorded.CONTINUE_OPENAI) == "Hello world"
-    request = live.service.ticket().request
+    request = live.service.stream().request
     vocabulary = live.service.engine.model.vocabulary
     predicted = b"".join(vocabulary.piece(token) for token in request.prediction).decode()
     assert predicted == recorded.CONTINUE_OPENAI.body["prediction"]["content"]

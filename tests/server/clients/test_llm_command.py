@@ -80,7 +80,7 @@ def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("Three words.")
     vocabulary = live.service.engine.model.vocabulary
-    prompt = b"".join(vocabulary.piece(token) for token in live.service.ticket(1).request.prompt).decode()
+    prompt = b"".join(vocabulary.piece(token) for token in live.service.stream(1).request.prompt).decode()
     assert "word_count" in prompt
     assert "3" in prompt.rpartition("word_count")[2], "the result is in the prompt"
 

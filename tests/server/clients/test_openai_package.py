@@ -75,7 +75,7 @@ def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
             await stream.close()
 
     asyncio.run(leave())
-    assert live.service.ticket().cancelled.wait(30)
+    assert live.service.stream().cancelled.wait(30)
 
 
 def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
@@ -181,8 +181,8 @@ def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
     live.service.answer = None
     with client_of(live) as client:
         stream = client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
-        ticket = live.service.ticket()
-        ticket.give("half")
-        ticket.end("error", error=DecodeFailed(-3, 4))
+        submitted = live.service.stream()
+        submitted.give("half")
+        submitted.end("error", error=DecodeFailed(-3, 4))
         with pytest.raises(openai.APIError, match="llama_decode"):
             list(stream)

@@ -14,6 +14,7 @@ import pytest
 from fake_cli_engine import FakeEngine, FakePiece, FakeStream
 
 from rest_local.cli import edit as edit_module
+from rest_local.cli import first_run
 from rest_local.cli.edit import LARGEST_OWN, with_context
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
@@ -391,10 +392,19 @@ def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, 
     done = call("edit", "-m", "m.gguf", str(file), "make y 20")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "has no chat template" in done.err
-    done = call("edit", str(file), "make y 20")
+    done = call("edit", "-m", "demo", str(file), "make y 20")
     assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "the demo model cannot follow an instruction" in done.err
+    assert "the demo model writes Python and cannot chat" in done.err
     assert not engine.prompts
+
+
+def test_without_a_model_the_user_is_asked_for_one(
+    model: Install, call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = model(fenced(NEW))
+    monkeypatch.setattr(first_run, "choose", lambda: "chosen.gguf")
+    assert call("edit", str(file), "make y 20", "--yes").code == 0
+    assert engine.config.model == Path("chosen.gguf")
 
 
 def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fake_sequences import FixedCurve
 
-from rest_local.decoding.batch import Batch, best_width
+from rest_local.decoding.batch import CLOSE, Batch, best_width
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.errors import PromptEmpty, PromptTooLong
@@ -111,13 +113,24 @@ def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -
 def curve_of(weights: float, attention: float) -> FixedCurve:
     """A pass of n tokens over c cells costs `weights + n * (0.1 + c * attention)`."""
     n = np.arange(1, 65)
-    contexts = [0, 10_000]
+    contexts = [0, 100_000]
     return FixedCurve(contexts, np.stack([weights + n * (0.1 + c * attention) for c in contexts]))
 
 
 def test_the_width_follows_the_cost() -> None:
     widths = (1, 2, 4, 8, 16, 32)
     assert best_width(curve_of(10.0, 0.0), 1000, widths) == 32  # reading the weights is all
-    assert best_width(curve_of(0.001, 0.0001), 1000, widths) == 1  # every cell that others have costs as much
-    assert best_width(curve_of(10.0, 0.001), 100, widths) in (8, 16)  # where reading the weights and attention meet
-    assert best_width(curve_of(10.0, 0.001), 1000, widths) < best_width(curve_of(10.0, 0.001), 100, widths)
+    assert best_width(curve_of(0.001, 0.01), 1000, widths) == 1  # the cells of others cost as much as one's own
+    found = [best_width(curve_of(10.0, 0.001), cells, widths) for cells in (10, 100, 1000, 10_000)]
+    assert found == sorted(found, reverse=True)  # the longer the texts, the fewer at a time
+    assert len(set(found)) == 4
+
+
+@given(st.floats(1e-3, 100), st.floats(0, 0.01), st.integers(1, 3000))
+def test_no_width_is_much_better(weights: float, attention: float, cells: int) -> None:
+    curve, widths = curve_of(weights, attention), (1, 2, 4, 8, 16, 32)
+
+    def rate(n: int) -> float:
+        return n / float(curve.expected(n * cells)[n - 1])
+
+    assert rate(best_width(curve, cells, widths)) >= CLOSE * max(map(rate, widths))

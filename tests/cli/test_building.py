@@ -1,0 +1,67 @@
+"""The bar of a build, and sizes and times in words."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from rest_local.cli import building
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, width: int, *steps: tuple[str, int]) -> str:
+    """The bar after these steps of a build of 1 000 bytes."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    with building.progress(False, lambda: 1000) as progress:
+        for step in steps:
+            progress(*step)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "\n", lines)
+    return [line for line in lines.splitlines() if "tokenizing" in line or "sorting" in line][-1]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_bar_shows_share_tokens_speed_and_time_left(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    shown = drawn(monkeypatch, width, ("read", 250), ("tokenized", 81))
+    assert re.search(r"tokenizing .* 25% 81 tokens, [\d,]+/s -?[\d-]+:[\d-]+", shown), shown
+    shown = drawn(monkeypatch, width, ("read", 250), ("read", 750), ("tokenized", 81), ("sorted", 81))
+    assert re.search(r"sorting .*100% 81 tokens", shown), shown
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_without_a_terminal_nothing_is_drawn_or_counted(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
+    with building.progress(quiet, lambda: pytest.fail("walked for nothing")) as progress:
+        progress("read", 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_words_for_sizes_and_times() -> None:
+    assert [building.size(count) for count in (0, 999, 21_100_000, 3e12)] == [
+        "0 bytes",
+        "999 bytes",
+        "21.1 MB",
+        "3000.0 GB",
+    ]
+    assert [building.duration(seconds) for seconds in (0.2, 14, 300, 9000)] == ["1 s", "14 s", "5 min", "2.5 h"]
+
+
+def test_a_question_needs_a_terminal_and_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert building.can_ask()
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(building.can_ask).result()
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert not building.can_ask()
