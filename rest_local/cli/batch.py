@@ -174,6 +174,7 @@ def _without_messages_of_ray() -> Iterator[None]:
         try:
             yield
         finally:
+            shown.flush()
             sys.stderr = stderr
             sys.stdout.flush()  # what was printed there goes nowhere, too
             for descriptor, own in zip((1, 2), ours, strict=True):

@@ -196,6 +196,19 @@ def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str
         Cluster(**options)
 
 
+@needs_ray
+def test_the_cluster_of_the_documentation_is_one_of_ray() -> None:
+    check = """
+import re, sys, yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+text = open(sys.argv[1], encoding="utf-8").read()
+(found,) = re.findall(r"```yaml\\n(.*?)```", text, re.DOTALL)
+validate_config(prepare_config(yaml.safe_load(found)))
+"""
+    page = Path(__file__).parents[2] / "docs/howto/cluster.md"
+    subprocess.run([sys.executable, "-c", check, str(page)], check=True, env=ENVIRONMENT)
+
+
 def test_options_of_a_cluster_need_one(requests: Path) -> None:
     done = subprocess.run([*COMMAND, str(requests), "--replicas", "2"], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2
