@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rest_local.drafting.drafter import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        ClusterFailed,
         ConfigInvalid,
         CorpusEmpty,
         CorpusTooLarge,
@@ -89,6 +90,7 @@ __all__ = [
     "AsyncEngine",
     "AsyncStream",
     "ChatStream",
+    "ClusterFailed",
     "ConfigInvalid",
     "CorpusEmpty",
     "CorpusTooLarge",

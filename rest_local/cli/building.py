@@ -1,4 +1,4 @@
-"""What commands that build an index or delete one share: the question, the bar, and the words for sizes."""
+"""What commands that build an index or delete one share: the question and the bar."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def progress(quiet: bool, total: Callable[[], int]) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not console.is_terminal or console.is_dumb_terminal:
         yield lambda what, amount: None
         return
     columns = (
@@ -73,19 +73,3 @@ def progress(quiet: bool, total: Callable[[], int]) -> Iterator[Progress]:
                 bar.update(task, description="sorting")
 
         yield advance
-
-
-def size(count: float) -> str:
-    """Bytes for people: "312 bytes", "21.1 MB"."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
-def duration(seconds: float) -> str:
-    """A time for people: "1 s", "14 s", "5 min", "2.5 h"."""
-    if seconds < 100:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

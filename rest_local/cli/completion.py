@@ -41,8 +41,11 @@ def completion(shell: str) -> None:
 
 def answer(command: click.Command) -> int:
     """Answer the script of a shell, which has set VARIABLE, and return the exit code. What fails offers nothing."""
-    from click.shell_completion import shell_complete
+    from click.shell_completion import add_completion_class, shell_complete
 
+    from rest_local.cli.bash import JoinedWords
+
+    add_completion_class(JoinedWords)
     try:
         return shell_complete(command, {}, PROGRAM, VARIABLE, os.environ[VARIABLE])
     except (OSError, RestLocalError):

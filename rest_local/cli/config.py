@@ -27,7 +27,7 @@ Options = Mapping[str, Sequence[click.Option]]
 
 HEADER = "# Options of rest-local, as `rest-local config show --all` lists them."
 
-_PLACES = ("cache", "config", "data", "datastores", "shared")  # directories and files, which no option sets
+_PLACES = ("cache", "config", "data", "datastores", "models", "shared")  # directories and files, which no option sets
 
 profile_option = click.option(
     "--profile", metavar="GLOB", allow_from_autoenv=False, help="For the models whose name matches, not for all."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building, completion
 from rest_local.cli.inputs import model_path
 from rest_local.cli.options import json_option
@@ -164,7 +165,7 @@ def _report(built: Built, seconds: float, as_json: bool) -> None:
     if as_json:
         return _print_json({**built.to_dict(), "seconds": round(seconds, 3)})
     click.echo(
-        f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {building.size(built.bytes)}, "
+        f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {in_bytes(built.bytes)}, "
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
     for secret in built.skipped.secrets:
@@ -213,7 +214,7 @@ def _described(found: Mapping[str, Any]) -> str:
         f"path        {found['path']}",
         f"created     {found['created']}",
         f"tokens      {found['tokens']:,} in {found['documents']:,} documents, {found['segments']} segments",
-        f"size        {building.size(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token",
+        f"size        {in_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token",
         f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}",
     ]
     for key, value in found["recipe"].items():
@@ -247,7 +248,7 @@ def list_(as_json: bool) -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     vocabulary = row["vocabulary"]
-    held = f"{row['tokens']:>13,} tokens {building.size(row['bytes']):>9}"
+    held = f"{row['tokens']:>13,} tokens {in_bytes(row['bytes']):>9}"
     return f"{held}  {vocabulary['hash'][:8]} {vocabulary['name']}"
 
 
@@ -308,7 +309,7 @@ def _confirm_removal(name: str, chosen: list[Path], is_one: bool) -> None:
     for directory in chosen:
         try:
             row = _info(directory)
-            held.append(f"{row['vocabulary']['name']}: {row['tokens']:,} tokens, {building.size(row['bytes'])}")
+            held.append(f"{row['vocabulary']['name']}: {row['tokens']:,} tokens, {in_bytes(row['bytes'])}")
         except DatastoreError:
             held.append("damaged")
     what = f"what datastore {name} has for one vocabulary" if is_one else f"datastore {name}"
@@ -330,7 +331,7 @@ def check(name: str, vocabulary: str | None, as_json: bool) -> None:
     path = _path(name)
     if as_json:
         return _print_json({"path": str(path), "ok": True, "bytes": size})
-    click.echo(f"{path}: {building.size(size)} checked, no damage")
+    click.echo(f"{path}: {in_bytes(size)} checked, no damage")
     return None
 
 

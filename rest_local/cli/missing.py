@@ -16,8 +16,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building
 from rest_local.cli.messages import warn
+from rest_local.cli.progress import duration
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreVocabulary, RestLocalError
 
 if TYPE_CHECKING:
@@ -69,10 +71,10 @@ def _wanted(name: str | Path, model: Model, recipe: dict[str, object]) -> bool:
     from rest_local.retrieval.indexing import estimate
 
     guess = estimate(recipe, model.vocabulary)
-    takes = f"{building.size(guess.disk)} on disk, about {building.duration(guess.seconds)}"
+    takes = f"{in_bytes(guess.disk)} on disk, about {duration(guess.seconds)}"
     return building.ask(
         f"Datastore {name} has nothing for this model's vocabulary ({model.vocabulary.name}) yet. "
-        f"Build it from {guess.files:,} files ({building.size(guess.text)}; {takes})?",
+        f"Build it from {guess.files:,} files ({in_bytes(guess.text)}; {takes})?",
         default=True,
     )
 

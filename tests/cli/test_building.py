@@ -1,4 +1,4 @@
-"""The bar of a build, and sizes and times in words."""
+"""The bar of a build, and where a question can be asked."""
 
 from __future__ import annotations
 
@@ -43,16 +43,6 @@ def test_without_a_terminal_nothing_is_drawn_or_counted(capsys: pytest.CaptureFi
     with building.progress(quiet, lambda: pytest.fail("walked for nothing")) as progress:
         progress("read", 1)
     assert capsys.readouterr().err == ""
-
-
-def test_words_for_sizes_and_times() -> None:
-    assert [building.size(count) for count in (0, 999, 21_100_000, 3e12)] == [
-        "0 bytes",
-        "999 bytes",
-        "21.1 MB",
-        "3000.0 GB",
-    ]
-    assert [building.duration(seconds) for seconds in (0.2, 14, 300, 9000)] == ["1 s", "14 s", "5 min", "2.5 h"]
 
 
 def test_a_question_needs_a_terminal_and_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:

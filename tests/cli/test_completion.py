@@ -15,6 +15,8 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
+from rest_local.catalog import stores
+from rest_local.cli.bash import JoinedWords
 from rest_local.cli.completion import PROGRAM, VARIABLE
 from rest_local.cli.main import COMMANDS, cli
 
@@ -30,8 +32,12 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     for name in ("datastores/mycode", "datastores/stdlib", "datastores/.removed-1", "data/history/demo-1"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("a.gguf", "b.GGUF", "notes.txt"):
+    for name in ("a.gguf", "b.GGUF", "notes.txt", "models/coder.gguf", "hub/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
+    for name in ("HF_HUB_CACHE", "OLLAMA_MODELS", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "hub"))
+    monkeypatch.setenv("REST_LOCAL_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
 
     def complete(*words: str) -> list[str]:
@@ -58,7 +64,8 @@ def test_datastores(offered: Offered) -> None:
 
 
 def test_models(offered: Offered) -> None:
-    assert offered("generate", "-m", "") == ["a.gguf", "b.GGUF", "demo"]
+    assert offered("generate", "-m", "") == ["a.gguf", "b.GGUF", "coder", "demo"]
+    assert offered("rm", "c") == ["coder"]
     assert offered("generate", "--draft-model", "b") == ["b.GGUF"]
     assert offered("chat", "-m", "~/models/") == ["<file>"]
     assert offered("rm", "d") == ["demo"]
@@ -68,12 +75,14 @@ def test_models(offered: Offered) -> None:
 def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offered) -> None:
     """A text without a completer offers nothing, not even files."""
     wanted = re.compile(r"FILE|PATH|FOLDER|MODEL|GGUF|DATASTORE|REPO|DIR")
+    other = re.compile(r"=|USER/")  # pairs, and names of a hub, which is not asked
 
     def check(command: click.Command) -> None:
         for parameter in command.params:
             shown = parameter.metavar or (parameter.name or "").upper()
-            if wanted.search(shown) and not getattr(parameter, "is_flag", False) and "=" not in shown:
-                found = parameter.shell_complete(click.Context(command), "zz")
+            flag = getattr(parameter, "is_flag", False)
+            if wanted.search(shown) and not other.search(shown) and not flag:
+                found = parameter.shell_complete(click.Context(command), "")
                 assert found, f"{command.name} {shown}: give shell_complete=completion.paths, models or datastores"
         for child in getattr(command, "commands", {}).values():
             check(child)
@@ -109,7 +118,27 @@ def test_a_damaged_configuration_and_missing_folders_offer_what_is_there(
     assert "--top-k" in offered("generate", "--top")
 
 
-@pytest.mark.parametrize("words", ["rest-local gen", "rest-local generate -d ", "rest-local config set po"])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["generate", "-m", "lla"], ["llama3.2:3b", "llama3.2:70b"]),
+        (["generate", "-m", "llama3.2", ":"], ["3b", "70b"]),
+        (["generate", "-m", "llama3.2", ":", "7"], ["70b"]),
+        (["generate", "-m", "llama3.2:7"], ["llama3.2:70b"]),  # where COMP_WORDBREAKS has no colon
+        (["generate", "-m", "llama3.2", ":", "3b", "--temp", "1", "--pol"], ["--policy"]),
+    ],
+)
+def test_bash_splits_words_at_colons(monkeypatch: pytest.MonkeyPatch, words: list[str], expected: list[str]) -> None:
+    monkeypatch.setattr(stores, "names", lambda: ["llama3.2:3b", "llama3.2:70b"])
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["rest-local", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    completed = JoinedWords(cli, {}, PROGRAM, VARIABLE)
+    assert completed.complete().splitlines() == [f"plain,{word}" for word in sorted(expected)]
+
+
+@pytest.mark.parametrize(
+    "words", ["rest-local gen", "rest-local generate -d ", "rest-local config set po", "rest-local serve -m "]
+)
 def test_nothing_heavy_is_imported(offered: Offered, words: str) -> None:
     code = (
         "import sys, atexit\n"

@@ -32,9 +32,10 @@ SPEED = "500 tokens/s, 2.0 x plain, 50% from the prediction"
 
 
 def answer(text: str, *after: Any) -> Script:
-    """An answer of two tokens, one drafted from the prediction; then what `FakeStream` may be given."""
+    """An answer of four tokens, half of them drafted from the prediction; then what `FakeStream` may be given."""
     half = len(text) // 2
-    return [FakePiece(text[:half], (1,), ("prediction",)), FakePiece(text[half:], (2,), ("target",)), *after]
+    drafted, own = ("prediction",) * 2, ("target",) * 2
+    return [FakePiece(text[:half], (1, 2), drafted), FakePiece(text[half:], (3, 4), own), *after]
 
 
 def fenced(text: str) -> Script:
@@ -192,7 +193,7 @@ def test_a_refused_file_leaves_the_others_their_turn(model: Install, edit: Call,
 @pytest.mark.parametrize(
     ("script", "options", "cause"),
     [
-        (fenced(NEW), ["-n", "2"], "the answer was cut off after 2 tokens"),
+        (fenced(NEW), ["-n", "4"], "the answer was cut off after 4 tokens"),
         (answer(""), [], "empty answer"),
         (answer(f"```py\n{NEW}"), [], "has no end"),
         (answer("```py\n```"), [], "is empty"),

@@ -97,11 +97,12 @@ def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call)
     assert done.err.count("\n") == 1
 
 
-def test_chat_uses_the_template_of_the_model(call: Call) -> None:
-    options = ("--ctx", "256", "--threads", "1", "-n", "8", "--json")
+def test_chat_uses_a_template(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "x.jinja").write_text("{% for m in messages %}# {{ m.content }}\n{% endfor %}")
+    options = ("--ctx", "256", "--threads", "1", "-n", "8", "--json", "--chat-template-file", str(tmp_path / "x.jinja"))
     done = call("chat", "-m", "demo", *options, stdin=b"Write a function that adds.\n")
     assert done.code == 0, done.err
-    assert json.loads(done.out).keys() == KEYS
+    assert json.loads(done.out).keys() == {*KEYS, "message"}
 
 
 def test_doctor_reports_the_demo_model(call: Call) -> None:

@@ -116,7 +116,7 @@ def test_a_model_is_pulled_listed_used_and_removed(command: Call, hub_server: Hu
     assert (listed["architecture"], listed["drafting"], listed["n_ctx_train"]) == ("llama", "tree", 2048)
     generated = command("generate", "-m", f"{REPO}:q4_k_m", "-n", "4", "--json", "-t", "1", "--ctx", "256", "def")
     assert generated.code == 0, generated.err
-    assert json.loads(generated.out)["draft"]["generated"] == 4
+    assert json.loads(generated.out)["tokens"] == 4
     refused = command("rm", REPO)
     assert (refused.code, refused.out) == (2, "")
     assert "--yes deletes without asking" in refused.err

@@ -232,6 +232,10 @@ def test_a_key_means_the_same_in_every_command() -> None:
         assert len(kinds) == 1, f"{key}: {kinds}; one of them needs allow_from_autoenv=False"
 
 
+def test_no_option_has_the_name_of_the_tables() -> None:
+    assert settings.PROFILE not in settings.options_by_key(cli)
+
+
 def test_what_deletes_or_overwrites_without_asking_has_no_key() -> None:
     assert not {"yes", "all", "force", "replace", "overwrite"} & settings.options_by_key(cli).keys()
 

@@ -47,6 +47,11 @@ def test_without_a_plain_time_nothing_is_compared() -> None:
     assert statistics_line(answer(drafted=0), 5.0) == "0.0 tokens/s, nothing drafted"
 
 
+@pytest.mark.parametrize(("tokens", "times"), [(3, None), (4, 2.0)])
+def test_a_short_answer_is_not_compared(tokens: int, times: float | None) -> None:
+    assert speedup(answer(*["target"] * tokens, ms=10.0 * tokens), 20.0) == times
+
+
 def test_the_line_of_an_engine_compares_with_its_plain_step() -> None:
     with Engine.load(demo_model(), n_ctx=512, threads=1, policy="off") as engine:
         stream = engine.generate("def main():", max_tokens=16)

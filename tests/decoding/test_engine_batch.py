@@ -96,18 +96,21 @@ def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
 
 
 def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -> None:
+    """Also of prompts whose beginning is in the cells already, from the request before or from another one."""
+    begin = "import os\nimport sys\n" * 12
     with Engine.load(n_ctx=128, threads=1, exact=True) as engine:
-        requests = requests_of(engine)
+        requests = [
+            engine.request(text, max_tokens=6, ignore_end=True, logprobs=1)
+            for text in (*PROMPTS, *(begin + text for text in PROMPTS))
+        ]
         alone = []
         for request in requests:
             engine.forget()
-            alone.append(
-                list(engine.generate(request.prompt, max_tokens=request.max_tokens, ignore_end=True, policy="off"))
-            )
-        expected = [[token for piece in pieces for token in piece.tokens] for pieces in alone]
-        for order in (requests, requests[::-1]):
-            found = {id(done.request): done.result.tokens for done in engine.batch(iter(order))}
-            assert [found[id(request)] for request in requests] == expected
+            stream = engine.generate(request.prompt, max_tokens=6, ignore_end=True, logprobs=1, policy="off")
+            alone.append([entry for piece in stream for entry in piece.logprobs])
+        for order in (requests, requests[::-1], sorted(requests, key=lambda request: list(request.prompt))):
+            found = {id(done.request): done.result.logprobs for done in engine.batch(iter(order))}
+            assert [found[id(request)] for request in requests] == alone
 
 
 def curve_of(weights: float, attention: float) -> FixedCurve:

@@ -1,6 +1,7 @@
 '''What the user types: one message at a time, of one line or many.
 
-- Enter sends. Alt-Enter begins another line; after `"""` Enter does so as well, up to the next `"""`.
+- Enter sends. Alt-Enter begins another line; in a message that begins with `"""` Enter does so as well, up to the next
+  `"""`.
 - A pasted text of many lines is one message, with its indentation (bracketed paste); Windows line ends become `\\n`.
 - The lines typed before are kept in `chat_history` of the data directory, for the arrow keys and Ctrl-R.
 - Tab completes commands, and what follows them.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 QUOTES = '"""'
+_QUOTED = re.compile(rf"\s*(/[a-z]+\s+)?{QUOTES}")
 PROMPT, CONTINUATION = "> ", "  "
 HISTORY_BYTES = 1 << 20  # where the file of typed messages is longer, its older half goes
 
@@ -72,8 +75,8 @@ def is_dumb() -> bool:
 
 
 def is_open(text: str) -> bool:
-    """Whether a quoted text has not ended."""
-    return text.count(QUOTES) % 2 == 1
+    """Whether the message, or what follows a command, begins with quotes that have not ended."""
+    return bool(_QUOTED.match(text)) and text.count(QUOTES) % 2 == 1
 
 
 def unquoted(text: str) -> str:
@@ -130,6 +133,7 @@ def _session(complete: Complete, history: History) -> Any:
         prompt_continuation=CONTINUATION,
         history=history,
         enable_open_in_editor=True,
+        enable_suspend=True,
         tempfile_suffix=".md",
         output=create_output(always_prefer_tty=True),
         color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
@@ -187,13 +191,15 @@ def _newer_half(content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def quiet_keyboard() -> Iterator[None]:
-    """What is typed meanwhile is not shown in the middle of the answer, and waits for the next prompt. Ctrl-C works."""
+    """What is typed meanwhile is not shown in the middle of the answer, and waits for the next prompt. Ctrl-C works.
+    Changes nothing in the background, where the system would stop the process for it.
+    """
     try:
         import termios
     except ImportError:  # Windows
         yield
         return
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return
     terminal = sys.stdin.fileno()

@@ -4,7 +4,8 @@
   growing text touch its last line alone.
 - What has left the screen at the top is final, so the cost of an update is bounded by the screen.
 - A line longer than the terminal is wide takes several rows there; after a change of the width the terminal has wrapped
-  what it shows anew, and the rows are counted by the new width.
+  what it shows anew, and the rows are counted by the new width. In the moment before the program is told of it, a part
+  of a line can be left over.
 - Terminals that know synchronized updates show each update at once (`?2026`); others ignore these marks.
 
 The cursor stands at the beginning of the row below the last line between updates.

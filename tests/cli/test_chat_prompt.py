@@ -1,0 +1,130 @@
+"""What is typed: quotes, lines without a cursor, the file of typed messages, and a keyboard that is quiet meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.cli import interrupt
+from rest_local.cli.chat import prompt
+from rest_local.cli.chat.prompt import is_open, quiet_keyboard, read_lines, unquoted
+
+termios = pytest.importorskip("termios", reason="Windows has no termios, and no echo to turn off")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("hello", "hello"),
+        ("  indented\n    more\n", "  indented\n    more"),
+        ('"""\none\n  two\n"""', "one\n  two"),
+        ('""" one """', " one "),
+        ('say """this""" twice', 'say """this""" twice'),
+        ('""""""', ""),
+        ('"""', '"""'),
+    ],
+)
+def test_quotes_around_a_message_are_no_part_of_it(typed: str, message: str) -> None:
+    assert unquoted(typed) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"""', True), ('  """a\nb', True), ('"""a"""', False), ('/system """be', True), ('/system """be"""', False),
+        ('def f():\n    """Doc.', False), ('"""Doc."""\ncode', False), ("", False),
+    ],
+)  # fmt: skip
+def test_only_quotes_at_the_beginning_open_a_message(text: str, expected: bool) -> None:
+    assert is_open(text) is expected
+
+
+@given(st.lists(st.text(alphabet='a" ', max_size=6), max_size=6))
+def test_lines_are_read_up_to_the_end_of_the_quotes(lines: list[str]) -> None:
+    rest = iter(lines)
+
+    def read() -> str:
+        try:
+            return next(rest)
+        except StopIteration:
+            raise EOFError from None
+
+    if not lines:
+        with pytest.raises(EOFError):
+            read_lines(read)
+        return
+    text = read_lines(read)
+    left = list(rest)
+    assert text == "\n".join(lines[: len(lines) - len(left)])
+    assert not left or not is_open(text)
+    assert all(is_open("\n".join(lines[:n])) for n in range(1, len(lines) - len(left)))
+
+
+def test_the_older_half_of_a_long_history_goes_at_whole_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
+    monkeypatch.setattr(prompt, "HISTORY_BYTES", 2000)
+    for number in range(100):
+        prompt._history(keep=True).append_string(f"message {number}\nof two lines")
+    kept = list(prompt._history(keep=True).load_history_strings())
+    assert kept[0] == "message 99\nof two lines", "the newest first"
+    assert kept == [f"message {number}\nof two lines" for number in range(99, 99 - len(kept), -1)]
+    assert 20 < len(kept) < 60
+    assert (tmp_path / "chat_history").stat().st_size < 3000
+
+
+def test_a_history_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
+    (tmp_path / "chat_history").mkdir()
+    prompt._history(keep=True).append_string("hello")
+    assert "what you type is not kept" in capsys.readouterr().err
+
+
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The descriptor of a terminal that is the standard input, in whose foreground this process is."""
+    master, slave = os.openpty()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, fileno=lambda: slave))
+    monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp())
+    yield slave
+    os.close(master)
+    os.close(slave)
+
+
+def echoes(terminal: int) -> bool:
+    return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+
+
+def test_the_keyboard_is_quiet_meanwhile_and_put_back(keyboard: int) -> None:
+    assert echoes(keyboard)
+    with quiet_keyboard():
+        assert not echoes(keyboard)
+        assert len(interrupt.at_end) == 1
+    assert echoes(keyboard)
+    with pytest.raises(KeyboardInterrupt), quiet_keyboard():
+        raise KeyboardInterrupt
+    assert echoes(keyboard)
+    assert interrupt.at_end == []
+
+
+def test_a_second_interrupt_puts_the_keyboard_back(keyboard: int) -> None:
+    with quiet_keyboard():
+        for put_back in interrupt.at_end:
+            put_back()
+        assert echoes(keyboard)
+
+
+def test_in_the_background_nothing_is_changed(keyboard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
+    with quiet_keyboard():
+        assert echoes(keyboard)
