@@ -335,8 +335,6 @@ def test_chat_without_a_model_asks_at_a_terminal(home: Path, hub_server: HubServ
     assert code == 0, screen
     assert "  1  mine  " in screen
     assert "Which one [1]: " in screen
-    code, screen = at_terminal(hub_server, "chat", *options, answers=[("Which one", "\x03")])
-    assert (code, "Traceback" in screen) == (130, False)
 
 
 def test_the_demo_model_is_announced_at_a_terminal(hub_server: HubServer) -> None:
