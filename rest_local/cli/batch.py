@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,13 +144,15 @@ def batch(
 
     _check_paths(requests, output, as_json)
     jobs = _read(requests, shard)
-    with Output(output, jobs, inputs.model_path(config.model).stem, replace=replace) as out:
+    with Output(output, jobs, inputs.model_name(config.model), replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
         left = in_order([job for job in jobs if job.custom_id not in out.done.names])
+        in_terminal = output == STANDARD and sys.stdout.isatty()
         try:
             with (
-                shown(summary, in_terminal=output == STANDARD) as report,
-                closing(_answers(config, left, tokens, cluster)) as answers,
+                _without_messages_of_ray() if cluster else nullcontext(),
+                shown(summary, in_terminal=in_terminal) as report,
+                _answering(config, left, tokens, cluster) as answers,
             ):
                 run(answers, out, summary, report)
         except KeyboardInterrupt:
@@ -158,20 +161,56 @@ def batch(
     _finish(summary, output, as_json)
 
 
-def _answers(
+@contextmanager
+def _without_messages_of_ray() -> Iterator[None]:
+    """The standard streams for this program alone. Ray writes to both, from C++ and from threads of its own; its log
+    files have the same."""
+    ours, stderr = [os.dup(1), os.dup(2)], sys.stderr
+    with open(os.devnull, "wb") as nowhere, open(ours[1], "w", encoding="utf-8", buffering=1, closefd=False) as shown:
+        sys.stdout.flush()
+        stderr.flush()
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        sys.stderr = shown
+        try:
+            yield
+        finally:
+            shown.flush()
+            sys.stderr = stderr
+            sys.stdout.flush()  # what was printed there goes nowhere, too
+            for descriptor, own in zip((1, 2), ours, strict=True):
+                os.dup2(own, descriptor)
+                os.close(own)
+
+
+@contextmanager
+def _answering(
     config: EngineConfig, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
-) -> Generator[JobAnswer, None, None]:
+) -> Iterator[Iterator[JobAnswer]]:
     """The answers of this machine, or of a cluster. Loads no model where every line is wrong."""
     from rest_local.batch.capacity import fitted
     from rest_local.batch.worker import Worker, failed_line
 
-    yield from (failed_line(job) for job in jobs if job.error is not None)
+    failed = [failed_line(job) for job in jobs if job.error is not None]
     good = [job for job in jobs if job.error is None]
-    if good and cluster is not None:
-        yield from cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=messages.warn)
-    elif good:
-        with opening.open_engine(fitted(config, good, tokens)) as engine, Worker(engine, max_tokens=tokens) as worker:
-            yield from worker.answers(good)
+    if not good:
+        yield iter(failed)
+    elif cluster is not None:
+        found = cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=messages.warn)
+        with closing(_joined(failed, found)) as answers:
+            yield answers
+    else:
+        with (
+            opening.open_engine(fitted(config, good, tokens)) as engine,
+            Worker(engine, max_tokens=tokens) as worker,
+            closing(_joined(failed, worker.answers(good))) as answers,
+        ):
+            yield answers
+
+
+def _joined(first: Iterable[JobAnswer], second: Iterator[JobAnswer]) -> Generator[JobAnswer, None, None]:
+    yield from first
+    yield from second
 
 
 def _read(path: Path, shard: Shard | None) -> list[Job]:
