@@ -9,8 +9,8 @@ Contract:
   of one kind. Only the driver, which calls `answers`, writes.
 - A node or a replica that is lost costs the jobs that it had and had not answered. They are done again, by the others.
   A job that three replicas did not survive is answered with an error.
-- Ray starts the replicas and moves the jobs. Every node needs the same version of this package, and the model's file
-  under the same path.
+- Ray starts the replicas and moves the jobs. Every node needs the same version of this package, and the same file of
+  the model under its path or name.
 
 How: the jobs go through Ray Data in groups; a replica sends what it has answered about once a second. Ray does not
 repeat a group by itself, because it would repeat it on the same actor, which waits for a node to come back. The driver
@@ -34,16 +34,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
 from rest_local.batch.jobs import Job, in_order
 from rest_local.batch.worker import JobAnswer, Worker, failed, failed_line
+from rest_local.catalog.find import model_file
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.sequence import error_of
-from rest_local.errors import ClusterFailed, OptionError
-from rest_local.paths import demo_model
+from rest_local.errors import ClusterFailed, ModelInvalid, OptionError
 from rest_local.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -250,7 +249,7 @@ class Replica:
             if setup.version != __version__:
                 raise ClusterFailed(f"has rest-local {__version__} and the driver {setup.version}; install the same")
             if _identity(setup.config) != setup.identity:
-                raise ClusterFailed(f"model {setup.config.model}: the file is not that of the driver; copy it")
+                raise ClusterFailed(f"model {model_file(setup.config.model)}: not the file of the driver; copy it")
             config = setup.config if setup.config.threads else replace(setup.config, threads=self._threads)
             engine = (setup.opened or Engine)(fitted(config, jobs, setup.max_tokens))
             self._stack.enter_context(engine)
@@ -262,13 +261,16 @@ class Replica:
 
 
 def _identity(config: EngineConfig) -> tuple[int, str]:
-    """Size of the model's file and a digest of its header, with all metadata and the places of the tensors."""
-    path = demo_model() if config.model is None else Path(config.model)
+    """Size of the model's file and a digest of its header, with all metadata and the places of the tensors.
+
+    Raises ModelError.
+    """
+    path = model_file(config.model)
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size, hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest()
     except OSError as error:
-        raise ClusterFailed(f"model {path}: {error.strerror}; every node needs it under this path") from error
+        raise ModelInvalid(path, error.strerror or str(error)) from error
 
 
 def _share(cluster: Cluster, config: EngineConfig) -> _Share:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,12 +144,14 @@ def batch(
 
     _check_paths(requests, output, as_json)
     jobs = _read(requests, shard)
-    with Output(output, jobs, inputs.model_path(config.model).stem, replace=replace) as out:
+    with Output(output, jobs, inputs.model_name(config.model), replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
         left = in_order([job for job in jobs if job.custom_id not in out.done.names])
+        in_terminal = output == STANDARD and sys.stdout.isatty()
         try:
             with (
-                shown(summary, in_terminal=output == STANDARD) as report,
+                _without_messages_of_ray() if cluster else nullcontext(),
+                shown(summary, in_terminal=in_terminal) as report,
                 _answering(config, left, tokens, cluster) as answers,
             ):
                 run(answers, out, summary, report)
@@ -156,6 +159,28 @@ def batch(
             click.echo(f"rest-local: interrupted; {_way_on(summary, output)}", err=True)
             raise
     _finish(summary, output, as_json)
+
+
+@contextmanager
+def _without_messages_of_ray() -> Iterator[None]:
+    """The standard streams for this program alone. Ray writes to both, from C++ and from threads of its own; its log
+    files have the same."""
+    ours, stderr = [os.dup(1), os.dup(2)], sys.stderr
+    with open(os.devnull, "wb") as nowhere, open(ours[1], "w", encoding="utf-8", buffering=1, closefd=False) as shown:
+        sys.stdout.flush()
+        stderr.flush()
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        sys.stderr = shown
+        try:
+            yield
+        finally:
+            shown.flush()
+            sys.stderr = stderr
+            sys.stdout.flush()  # what was printed there goes nowhere, too
+            for descriptor, own in zip((1, 2), ours, strict=True):
+                os.dup2(own, descriptor)
+                os.close(own)
 
 
 @contextmanager

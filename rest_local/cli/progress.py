@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,13 +20,13 @@ LINE_S = 60.0  # between two lines, in a log
 @contextmanager
 def shown(summary: Summary, *, in_terminal: bool) -> Iterator[Report]:
     """Give the function that shows the progress. The bar is drawn from its first call on, so that a model is loaded and
-    questions are asked before. `in_terminal`: the answers themselves go to the standard output, where a bar would be
-    drawn between them if that is a terminal.
+    questions are asked before. `in_terminal`: the answers themselves go to a terminal, where a bar would be drawn
+    between them.
     """
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal or (in_terminal and sys.stdout.isatty()):
+    if not console.is_terminal or console.is_dumb_terminal or in_terminal:
         yield _lines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -1,0 +1,215 @@
+"""Batches on a real Ray cluster of two nodes: the bytes of one machine, a node that is killed, going on, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batches import COMMAND, ENVIRONMENT, answers_of, write_requests
+from support.ray_nodes import RayNodes, needs_ray
+
+from rest_local.batch.cluster import TRIES, Cluster
+from rest_local.batch.jobs import read_jobs
+from rest_local.decoding.config import EngineConfig
+from rest_local.errors import ClusterFailed, OptionError
+
+EXACT = ("-c", "256", "-t", "1", "--no-history", "--exact")
+REQUESTS = 24
+SECONDS = 300.0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with RayNodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With two that have errors."""
+    source = write_requests(tmp_path_factory.mktemp("cluster") / "in.jsonl", REQUESTS - 2)
+    with source.open("a") as file:
+        file.write('no json\n{"prompt": "a", "temperature": "hot"}\n')
+    return source
+
+
+@pytest.fixture(scope="module")
+def expected(requests: Path) -> dict[str, Any]:
+    """The answers of one machine."""
+    output = requests.with_name("expected.jsonl")
+    done = subprocess.run([*COMMAND, str(requests), "-o", str(output), *EXACT], check=False, env=ENVIRONMENT)
+    assert done.returncode == 1
+    return undated(output)
+
+
+def undated(output: Path) -> dict[str, Any]:
+    """The lines by custom_id, as JSON text, without the time that they were made at."""
+    found = answers_of(output)
+    for line in found.values():
+        (line["response"] or {"body": {}})["body"].pop("created", None)
+    return {name: json.dumps(line) for name, line in found.items()}
+
+
+def started(nodes: RayNodes, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [*COMMAND, *map(str, arguments), *EXACT, "--ray", nodes.address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=nodes.environment, text=True)
+
+
+def wait_for_lines(process: subprocess.Popen[str], output: Path, count: int) -> None:
+    end = time.monotonic() + SECONDS
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@needs_ray
+def test_a_killed_node_costs_only_its_requests_in_flight(
+    nodes: RayNodes, requests: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """All requests are answered, with the bytes of one machine, and nothing is written twice."""
+    output = tmp_path / "out.jsonl"
+    process = started(nodes, requests, "-o", output)
+    nodes.kill_worker()
+    _, errors = process.communicate(timeout=SECONDS)
+    assert undated(output) == expected
+    warning, summary, failed = errors.splitlines()
+    assert warning.startswith("rest-local: warning: a node or a replica was lost; ")
+    assert warning.endswith(f" of {REQUESTS - 1} requests are done again")  # one is no request
+    assert summary.startswith(f"rest-local: {REQUESTS} requests answered: ")
+    assert failed.startswith(f"rest-local: error: 2 of {REQUESTS} requests have an error")
+    assert process.returncode == 1
+
+
+@needs_ray
+def test_a_killed_driver_goes_on_where_it_stopped(
+    nodes: RayNodes, requests: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    nodes.add_worker()
+    output = tmp_path / "out.jsonl"
+    process = started(nodes, requests, "-o", output)
+    wait_for_lines(process, output, 2)  # the first one is that of the line that is no request
+    process.kill()
+    process.communicate()
+    kept = output.read_bytes().count(b"\n")
+    process = started(nodes, requests, "-o", output, "--json")
+    out, errors = process.communicate(timeout=SECONDS)
+    (line,) = errors.splitlines()
+    assert line.startswith(f"rest-local: error: 2 of {REQUESTS} requests have an error")
+    summary = json.loads(out)
+    assert (summary["kept"], summary["answered"]) == (kept, REQUESTS - kept)
+    assert undated(output) == expected
+
+
+@needs_ray
+def test_a_replica_that_cannot_start_ends_the_batch_with_its_cause(nodes: RayNodes, tmp_path: Path) -> None:
+    source = write_requests(tmp_path / "in.jsonl", 2)
+    process = started(nodes, source, "-o", tmp_path / "out.jsonl", "--datastore", "no-such-datastore")
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith("rest-local: error: replica on ")
+    assert "no-such-datastore" in line
+
+
+@needs_ray
+def test_replicas_that_no_node_has_room_for_are_refused(nodes: RayNodes, tmp_path: Path) -> None:
+    source = write_requests(tmp_path / "in.jsonl", 2)
+    process = started(nodes, source, "-o", tmp_path / "out.jsonl", "--replica-cpus", "64")
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    assert errors.startswith("rest-local: error: no node of the cluster has 64 CPUs for a replica; give fewer ")
+
+
+DEADLY = """
+import os, sys
+from pathlib import Path
+from rest_local.batch.cluster import Cluster
+from rest_local.batch.jobs import read_jobs
+from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.engine import Engine
+
+def opened(config):
+    from rest_local.batch import worker
+    begin = worker.Worker._begin
+    def deadly(self, job, batch):
+        if job.custom_id == "r3":
+            os._exit(1)
+        return begin(self, job, batch)
+    worker.Worker._begin = deadly
+    return Engine(config)
+
+if __name__ == "__main__":
+    cluster = Cluster(sys.argv[1], cpus=1)
+    for answer in cluster.answers(read_jobs(Path(sys.argv[2])), EngineConfig(threads=1, n_ctx=256), opened=opened):
+        print(answer.job.custom_id, answer.ok, answer.record["response"]["body"].get("error", {}).get("message"))
+"""
+
+
+@needs_ray
+def test_a_request_that_ends_its_replica_is_answered_with_an_error(nodes: RayNodes, tmp_path: Path) -> None:
+    """The others are answered, and the batch ends."""
+    source, script = write_requests(tmp_path / "in.jsonl", 8), tmp_path / "deadly.py"
+    script.write_text(DEADLY)
+    command = [sys.executable, str(script), nodes.address, str(source)]
+    done = subprocess.run(command, env=nodes.environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("r"))  # Ray prints more
+    assert lines.pop("r3").startswith(f"False {TRIES} replicas ended while they answered this request")
+    assert lines == {f"r{number}": "True None" for number in range(8) if number != 3}
+
+
+def test_without_ray_the_error_names_the_extra(requests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    answers = Cluster("auto").answers(read_jobs(requests)[:1], EngineConfig())
+    with pytest.raises(ClusterFailed, match=r"a cluster needs Ray .*; pip install 'rest-local\[ray\]'"):
+        next(answers)
+
+
+@needs_ray
+def test_a_cluster_that_does_not_answer_is_one_line(requests: Path) -> None:
+    """Of an address without a server, at once; Ray itself would try for many minutes."""
+    done = subprocess.run(
+        [*COMMAND, str(requests), "--ray", "127.0.0.1:1"], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == ("rest-local: error: cluster 127.0.0.1:1: Connection refused; start it with `ray start`\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "ray://head:10001"}, "a client outside the cluster cannot stream"),
+        ({"address": "auto", "replicas": 0}, "replicas 0: give at least 1"),
+        ({"address": "auto", "cpus": 0}, "cpus 0: give at least 1"),
+        ({"address": "auto", "gpus": -1}, "gpus -1: give at least 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Cluster(**options)
+
+
+@needs_ray
+def test_the_cluster_of_the_documentation_is_one_of_ray() -> None:
+    check = """
+import re, sys, yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+text = open(sys.argv[1], encoding="utf-8").read()
+(found,) = re.findall(r"```yaml\\n(.*?)```", text, re.DOTALL)
+validate_config(prepare_config(yaml.safe_load(found)))
+"""
+    page = Path(__file__).parents[2] / "docs/howto/cluster.md"
+    subprocess.run([sys.executable, "-c", check, str(page)], check=True, env=ENVIRONMENT)
+
+
+def test_options_of_a_cluster_need_one(requests: Path) -> None:
+    done = subprocess.run([*COMMAND, str(requests), "--replicas", "2"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--replicas, --replica-cpus and --replica-gpus need --ray" in done.stderr
