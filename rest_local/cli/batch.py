@@ -144,7 +144,7 @@ def batch(
 
     _check_paths(requests, output, as_json)
     jobs = _read(requests, shard)
-    with Output(output, jobs, inputs.model_path(config.model).stem, replace=replace) as out:
+    with Output(output, jobs, inputs.model_name(config.model), replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
         left = in_order([job for job in jobs if job.custom_id not in out.done.names])
         in_terminal = output == STANDARD and sys.stdout.isatty()

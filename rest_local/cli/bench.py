@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import completion
+from rest_local.cli import completion, inputs
 from rest_local.cli.messages import fitted
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
@@ -217,6 +217,8 @@ def replay(as_json: bool, **options: Any) -> None:
     Formats: OpenAI batch lines with request and response, MT-Bench answers, AlpacaEval outputs, HumanEval problems.
     Without --curve, --sweep and --model the shipped curves are used. Only --model runs a model.
     """
+    for name in ("model", "vocab"):
+        options[name] = options[name] and str(inputs.model_path(options[name]))
     choice = ReplayChoice(**{field.name: options.pop(field.name) for field in fields(ReplayChoice)})
     report = _report(choice)
     if not as_json:

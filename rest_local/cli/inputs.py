@@ -31,6 +31,17 @@ def model_path(value: str | Path | None) -> Path:
         return offer(error)
 
 
+def model_name(value: str | Path | None) -> str:
+    """What answers call the model that -m names: its file without the end and the number of a part, which is what
+    clients of llama-server expect. Where the file says nothing, as in Ollama's store, the name that was given. Raises
+    as `model_path`.
+    """
+    from rest_local.catalog.quantization import stem_of
+
+    path = model_path(value)
+    return stem_of(path.name) if path.suffix.lower() == ".gguf" else str(value)
+
+
 def read_grammar(grammar_file: Path | None, json_schema: Path | None) -> Grammar | None:
     """The grammar of --grammar-file or --json-schema, None without them. Raises OptionError for both, InputInvalid."""
     if grammar_file is not None and json_schema is not None:

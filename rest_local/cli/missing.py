@@ -71,7 +71,7 @@ def _wanted(name: str | Path, model: Model, recipe: dict[str, object]) -> bool:
     from rest_local.retrieval.indexing import estimate
 
     guess = estimate(recipe, model.vocabulary)
-    takes = f"{in_bytes(guess.disk)} on disk, about {duration(guess.seconds)}"
+    takes = f"about {in_bytes(guess.disk)} on disk and {duration(max(guess.seconds, 1))}"
     return building.ask(
         f"Datastore {name} has nothing for this model's vocabulary ({model.vocabulary.name}) yet. "
         f"Build it from {guess.files:,} files ({in_bytes(guess.text)}; {takes})?",

@@ -114,17 +114,9 @@ def serve(
         ignore_hangups()
     with listen(settings) as listening:
         log_to_stderr()
-        serving = Serving(settings, _name(config), lambda: opening.open_engine(config), queue=queue)
+        serving = Serving(settings, inputs.model_name(config.model), lambda: opening.open_engine(config), queue=queue)
         _announce(settings, listening.getsockname()[1])
         serving.run(listening)
-
-
-def _name(config: EngineConfig) -> str:
-    """The file's name without its end: what llama-server's clients expect, and known before the file is read. Where
-    the file has none, as in Ollama's store, the name that was given.
-    """
-    path = inputs.model_path(config.model)
-    return path.stem if path.suffix == ".gguf" else str(config.model)
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:

@@ -42,7 +42,7 @@ from rest_local.retrieval.home import (
 from rest_local.retrieval.rows import Int32Array, width_of
 
 WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
-SAMPLE_S = 0.3
+SAMPLE_S = 0.5
 SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -193,17 +193,22 @@ class Estimate:
 
 
 def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estimate:
-    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`."""
+    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`.
+
+    The sample is of the first files in order, and what else the machine does changes its speed: a rough figure.
+    """
     files, text = measure(**recipe)
     sizes: deque[int] = deque()
     done = tokens = 0
-    began = time.perf_counter()
-    for _, ids in tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize):
-        done, tokens = done + sizes.popleft(), tokens + len(ids)
-        if time.perf_counter() - began > SAMPLE_S:
+    began = sampled = time.perf_counter()
+    for number, (_, ids) in enumerate(tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize)):
+        if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
+            began, done, tokens = sampled, 0, 0
+        done, tokens, sampled = done + sizes.popleft(), tokens + len(ids), time.perf_counter()
+        if number and sampled - began > SAMPLE_S:
             break
-    share = max(text / done, 1.0) if done else 0.0
-    seconds = (time.perf_counter() - began) * share + tokens * share / SORTED_A_SECOND
+    share = text / done if done else 0.0
+    seconds = (sampled - began) * share + tokens * share / SORTED_A_SECOND
     return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
 
 

@@ -294,6 +294,10 @@ def test_datastores_are_added_removed_and_listed(
     perform(talk, "/datastore remove mycode")
     assert said() == "drafted from: other\n"
     assert (closed, [store.path.name for store in engine.datastores]) == (["mycode"], ["other"])
+    seen: list[Any] = []
+    talk._reopen = lambda config: seen.append(config) or engine  # type: ignore[assignment,func-returns-value]
+    perform(talk, "/model next.gguf")
+    assert (str(seen[0].model), seen[0].datastores) == ("next.gguf", (str(tmp_path / "stores" / "other"),))
 
 
 def test_stats_sum_over_the_chat(talk: Talk, said: Said) -> None:

@@ -167,12 +167,16 @@ def test_generate_and_chat_keep_a_history_unless_told_not_to(
     kept: bool,
     fake_engine: Callable[..., FakeEngine],
     call: Call,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("REST_LOCAL_HISTORY", variable)
+    model = tmp_path / "model.gguf"
+    model.touch()
     engine = fake_engine()
-    assert call(command, *arguments, stdin=b"hello\n").code == 0
+    engine.model.chat_template = "{{ messages }}"
+    assert call(command, "-m", str(model), *arguments, stdin=b"hello\n").code == 0
     assert engine.config.history is kept
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,9 +24,6 @@ from rest_local.cli.chat.talk import Talk, note
 from rest_local.cli.messages import in_options
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError
 from rest_local.llama.sampling import Sampling
-
-if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 _NUMBERS = tuple(
@@ -230,12 +227,12 @@ def _datastore(talk: Talk, argument: str) -> None:
     name = unwrapped(name.strip())
     engine = talk.engine
     if word == "add" and name:
-        _add_datastore(engine, name)
+        _add_datastore(talk, name)
     elif word == "remove" and name:
         found = [store for store in engine.datastores if name in (store.path.name, str(store.path))]
         if not found:
             raise OptionError(f"datastore {name} is not drafted from; /datastore list shows those that are")
-        engine.use_datastores([store for store in engine.datastores if store not in found])
+        talk.use_datastores([store for store in engine.datastores if store not in found])
         for store in found:
             store.close()
     elif word not in ("", "list"):
@@ -245,17 +242,18 @@ def _datastore(talk: Talk, argument: str) -> None:
     note(f"drafted from: {', '.join(used) or 'none'}" + (f"; there are also: {', '.join(others)}" if others else ""))
 
 
-def _add_datastore(engine: Engine, name: str) -> None:
+def _add_datastore(talk: Talk, name: str) -> None:
     """Draft from one more. What cannot be opened is as for -d (`cli.missing`). Raises DatastoreError, OptionError."""
     from rest_local.decoding.core import open_datastores
     from rest_local.retrieval.home import datastore_path
 
+    engine = talk.engine
     if any(other.path == datastore_path(name) for other in engine.datastores):
         raise OptionError(f"datastore {name} is drafted from already")
     unusable = missing.unusable(engine.config.build_missing, is_named=True)
     with ExitStack() as undo:
         stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)
-        engine.use_datastores([*engine.datastores, *stores])
+        talk.use_datastores([*engine.datastores, *stores])
         undo.pop_all()
 
 
@@ -286,7 +284,7 @@ def _model(talk: Talk, argument: str) -> None:
         model = talk.engine.model
         note(f"{model.name}: {model.description}, context {talk.engine.n_ctx} tokens, {model.path}")
         return
-    talk.use_model(replace(talk.engine.config, model=unwrapped(argument)))
+    talk.use_model(unwrapped(argument))
     note(f"{talk.engine.model.name} goes on with the conversation")
 
 

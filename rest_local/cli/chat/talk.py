@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from rest_local.cli.chat.conversation import Conversation
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
 from rest_local.cli.chat.prompt import quiet_keyboard
 from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.messages import fitted
 from rest_local.cli.statistics_line import line_of, statistics_line
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.sampling import MAX_SEED, Sampling
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine, Result
     from rest_local.decoding.streaming import ChatStream
+    from rest_local.retrieval.datastore import Datastore
 
 UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
 ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
@@ -102,6 +104,7 @@ class Talk:
         self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
         self._cells_are_new = False  # since they were read from or written to the file of the session
         self._n_read = 0  # characters of the conversation that the KV cache holds
+        self._datastores: tuple[str, ...] | None = None  # those that the user has chosen here
 
     # Answers
 
@@ -237,16 +240,23 @@ class Talk:
 
     # The engine
 
-    def use_model(self, config: EngineConfig) -> None:
+    def use_datastores(self, datastores: Sequence[Datastore]) -> None:
+        """Draft from these from now on, with another model as well. Those used before are the caller's to close."""
+        self.engine.use_datastores(datastores)
+        self._datastores = tuple(str(store.path) for store in datastores)
+
+    def use_model(self, model: str) -> None:
         """Go on with another model; with the old one where the other cannot be opened. Raises ModelError,
         DatastoreError.
         """
         if self._reopen is None:
             raise OptionError("the model cannot be changed here")
         before = self.engine.config
+        if self._datastores is not None:
+            before = replace(before, datastores=self._datastores)
         self.engine.close()
         try:
-            self.engine = self._reopen(config)
+            self.engine = self._reopen(replace(before, model=model))
         except BaseException:
             self.engine = self._reopen(before)
             raise
@@ -285,9 +295,10 @@ def _show(stream: ChatStream, display: Display) -> bool:
 
 
 def note(text: str) -> None:
-    """A line about the chat, on stderr, dim at a terminal with colours."""
+    """A line or more about the chat, on stderr, broken between words and dim at a terminal with colours."""
     sys.stdout.flush()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
+    text = "\n".join(fitted(line, sys.stderr) for line in text.split("\n"))
     click.echo(text if plain else click.style(text, dim=True), err=True)
 
 
