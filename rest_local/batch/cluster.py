@@ -162,9 +162,11 @@ class _Rounds:
             yield from self._given_up()
 
     def _once(self, share: _Share) -> Iterator[JobAnswer]:
-        """One dataset. Where jobs were lost, each is a group of its own, so that none takes others with it."""
-        alone = bool(self._lost)
-        size = 1 if alone else max(min(GROUP, len(self._left) // (GROUPS_PER_REPLICA * share.count)), 1)
+        """One dataset. Jobs that were lost go in smaller groups, and at last alone: one of them may end its replica."""
+        losses = max(self._lost.values(), default=0)
+        alone = losses == TRIES - 1
+        size = max(min(GROUP >> 3 * losses, len(self._left) // (GROUPS_PER_REPLICA * share.count)), 1)
+        size = 1 if alone else size
         jobs = list(self._left.values())
         groups = [jobs[start : start + size] for start in range(0, len(jobs), size)]
         for number, record, timings in _stream(groups, share, self._setup, alone=alone):

@@ -33,6 +33,7 @@ def test_nodes_and_drivers_killed_at_random(tmp_path: Path) -> None:
             if process.poll() is None:
                 kind = moments.choice(("node", "node", "driver"))
                 killed[kind] += 1
+                print(f"kills a {kind} at {_lines(output)} of {REQUESTS} answers", flush=True)
                 if kind == "driver":
                     process.kill()
                     process.communicate()
