@@ -205,7 +205,7 @@ def test_datastore_named_default_is_used_without_being_asked_for(
 def test_measuring_is_announced_at_a_terminal_and_only_then(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ("generate", "import os\n", "-n", "1", "--threads", "1", "--policy", "off", "--quiet")
+    given = ("generate", "-m", "demo", "import os\n", "-n", "1", "--threads", "1", "--policy", "off", "--quiet")
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
     assert call(*given, "--ctx", "64").err == ""  # measured in silence
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
