@@ -36,7 +36,7 @@ from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.wall import Recording
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.curves import load_curve
-from rest_local.decoding.batch import WIDTHS, best_width
+from rest_local.decoding.batch import PATIENT_MS, WIDTHS, best_width
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.counts import Statistics
 from rest_local.decoding.engine import Engine
@@ -191,6 +191,7 @@ def _simulated(model: Model, answers: Sequence[Recorded], curve_name: str, polic
         longest = max(len(answer.prompt) + len(answer.answer) for answer in answers) + 1
         backend = SimulatedBackend(clock, costs, model.n_vocab, width, longest)
         scheduler = Scheduler(backend, Capability("tree", "simulated"), curve)
+        scheduler.stall_ms = PATIENT_MS if slots > 1 else scheduler.stall_ms
         chosen: Policy = Auto(curve) if policy == "auto" else Off()
         begun, waiting = clock(), list(reversed(answers))
         running: list[DecodingSequence] = []

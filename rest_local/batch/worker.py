@@ -98,7 +98,7 @@ class Worker:
                     if ended.take(finished):
                         yield self._end(ended)
         finally:
-            batch.cancel()
+            batch.close()
 
     def _begin(self, job: Job, batch: Batch) -> JobAnswer | _Running:
         """Start the requests of a job; its answer where it needs none."""

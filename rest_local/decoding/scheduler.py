@@ -57,6 +57,8 @@ class Scheduler:
     submitted for an answer that has ended: its tokens say so, and where there are stop strings, its text is read first.
 
     A sequence is in `waiting` (no slot), or in `admitted` (a slot), or done.
+
+    `stall_ms`: what a part of a prompt may add to a step of sequences that generate.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Scheduler:
         self.forward = Forward(backend, capability, self.slots.evict, overlaps)
         self.waiting: deque[Sequence] = deque()
         self.admitted: list[Sequence] = []  # the oldest first
+        self.stall_ms = STALL_MS
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
         self._shares = capability.shares
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
@@ -247,11 +250,11 @@ class Scheduler:
         return parts
 
     def _largest_part(self, n_running: int) -> int:
-        """A whole batch where no sequence generates; else what adds STALL_MS, on the last slope of the cost curve."""
+        """A whole batch where no sequence generates; else what adds `stall_ms`, on the last slope of the cost curve."""
         if not n_running:
             return self.backend.n_batch
         slope = self._curve.per_token(sum(len(sequence.tokens) for sequence in self.admitted))
-        return max(LEAST_PART, min(self.backend.n_batch, int(STALL_MS / slope)))
+        return max(LEAST_PART, min(self.backend.n_batch, int(self.stall_ms / slope)))
 
     # What came of it
 

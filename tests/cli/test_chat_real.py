@@ -53,13 +53,12 @@ def test_a_session_needs_no_prefill_and_answers_as_without_its_cells(ask: Ask, t
     assert anew["text"] == second["text"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
-def test_damaged_cells_cost_one_warning(ask: Ask, tmp_path: Path, damage: str) -> None:
+def test_damaged_cells_cost_one_warning(ask: Ask, tmp_path: Path) -> None:
     answer(ask("--json", "--session", "work", "one"))
     cells = tmp_path / "data" / "sessions" / "work.cells"
     content = bytearray(cells.read_bytes())
     content[len(content) // 2] ^= 255
-    cells.write_bytes({"cut": bytes(content[:-1000]), "flipped": bytes(content), "emptied": b""}[damage])
+    cells.write_bytes(content)
     done = ask("--json", "--session", "work", "two")
     assert answer(done)["timings"]["cache_n"] == 0
     assert done.stderr.decode().count("warning: the cells in") == 1

@@ -141,7 +141,7 @@ def test_the_usual_names_of_llama_cpp_are_known(
     engine = fake_engine()
     engine.model.chat_template = "fake"
     for command in ("generate", "chat"):
-        assert call(command, "x", *given).code == 0
+        assert call(command, "x", "-m", "m.gguf", *given).code == 0
         assert getattr(engine.config, field) == value
 
 
@@ -150,7 +150,7 @@ def test_so_are_those_of_the_length_of_an_answer(fake_engine: Install, call: Cal
     engine = fake_engine()
     engine.model.chat_template = "fake"
     for command in ("generate", "chat"):
-        assert call(command, "x", name, "3").code == 0
+        assert call(command, "x", "-m", "m.gguf", name, "3").code == 0
         assert engine.arguments[-1]["max_tokens"] == 3
 
 
