@@ -8,19 +8,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.batches import COMMAND, ENVIRONMENT, answers_of, write_requests
 from support.ray_nodes import RayNodes, needs_ray
 
-from rest_local.batch.cluster import TRIES, Cluster
+from rest_local.batch.cluster import TRIES, Cluster, _share
 from rest_local.batch.jobs import read_jobs
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import ClusterFailed, OptionError
 
 EXACT = ("-c", "256", "-t", "1", "--no-history", "--exact")
-REQUESTS = 24
+REQUESTS = 16
 SECONDS = 300.0
 
 
@@ -131,6 +132,7 @@ def test_replicas_that_no_node_has_room_for_are_refused(nodes: RayNodes, tmp_pat
 DEADLY = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from rest_local.batch.cluster import Cluster
 from rest_local.batch.jobs import read_jobs
 from rest_local.decoding.config import EngineConfig
@@ -214,3 +216,38 @@ def test_options_of_a_cluster_need_one(requests: Path) -> None:
     done = subprocess.run([*COMMAND, str(requests), "--replicas", "2"], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "--replicas, --replica-cpus and --replica-gpus need --ray" in done.stderr
+
+
+def node(**resources: float) -> dict[str, Any]:
+    return {"Alive": True, "Resources": resources}
+
+
+LOST: dict[str, Any] = {"Alive": False, "Resources": {"CPU": 64.0}}
+
+
+@pytest.mark.parametrize(
+    ("nodes_up", "cluster", "config", "expected_share"),
+    [
+        ([node(CPU=8.0), node(CPU=16.0), LOST], {}, {}, (8, 0, 3)),  # those of the smallest node
+        ([node(CPU=8.0), node(CPU=16.0)], {}, {"threads": 4}, (4, 0, 6)),
+        ([node(CPU=8.0), node(CPU=16.0)], {"cpus": 16}, {}, (16, 0, 1)),
+        ([node(CPU=8.0), node(GPU=4.0, CPU=32.0)], {}, {}, (1, 1, 4)),
+        ([node(GPU=4.0, CPU=2.0)], {}, {}, (1, 1, 2)),
+        ([node(GPU=2.0, CPU=32.0)], {"gpus": 0.5}, {}, (1, 0.5, 4)),
+        ([node(GPU=2.0, CPU=32.0)], {}, {"n_gpu_layers": 0}, (32, 0, 1)),
+        ([node(GPU=2.0, CPU=32.0)], {"gpus": 0, "cpus": 8}, {}, (8, 0, 4)),
+        ([node(CPU=1.0)], {"replicas": 9, "cpus": 4}, {}, (4, 0, 9)),  # nodes may come
+        ([node(memory=1.0), node(CPU=4.0)], {}, {}, (4, 0, 1)),
+    ],
+)
+def test_a_replica_gets_its_share_of_the_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+    nodes_up: list[dict[str, Any]],
+    cluster: dict[str, Any],
+    config: dict[str, Any],
+    expected_share: tuple[int, float, int],
+) -> None:
+    """CPUs, GPUs and the number of replicas. Only what Ray says about its nodes is made up."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes_up))
+    share = _share(Cluster("auto", **cluster), EngineConfig(**config))
+    assert (share.cpus, share.gpus, share.count) == expected_share
