@@ -25,6 +25,7 @@ import hashlib
 import logging
 import os
 import pickle
+import secrets
 import signal
 import socket
 import threading
@@ -61,7 +62,6 @@ CONNECT_S = 5.0
 _HEADER_BYTES = 1 << 20
 _LOST_GROUPS = 16  # of one dataset, and 4 for each replica, before its jobs begin again with new replicas
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then gives its processes addresses of this machine only
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def _share(cluster: Cluster, config: EngineConfig) -> _Share:
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     """Connected to the cluster, quietly; as before where the caller is connected already."""
-    for name, value in (_ENVIRONMENT | (_LOOPBACK if address == LOCAL else {})).items():
+    for name, value in (_ENVIRONMENT | (_of_this_machine() if address == LOCAL else {})).items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -324,6 +324,16 @@ def _connected(address: str) -> Iterator[None]:
     finally:
         ray.shutdown()
         _restore(handlers)
+
+
+def _of_this_machine() -> dict[str, str]:
+    """Ray then gives its processes addresses of the loopback, and a token for this run alone. It would otherwise write
+    one into the home directory, which changes how later programs connect to clusters."""
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the name is misleading
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 def _reach(address: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,8 +59,8 @@ def undated(output: Path) -> dict[str, Any]:
     return {name: json.dumps(line) for name, line in found.items()}
 
 
-def started(nodes: RayNodes, *arguments: str | Path) -> subprocess.Popen[str]:
-    command = [*COMMAND, *map(str, arguments), *EXACT, "--ray", nodes.address]
+def started(nodes: RayNodes, *arguments: str | Path, address: str = "") -> subprocess.Popen[str]:
+    command = [*COMMAND, *map(str, arguments), *EXACT, "--ray", address or nodes.address]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=nodes.environment, text=True)
 
 
@@ -100,7 +102,7 @@ def test_a_killed_driver_goes_on_where_it_stopped(
     process.kill()
     process.communicate()
     kept = output.read_bytes().count(b"\n")
-    process = started(nodes, requests, "-o", output, "--json")
+    process = started(nodes, requests, "-o", output, "--json", address="auto")
     out, errors = process.communicate(timeout=SECONDS)
     (line,) = errors.splitlines()
     assert line.startswith(f"rest-local: error: 2 of {REQUESTS} requests have an error")
@@ -127,6 +129,25 @@ def test_replicas_that_no_node_has_room_for_are_refused(nodes: RayNodes, tmp_pat
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     assert errors.startswith("rest-local: error: no node of the cluster has 64 CPUs for a replica; give fewer ")
+
+
+@needs_ray
+def test_replicas_of_this_machine_alone_leave_nothing(tmp_path: Path) -> None:
+    """`local` starts Ray, on loopback addresses, and ends it; the answers are all that is printed to stdout."""
+    source = write_requests(tmp_path / "in.jsonl", 2)
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # as in `RayNodes`
+    environment = {**ENVIRONMENT, "RAY_TMPDIR": str(folder), "HOME": str(tmp_path)}
+    command = [*COMMAND, str(source), *EXACT, "--ray", "local", "--replicas", "1", "--replica-cpus", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(line)["custom_id"] for line in done.stdout.splitlines()) == ["r0", "r1"]
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not (tmp_path / ".ray").exists()  # a token in there would change how other programs connect
+    end = time.monotonic() + SECONDS
+    while str(folder) in subprocess.run(["ps", "-A", "-o", "args="], stdout=subprocess.PIPE, text=True).stdout:
+        assert time.monotonic() < end, "processes of Ray are left"
+        time.sleep(0.1)
+    shutil.rmtree(folder)
 
 
 DEADLY = """

@@ -35,6 +35,7 @@ class RayNodes:
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "RAY_TMPDIR": str(self._folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # else a token in the home directory counts for `auto`
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the name is misleading: addresses are then of loopback
         }
         with (self._folder / "errors").open("wb") as errors:
