@@ -162,8 +162,11 @@ def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) ->
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 40), (120, 30)])
-def test_a_resize_during_an_answer_loses_nothing(chat: Open, width: int, height: int) -> None:
+def test_a_resize_during_an_answer_loses_nothing(
+    chat: Open, width: int, height: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """tmux wraps its lines anew up to 250 ms before it tells the program, so a part of a line can be left over."""
+    monkeypatch.setenv("COLUMNS", "80")  # a shell can export it; it does not follow the terminal
     terminal = chat(width=100, height=40)
     terminal.type("endless", "Enter")
     terminal.wait_for("word20")

@@ -179,7 +179,9 @@ class Talk:
             return Plain()
         from rich.console import Console
 
-        console = Console(file=sys.stdout, highlight=False)
+        # The terminal knows its size; COLUMNS in the environment does not follow a change.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        console = Console(file=sys.stdout, highlight=False, _environ=environment)
         if console.is_dumb_terminal or console.legacy_windows or not console.is_terminal:
             return Plain(at_terminal=True)
         if self.settings.drafts:
