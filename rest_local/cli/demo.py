@@ -165,6 +165,7 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
 @contextmanager
 def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Iterator[tuple[Engine, str]]:
     """The engine and its mode: exact, unless `fast` or where this backend has no exact settings."""
+    config = replace(config, model=inputs.model_path(config.model))
     if not fast:
         with opening.open_engine(replace(config, exact=True)) as engine:
             engine.compare(SELF_TEST_SECONDS)

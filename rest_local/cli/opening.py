@@ -57,7 +57,7 @@ def conversing(config: EngineConfig) -> EngineConfig:
 def _with_files(config: EngineConfig) -> EngineConfig:
     """The same with the files of its models in the place of their names (`inputs.model_path`)."""
     if config.model is None and sys.stderr.isatty():
-        click.echo("rest-local: no model was named (-m), so the demo model answers, which writes only Python", err=True)
+        click.echo("rest-local: no model was named (-m), so the demo model answers, in Python only", err=True)
     model, draft = (name and inputs.model_path(name) for name in (config.model, config.draft_model))
     return replace(config, model=model, draft_model=draft)
 
