@@ -18,12 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from rest_local.batch.jobs import EMBEDDING, LIMITS, Job
+from rest_local.catalog.describe import header_of
 from rest_local.catalog.find import model_file
+from rest_local.catalog.metadata import read_metadata
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.model import Model
 
 MOST_SLOTS = MOST_IDS // ContextSettings().n_branches
 MOST_ON_CPU = 16  # by the shipped curves of CPUs, 16 at a time give 3.3 and 5.9 times the tokens of one, 32 3.6 and 6.0
@@ -43,14 +44,13 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
     if config.exact or len(generating) < 2:
         return config
     path = model_file(config.model)
-    with Model.open(path, vocab_only=True) as model:
-        n_ctx = config.context_length(model.n_ctx_train)
-        cell_bytes = bytes_per_cell(model)
+    header = header_of(read_metadata(path), path)
+    n_ctx = config.context_length(header.n_ctx_train)
     needs = sorted((cells_of(job, n_ctx, max_tokens) for job in generating), reverse=True)
     size = sum(file.stat().st_size for file in _files(path))
     memory = int(_SHARE * (free_memory(config) - size))
     on_cpu = not uses_gpu(config)
-    slots, cells = room_for(needs[: MOST_ON_CPU if on_cpu else MOST_SLOTS], n_ctx, cell_bytes, memory)
+    slots, cells = room_for(needs[: MOST_ON_CPU if on_cpu else MOST_SLOTS], n_ctx, header.kv_bytes, memory)
     options = config.options
     if on_cpu and slots > 1 and options.flash_attention == "auto":
         options = replace(options, flash_attention="on")
@@ -77,19 +77,6 @@ def cells_of(job: Job, n_ctx: int, max_tokens: int | None = None) -> int:
     most = given if isinstance(given, int) and given >= 0 else n_ctx
     prompt = len(job.body) / BYTES_PER_TOKEN + TEMPLATE_TOKENS
     return min(round(prompt) + most, n_ctx)
-
-
-def bytes_per_cell(model: Model) -> int:
-    """Bytes of one cell in all layers, in f16. 0 for a model whose state does not grow with the text."""
-
-    def number(key: str, default: int) -> int:
-        value = model.metadata.get(f"{model.metadata.get('general.architecture', '')}.{key}", "")
-        return int(value) if value.isdigit() else default
-
-    heads = number("attention.head_count", 1)
-    size = number("embedding_length", model.n_embd) // max(heads, 1)
-    width = number("attention.key_length", size) + number("attention.value_length", size)
-    return 2 * number("block_count", model.n_layer) * number("attention.head_count_kv", heads) * width
 
 
 def free_memory(config: EngineConfig) -> int:

@@ -254,7 +254,7 @@ def _table(document: TOMLDocument, profile: str | None) -> Any:
 
 
 def _write(path: Path, document: TOMLDocument) -> None:
-    """Replace the file behind a link, and keep its mode. Raises ConfigInvalid."""
+    """Replace the file, the target of a link, and keep its mode. Raises ConfigInvalid."""
     from rest_local.paths import write_atomically
 
     target = path.resolve()

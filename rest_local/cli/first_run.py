@@ -1,4 +1,4 @@
-"""What to do next, for a user who has named no model: five lines, with what is on the disk already.
+"""Says what to do next where no model was named: five lines, with what is on the disk already.
 
 `rest-local` alone prints them; a command that needs a model to converse with asks at a terminal which one to take.
 """

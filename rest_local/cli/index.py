@@ -136,8 +136,8 @@ def _build(name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
-    """Ask whether to replace the index for this vocabulary, if there is one and a terminal. The build refuses where
-    nobody could be asked.
+    """Ask whether to replace the index for this vocabulary, if there is one and a terminal. Without a
+    terminal the build refuses.
     """
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import datastore_path, find, manifests
@@ -302,7 +302,7 @@ def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
 
 
 def _confirm_removal(name: str, chosen: list[Path], is_one: bool) -> None:
-    """Ask before the removal. Raises OptionError where nobody can be asked."""
+    """Ask before the removal. Raises OptionError without a terminal."""
     if not building.can_ask():
         raise OptionError(f"datastore {name}: give --yes to delete it without a question")
     held = []

@@ -6,8 +6,8 @@
 - It is damaged: left out with one line, since it could only have made the answer faster.
 - Anything else is refused.
 
-The default datastore, which nobody named, is never a reason to refuse. A question about it that was answered with "no"
-is not asked again, and a line about what it lacks is printed once for each vocabulary.
+The default datastore is used without being named, so it is never a reason to refuse. A question about it that was
+answered with "no" is not asked again, and a line about what it lacks is printed once for each vocabulary.
 """
 
 from __future__ import annotations
