@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import batch, draft_model, driver, exact, lookup, many, published, server, speed
+from benchmarks import batch, draft_model, driver, exact, lookup, many, published, server, speed, startup
 
 PARTS = {
+    "startup": startup.main,
     "lookup": lookup.main,
     "driver": driver.main,
     "speed": speed.main,

@@ -132,6 +132,25 @@ def test_imports_point_downwards(room: str) -> None:
     assert offenders == []
 
 
+def imports_at_once(path: Path) -> Iterator[str]:
+    """Yield the names that `path` imports when it is loaded itself: not in functions, not for types alone."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{name.name}" for name in node.names))
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    paths = [path for path in modules() if path.name != "__init__.py"]
+    files = {".".join(("rest_local", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in paths}
+    below = {name: {other for other in imports_at_once(path) if other in files} for name, path in files.items()}
+    while below:  # take away what needs nothing that is left
+        lowest = {name for name, needed in below.items() if not needed & below.keys()}
+        assert lowest, f"these import each other, or need files that do: {sorted(below)}"
+        below = {name: needed for name, needed in below.items() if name not in lowest}
+
+
 def test_every_room_is_known() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
     assert rooms == set(BELOW)
