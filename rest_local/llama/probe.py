@@ -30,7 +30,7 @@ import llama_cpp
 
 from rest_local import paths
 from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound
-from rest_local.llama import library, probe
+from rest_local.llama import library
 from rest_local.llama.batch import Batch
 from rest_local.llama.gguf_header import Files, check_header, identity_of
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
@@ -218,7 +218,7 @@ def one_line(errors: list[str]) -> str:
 
 def _cause_in_child(task: str, timeout: float) -> str | None:
     try:
-        ended = probe.run(__name__, task, timeout)
+        ended = run(__name__, task, timeout)
     except OSError as error:
         library.logger.warning("model %s: not probed in a child process: %s", json.loads(task)["path"], error)
         return None
