@@ -17,7 +17,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ from rest_local.retrieval.format import (
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
 from rest_local.retrieval.rows import order_of, pack, width_of
 from rest_local.retrieval.segment import join
+from rest_local.retrieval.staged import remove_orphans, stagings
 from rest_local.retrieval.tables import encoded, pack_documents, pack_states
 
 SEGMENT_TOKENS = 1 << 26
@@ -102,12 +103,13 @@ def commit(
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
     keep: tuple[SegmentEntry, ...] = (),
+    staged: Staged | None = None,
     progress: Progress | None = None,
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files | None = None,
 ) -> Manifest:
     """Steps 2 to 4, for a caller that holds the lock. The new commit has the segments `keep` of the present commit,
-    then the segments of `documents`.
+    then those that are `staged`, then the segments of `documents`.
 
     Other arguments and errors as for `build`, except DatastoreLocked.
     """
@@ -115,7 +117,31 @@ def commit(
     with unwritable(directory):
         _check_ours(directory)
         builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
-        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep)
+        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep, staged)
+
+
+def write_segments(
+    directory: Path,
+    documents: Documents,
+    *,
+    vocabulary: VocabularyId,
+    progress: Progress | None = None,
+    segment_tokens: int = SEGMENT_TOKENS,
+    files: Files | None = None,
+) -> Staged:
+    """Write the segments of `documents` into a staging directory, durably. Arguments and errors as for `commit`; no
+    segment at all is no error.
+    """
+    with unwritable(directory):
+        builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
+        return builder.stage(_groups(documents, vocabulary.size, segment_tokens))
+
+
+class Staged(NamedTuple):
+    """Segments in a staging directory, which a commit renames into the directory of the index."""
+
+    place: Path
+    segments: tuple[SegmentEntry, ...]
 
 
 class _Builder:
@@ -129,13 +155,15 @@ class _Builder:
         groups: Iterator[list[Document]],
         recipe: Mapping[str, Any],
         kept: tuple[SegmentEntry, ...],
+        staged: Staged | None,
     ) -> Manifest:
         """Steps 2 to 4."""
         before = set(os.listdir(self._directory))
         old = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
         renamed = False
         try:
-            segments = (*kept, *(self._segment(group) for group in groups))
+            published = self._publish(staged) if staged else ()
+            segments = (*kept, *published, *(self._segment(group) for group in groups))
             if not segments:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
             self._files.sync_directory(self._directory)
@@ -160,7 +188,22 @@ class _Builder:
             raise
         keep = {file_name(segment.name, kind) for segment in segments for kind in segment.files}
         self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
+        remove_orphans(self._directory, self._files)
         return manifest
+
+    def stage(self, groups: Iterator[list[Document]]) -> Staged:
+        """The segments of `groups`, written and synced."""
+        segments = tuple(self._segment(group) for group in groups)
+        self._files.sync_directory(self._directory)
+        return Staged(self._directory, segments)
+
+    def _publish(self, staged: Staged) -> tuple[SegmentEntry, ...]:
+        """Rename the files of staged segments into the directory. They are synced already, and the caller syncs it."""
+        for segment in staged.segments:
+            for kind in segment.files:
+                name = file_name(segment.name, kind)
+                self._files.rename(staged.place / name, self._directory / name)
+        return staged.segments
 
     def _segment(self, group: list[Document]) -> SegmentEntry:
         size = self._vocabulary.size
@@ -219,7 +262,8 @@ def _next_revision(directory: Path) -> int:
 
 def _check_ours(directory: Path) -> None:
     """Refuse a directory with other content, before anything is written to it."""
-    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in folders(directory))}
+    inside = (*folders(directory), *stagings(directory))
+    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in inside)}
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()

@@ -27,6 +27,7 @@ from rest_local.errors import (
 from rest_local.paths import datastores_home
 from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
+from rest_local.retrieval.staged import delete, may_hold, remove_all, stagings
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
@@ -213,6 +214,7 @@ def remove_index_locked(path: Path, directory: Path, files: Files | None = None)
         with unwritable(path):  # the directory stays, for the folders in it
             files.unlink(path / MANIFEST)
             files.sync_directory(path)
+            remove_all(path, files)
             for name in filter(owns, sorted(os.listdir(path))):
                 files.unlink(path / name)
     else:
@@ -223,8 +225,9 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
     """Rename `directory` into the directory `trash` and delete it there, with leftovers of killed removes."""
     with unwritable(directory):
         for part in (directory, *folders(directory)):
-            known = {LOCK, MANIFEST, *(inside.name for inside in folders(part))}
+            known = {LOCK, MANIFEST, *(inside.name for inside in (*folders(part), *stagings(part)))}
             strangers = [name for name in os.listdir(part) if name not in known and not owns(name)]
+            strangers += [name for place in stagings(part) for name in os.listdir(place) if not may_hold(name)]
             if strangers:
                 cause = f"it also holds {strangers[0]!r}, which no build wrote; move it away"
                 raise DatastoreUnwritable(part, cause)
@@ -246,11 +249,13 @@ def holds_files(path: Path) -> bool:
         names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path))
+    return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path) or stagings(path))
 
 
 def _delete(directory: Path, files: Files) -> None:
     for part in (*folders(directory), directory):
+        for place in stagings(part):
+            delete(place, files)
         files.unlink(part / MANIFEST)
         for name in sorted(os.listdir(part)):
             if owns(name) or name == LOCK:
