@@ -17,7 +17,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from rest_local.retrieval.format import (
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
 from rest_local.retrieval.rows import order_of, pack, width_of
 from rest_local.retrieval.segment import join
-from rest_local.retrieval.staged import remove_orphans, stagings
+from rest_local.retrieval.staged import Staged, remove_orphans, stagings
 from rest_local.retrieval.tables import encoded, pack_documents, pack_states
 
 SEGMENT_TOKENS = 1 << 26
@@ -135,13 +135,6 @@ def write_segments(
     with unwritable(directory):
         builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
         return builder.stage(_groups(documents, vocabulary.size, segment_tokens))
-
-
-class Staged(NamedTuple):
-    """Segments in a staging directory, which a commit renames into the directory of the index."""
-
-    place: Path
-    segments: tuple[SegmentEntry, ...]
 
 
 class _Builder:
@@ -271,8 +264,11 @@ def _check_ours(directory: Path) -> None:
 
 
 def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Document]]:
-    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order."""
+    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order. Files of the same
+    content in one segment become one document.
+    """
     group: list[Document] = []
+    copies: dict[bytes, int] = {}  # sha256 of a file in the group: number of its document
     total = 0
     for given in documents:
         document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
@@ -283,9 +279,15 @@ def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Do
             raise CorpusTooLarge(len(tokens))
         if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
             raise ValueError(f"document {document.name}: token ids must be from 0 to {vocab_size - 1}")
+        first = copies.get(document.states[0].sha256) if document.states else None
+        if first is not None and np.array_equal(group[first].tokens, tokens):
+            group[first] = group[first]._replace(states=group[first].states + document.states)
+            continue
         if group and total + len(tokens) + 1 > cap:
             yield group
-            group, total = [], 0
+            group, copies, total = [], {}, 0
+        if document.states:
+            copies[document.states[0].sha256] = len(group)
         group.append(document)
         total += len(tokens) + 1
     if group:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import mmap as memory
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rest_local.retrieval.format import KINDS, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.home import find, indexes, no_such_vocabulary, read_manifest
 from rest_local.retrieval.rows import Context, Int32Array, Int64Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
-from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
+from rest_local.retrieval.tables import DocumentTable, StateTable, alive, numbers_in, other_names
 
 log = logging.getLogger("rest_local.datastore")
 
@@ -54,6 +54,7 @@ class Datastore:
         self._maps: list[memory.mmap] = []
         self.segments: list[Segment] = []
         self._documents: list[DocumentTable] = []
+        self._renamed: dict[int, dict[int, str]] = {}
         self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
         self.placed: tuple[tuple[int, Segment], ...] = ()
         try:
@@ -150,8 +151,7 @@ class Datastore:
         Raises IndexError outside the text, and DatastoreCorrupt if the document table is damaged there.
         """
         segment, document, local = self._place(position)
-        table = self._documents[segment]
-        return table.name(document), local - table.start(document)
+        return self._name(segment, document), local - self._documents[segment].start(document)
 
     def before(self, position: int) -> Int32Array:
         """The tokens before `position` in its document: int32 [token offset], each below the vocabulary size.
@@ -171,25 +171,38 @@ class Datastore:
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """The names of all documents that are not deleted, in the order of the text. Raises DatastoreCorrupt if a table
-        is damaged.
-        """
+        """The names of all documents that are not deleted, in the order of the text. Raises DatastoreCorrupt."""
         self._check_sizes()
         return [
-            name
+            self._name(index, number)
             for index, entry in enumerate(self.manifest.segments)
-            for name, alive in zip(self.names(index), _alive(entry.dead, entry.documents), strict=True)
-            if alive
+            for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist()
         ]
 
     def names(self, index: int) -> list[str]:
-        """The names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
+        """The stored names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
         table = self._documents[index]
         return [table.name(number) for number in range(len(table))]
 
+    def table(self, index: int) -> DocumentTable:
+        """The document table of a segment, with the deleted ones."""
+        return self._documents[index]
+
+    def _name(self, index: int, number: int) -> str:
+        """The name of a document: the stored one, unless that file has another content by now and files with other
+        names still have this one.
+        """
+        if index not in self._renamed:
+            gone = self.manifest.segments[index].gone
+            self._renamed[index] = {}
+            with contextlib.suppress(FileNotFoundError):  # unlinked after a newer commit
+                if gone and (states := self.states(index)):
+                    self._renamed[index] = other_names(self._documents[index], states, gone)
+        return self._renamed[index].get(number) or self._documents[index].name(number)
+
     def states(self, index: int) -> StateTable | None:
         """The file states of a segment, deleted ones too; None if it has none. Reads their file: O(states). Raises
-        DatastoreCorrupt.
+        DatastoreCorrupt, and FileNotFoundError if a newer commit has deleted it.
         """
         entry = self.manifest.segments[index]
         if not entry.states:
@@ -219,27 +232,38 @@ class Datastore:
         }
 
     def documents(self, index: int) -> list[Document]:
-        """The documents of a segment that are not deleted, with the states of their files that are not deleted. Raises
-        DatastoreCorrupt for one that no build can write.
+        """As `each_document`, all at once."""
+        return list(self.each_document(index))
+
+    def each_document(self, index: int, entry: SegmentEntry | None = None) -> Iterator[Document]:
+        """The documents of a segment that are not deleted, with the states of their files that are not deleted. entry:
+        with other bitmaps than the manifest has. Raises DatastoreCorrupt for a document that no build can write.
         """
         self._check_sizes()
-        table, segment, entry = self._documents[index], self.segments[index], self.manifest.segments[index]
-        states = self._states_by_document(index)
-        found = []
-        for number in np.flatnonzero(_alive(entry.dead, entry.documents)).tolist():
-            start, end = table.start(number), table.start(number + 1) - 1
-            if not 0 <= start < end < len(segment):
-                raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
-            tokens = segment.slice(start, end)
-            self._check_ids(tokens, index, number)
-            found.append(Document(table.name(number), tokens, tuple(states.get(number, ()))))
-        return found
+        table, entry = self._documents[index], entry or self.manifest.segments[index]
+        states = self._states_by_document(index, entry)
+        for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist():
+            held = tuple(states.get(number, ()))
+            name = table.name(number)
+            if held and name not in (state.name for state in held):
+                name = held[0].name
+            yield Document(name, self._text(index, number), held)
 
-    def _states_by_document(self, index: int) -> dict[int, list[FileState]]:
-        table, gone = self.states(index), self.manifest.segments[index].gone
+    def _text(self, index: int, number: int) -> Int32Array:
+        """The tokens of a document, checked."""
+        table, segment = self._documents[index], self.segments[index]
+        start, end = table.start(number), table.start(number + 1) - 1
+        if not 0 <= start < end < len(segment):
+            raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
+        tokens = segment.slice(start, end)
+        self._check_ids(tokens, index, number)
+        return tokens
+
+    def _states_by_document(self, index: int, entry: SegmentEntry) -> dict[int, list[FileState]]:
+        table = self.states(index)
         by_document: dict[int, list[FileState]] = {}
         if table is not None:
-            for number in np.flatnonzero(_alive(gone, len(table))).tolist():
+            for number in np.flatnonzero(alive(entry.gone, len(table))).tolist():
                 by_document.setdefault(int(table.documents[number]), []).append(table[number])
         return by_document
 
@@ -358,13 +382,6 @@ def _newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str
     if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
         raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
     return directory, manifest
-
-
-def _alive(deleted: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """Which of `count` entries are not in the bitmap `deleted`."""
-    alive = np.ones(count, np.bool_)
-    alive[numbers_in(deleted)] = False
-    return alive
 
 
 def _intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:

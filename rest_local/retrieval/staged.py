@@ -14,10 +14,11 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from rest_local.errors import DatastoreError, DatastoreLocked
 from rest_local.retrieval.files import LOCK, STAGING, WINDOWS, Files, locked
-from rest_local.retrieval.format import owns
+from rest_local.retrieval.format import SegmentEntry, file_name, owns
 
 PLAN = "plan.json"
 """In a staging directory: what is built there, so that a later build goes on with it."""
@@ -27,6 +28,19 @@ MERGE = "staging-6d65726765000000"
 
 _ATTEMPTS = 10
 _NAME = re.compile(r"(plan|shard-[0-9a-f]{16})\.json(\.new-[0-9a-f]{16})?\Z|[a-z]+\.new-[0-9a-f]{16}\Z")
+
+
+class Staged(NamedTuple):
+    """Segments in a staging directory, which a commit renames into the directory of the index."""
+
+    place: Path
+    segments: tuple[SegmentEntry, ...]
+
+
+def is_there(staged: Staged) -> bool:
+    """Whether all files of staged segments are there: `forget` may have deleted them."""
+    names = [file_name(entry.name, kind) for entry in staged.segments for kind in entry.files]
+    return all(os.path.exists(staged.place / name) for name in names)
 
 
 def stagings(directory: Path) -> list[Path]:

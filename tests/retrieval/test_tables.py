@@ -81,10 +81,11 @@ def test_deleted_documents_and_states_are_not_listed(tmp_path: Path) -> None:
     path = stored(tmp_path / "store")
     assert deleted(path, {1}, {0, 2}) == read_manifest(path)
     with Datastore.open(path) as store:
-        assert store.document_names() == ["a.py", "plain"]
+        assert store.document_names() == ["copy of a.py", "plain"], "the name of a file that still has the content"
+        assert store.locate(1) == ("copy of a.py", 1)
         assert store.names(0) == ["a.py", "b.py", "plain"]
         assert [(document.name, document.states) for document in store.documents(0)] == [
-            ("a.py", (state("copy of a.py"),)),
+            ("copy of a.py", (state("copy of a.py"),)),
             ("plain", ()),
         ]
         assert store.info()["documents"] == 2

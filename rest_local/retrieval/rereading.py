@@ -1,0 +1,144 @@
+"""Reads the sources of a datastore again, and compares them with the states of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rest_local.errors import InputInvalid, printable
+from rest_local.retrieval.build import Progress
+from rest_local.retrieval.corpus import Filters, walk_files
+from rest_local.retrieval.documents import FileState, Text
+from rest_local.retrieval.indexing import recipe_of
+from rest_local.retrieval.skipped import Skipped
+
+RESTATED_BYTES = 1 << 20
+"""Bytes of files whose time of change alone is new that one update stores again with it, so that the next ones need not
+read them. Beyond that the others follow at the next updates."""
+
+
+@dataclass
+class Rereading:
+    """Reads sources, compares the files with their states in the datastore, and counts.
+
+    known: the states that may be compared, by name; unstated: the names of documents without a state, which were
+    stored by an earlier version or come from no file. read: names of all new content; gone: names to delete.
+    """
+
+    known: Mapping[str, FileState]
+    unstated: Collection[str] = ()
+    skipped: Skipped = field(default_factory=Skipped)
+    read: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    tokens: int = 0
+    _restated: int = 0
+
+    def is_unchanged(self, name: str, size: int, mtime_ns: int) -> bool:
+        state = self.known.get(name)
+        return state is not None and state.mtime_ns != 0 and (state.size, state.mtime_ns) == (size, mtime_ns)
+
+    def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
+        """The texts to tokenize."""
+        for text in texts:
+            self.seen.add(text.name)
+            known = self.known.get(text.name)
+            if text.text is None or (known and text.state and self._is_same(known, text.state)):
+                self.unchanged += 1
+                continue
+            self.read.add(text.name)
+            if known is None and text.name not in self.unstated:
+                self.added += 1
+            elif known and text.state and known.sha256 == text.state.sha256:
+                self.unchanged += 1
+            else:
+                self.changed += 1
+            yield text
+
+    def _is_same(self, known: FileState, found: FileState) -> bool:
+        """Whether the content is the same, and nothing is to be stored."""
+        if known.sha256 != found.sha256:
+            return False
+        if found.mtime_ns in (0, known.mtime_ns) or self._restated + found.size > RESTATED_BYTES:
+            return True
+        self._restated += found.size
+        return False
+
+    def note_gone(self, names: Collection[str]) -> None:
+        """Of files that the walk should have found."""
+        self.gone = {name for name in names if name not in self.seen and _is_gone(name)}
+
+
+def _is_gone(name: str) -> bool:
+    """Whether a file that no walk finds is deleted or left out by now, not only out of reach."""
+    try:
+        os.lstat(name)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def texts_of(
+    recipe: Mapping[str, Any], walk: Rereading, progress: Progress, only: Collection[str] | None = None
+) -> Iterator[Text]:
+    """The texts of the files below the paths of a recipe. Raises as `walk_files`."""
+    keys = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
+    fields = recipe_of(**{key: recipe[key] for key in keys if key in recipe})
+    filters = Filters(
+        tuple(fields["include"]), tuple(fields["exclude"]), fields["allow_secrets"], fields["max_file_size"]
+    )
+    return walk_files(
+        fields["paths"],
+        filters,
+        walk.skipped,
+        unchanged=walk.is_unchanged,
+        only=only,
+        looked_at=lambda size: progress("read", size),
+    )
+
+
+def resolved(only: Collection[str], paths: Sequence[str]) -> set[str]:
+    """The paths in `only` as a walk names them, where they are below a recorded path that is a link."""
+    pairs = [(os.path.join(path, ""), os.path.join(os.path.realpath(path), "")) for path in paths]
+    linked = [(given, real) for given, real in pairs if given != real]
+    return {
+        (real + name[len(given) :]).rstrip("/")
+        for given, real in linked
+        for name in only
+        if f"{name}/".startswith(given)
+    }
+
+
+def below(states: Mapping[str, FileState], folders: Collection[str]) -> dict[str, FileState]:
+    starts = tuple(os.path.join(folder, "") for folder in folders)
+    return {name: state for name, state in states.items() if name.startswith(starts)}
+
+
+def present(paths: Sequence[str], known: Mapping[str, FileState], missing: bool) -> list[str]:
+    """The recorded paths that are there. Raises InputInvalid for one that is gone or empty and has files in the
+    datastore, unless that may be.
+    """
+    found = []
+    for path in paths:
+        if os.path.isdir(path) and not missing:
+            with contextlib.suppress(OSError), os.scandir(path) as entries:
+                inside = os.path.join(os.path.realpath(path), "")
+                if not any(True for _ in entries) and any(name.startswith(inside) for name in known):
+                    _refuse(path, "is empty now, while the datastore holds files of it")
+        if os.path.exists(path):
+            found.append(path)
+        elif not missing:
+            _refuse(path, "no such file or directory")
+    return found
+
+
+def _refuse(path: str, what: str) -> None:
+    raise InputInvalid("path", printable(path), f"{what}; mount it, or update with --missing to delete its files")
