@@ -21,7 +21,8 @@ from rest_local.errors import DatastoreCorrupt, DatastoreNotFound
 from rest_local.retrieval.format import KINDS, DocumentTable, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.home import find, indexes, no_such_vocabulary, read_manifest
 from rest_local.retrieval.rows import Context, Int32Array, Rows
-from rest_local.retrieval.segment import Segment, search_all
+from rest_local.retrieval.nearest import search_all
+from rest_local.retrieval.segment import Segment
 
 log = logging.getLogger("rest_local.datastore")
 

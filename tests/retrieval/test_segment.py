@@ -128,9 +128,12 @@ def test_only_matches_above_a_length(documents, context, above, vocab_size):
     documents = [[token % vocab_size for token in document] for document in documents]
     context = [token % vocab_size for token in context]
     segment = Segment.of(map(array, documents), vocab_size)
-    rows = segment.search(segment.key(context), 5, 3, above=above, start=1000)
-    longer = {1000 + at: row for at, row in every_row(documents, context, 3).items() if row[0] > above}
-    assert_right(rows, longer, 5)
+    entries, match = segment.around(segment.key(context), 5, above=above)
+    longer = {at: row for at, row in every_row(documents, context, 1).items() if row[0] > above}
+    assert match.tolist() == sorted((match for match, _ in longer.values()), reverse=True)[:5]
+    found = (len(segment) - entries.astype(np.int64)).tolist()
+    assert [longer[at][0] for at in found] == match.tolist()
+    assert len(set(found)) == len(found)
 
 
 @settings(max_examples=60)
