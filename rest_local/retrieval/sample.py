@@ -11,11 +11,12 @@ A key is the first KEY bytes of the stored text at every STEP-th entry of the or
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from mmap import mmap
 
 import numpy as np
 import numpy.typing as npt
+
+from rest_local.retrieval.rows import MAX_DEPTH
 
 STEP = 64
 """Entries of the order for each key. An entry is compared in 0.2 us if it is in memory, and in 100 us if it is not."""
@@ -23,8 +24,14 @@ STEP = 64
 KEY = 16
 """Bytes of a key: 5 tokens of 3 bytes, 8 of 2 bytes. If many entries begin alike, all keys among them are equal."""
 
+SAMPLED = 1 << 16
+"""Entries of the smallest order with a sample. A smaller one is searched as fast without it, and is soon in memory."""
+
 BLOCK = 4096 // KEY
 """Keys to a page of memory."""
+
+# As numpy reads them, keys lose zero bytes at their end. That keeps their order, because all of them do.
+_KEYS = np.dtype(f"S{KEY}")
 
 
 def sample_size(entries: int) -> int:
@@ -33,10 +40,11 @@ def sample_size(entries: int) -> int:
     return KEY * (keys + -(-keys // BLOCK))
 
 
-def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int, first: int) -> bytes:
-    """The sample of an order. tokens: the stored text; first: the tokens before position 0 in it. 1 us a key."""
+def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int) -> bytes:
+    """The sample of an order. tokens: the stored text. 1 us a key."""
+    first = MAX_DEPTH * width
     window = np.ndarray(
-        (len(tokens) - first * width - KEY) // width + 1, f"V{KEY}", tokens, first * width, (width,)
+        (len(tokens) - first - KEY) // width + 1, f"V{KEY}", tokens, first, (width,)
     )
     keys = window[order[::STEP]]
     return keys[::BLOCK].tobytes() + keys.tobytes()
@@ -51,34 +59,23 @@ class Sample:
         self._entries = entries
         keys = -(-entries // STEP)
         tops = -(-keys // BLOCK)
-        # As numpy reads them, keys lose zero bytes at their end. That keeps their order, if all of them do.
-        self._top: list[bytes] = np.frombuffer(data, f"S{KEY}", tops).tolist()
-        self._numbers = range(keys)
-        self._keys = np.frombuffer(data, f"S{KEY}", keys, tops * KEY)
-        self._at = self._keys.item
+        self._top = np.frombuffer(data, _KEYS, tops).copy()
+        self._keys = np.frombuffer(data, _KEYS, keys, tops * KEY)
 
     def around(self, key: bytes) -> tuple[int, int]:
         """(low, high): the first entry of the order that is not below `key` is one of low..high, inclusive. 2 us."""
-        sought = key[:KEY].rstrip(b"\0")
-        block = bisect_left(self._top, sought)
-        numbers = self._numbers
-        least = bisect_left(
-            numbers, sought, max(block - 1, 0) * BLOCK, min(block * BLOCK, len(numbers)), key=self._at
-        )
+        sought = np.array(key[:KEY], _KEYS)
+        block = int(self._top.searchsorted(sought))
+        begin = max(block - 1, 0) * BLOCK
+        keys = self._keys[begin : block * BLOCK]
+        least = begin + int(keys.searchsorted(sought))
         most = least
-        if len(key) > KEY and least < len(numbers) and self._at(least) == sought:
-            block = bisect_right(self._top, sought, block - 1 if block else 0)
-            most = bisect_right(
-                numbers, sought, max(max(block - 1, 0) * BLOCK, least), min(block * BLOCK, len(numbers)), key=self._at
-            )
+        if len(key) > KEY and least < len(self._keys) and self._keys[least] == sought:  # many entries begin like the key
+            block = int(self._top.searchsorted(sought, "right"))
+            begin = max(block - 1, 0) * BLOCK
+            most = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought, "right"))
         return max((least - 1) * STEP + 1, 0), min(most * STEP, self._entries)
-
-    def page(self, key: bytes) -> int:
-        """The offset in the file of the keys that `around` compares."""
-        block = bisect_left(self._top, key[:KEY].rstrip(b"\0"))
-        return KEY * (len(self._top) + max(block - 1, 0) * BLOCK)
 
     def release(self) -> None:
         """Release the buffer."""
-        self._keys = np.empty(0, f"S{KEY}")
-        self._at = self._keys.item
+        self._keys = np.empty(0, _KEYS)
