@@ -13,38 +13,38 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.rows import MAX_MATCH, Context, Int64Array, Rows, backwards, check_shape
+from rest_local.retrieval.rows import MAX_MATCH, Context, Rows, backwards, check_shape
+from rest_local.retrieval.sample import beginning
 
 if TYPE_CHECKING:
     from rest_local.retrieval.segment import Entries, Segment, Windows
 
 Match = npt.NDArray[np.int8]
+Numbers = npt.NDArray[np.intp]
 
-LEAST = 4  # entries read on each side of a place
-MOST = 1 << 15  # entries of a segment that are read in a search where the rows are of dead documents: 10 ms
+LEAST = 6  # entries read at first on each side of a place
+MOST = 1 << 15  # entries of a segment that are read where the rows are of dead documents: about 10 ms
 
 # Bytes that agree -> tokens that agree, by width. Such small integers sort in linear time.
 _TOKENS_IN = {width: (np.arange(MAX_MATCH * width + 1) // width).astype(np.int8) for width in (2, 3)}
 
 
 class Nearest(NamedTuple):
-    """entries: those that were read, as positions in the reversed text of their segment; windows: their stored text;
-    match: int8, 0 for dead ones; owners: the number of the segment of each, None if there is only one segment; best:
-    the numbers of the best entries, longest match first.
+    """Entries of orders. entries: positions in the reversed text of their segment; windows: their stored text; match:
+    the tokens that agree, 0 for a dead one; owners: the number of the segment of each.
     """
 
     entries: Entries
     windows: Windows
     match: Match
-    owners: npt.NDArray[np.integer] | None
-    best: npt.NDArray[np.intp]
+    owners: Numbers
 
 
 def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit: int, depth: int) -> Rows:
     """As `Segment.rows`, over several (start in the text, segment) of one vocabulary. Among equal matches the earlier
     segment comes first.
 
-    The first segment takes about 30 us, each other one about 5 us.
+    The first segment takes about 40 us, each other one about 10 us.
     """
     check_shape(limit, depth)
     placed = [(start, segment) for start, segment in segments if segment.entries]
@@ -53,56 +53,51 @@ def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit:
         return Rows.empty(depth)
     first = placed[0][1]
     found = nearest([segment for _, segment in placed], key, limit, depth)
-    best = found.best
-    tokens, shift = backwards(found.windows[best], depth, first.width)
-    if found.owners is None:
-        positions = np.subtract(placed[0][0] + first.length, found.entries[best], dtype=np.int64)
+    tokens, shift = backwards(found.windows, depth, first.width)
+    if len(placed) == 1:
+        positions = np.subtract(placed[0][0] + first.length, found.entries, dtype=np.int64)
     else:
-        ends = np.array([start + segment.length for start, segment in placed], np.int64)
-        positions = ends[found.owners[best]] - found.entries[best]
-    return Rows(tokens, found.match[best].astype(np.int32), positions, shift=shift, limit=first.vocab_size)
+        positions = np.array([start + segment.length for start, segment in placed])[found.owners] - found.entries
+    return Rows(tokens, found.match.astype(np.int32), positions, shift=shift, limit=first.vocab_size)
 
 
 def nearest(
     segments: Sequence[Segment], key: bytes, limit: int, depth: int, places: Sequence[int] | None = None
 ) -> Nearest:
-    """The best `limit` entries of segments with entries, for a key of at least one token.
+    """The best `limit` entries of segments with entries, longest match first, for a key of at least one token.
 
     depth: continuation tokens in the windows. places: of the key in each segment, where they are known. Raises
     IndexError for an entry outside the text.
     """
-    several = len(segments) > 1
-    share = _share(limit, len(segments))
-    if places is None:
-        places = [segment.place(key) for segment in segments]
-    reads, spans, edges, total = [], [], [], 0
-    for segment, at in zip(segments, places, strict=True):
-        low, high = max(at - share, 0), min(at + share, segment.entries)
-        reads.append(segment.read(low, high, depth, len(key)))
-        spans.append((low, high))
-        edges.append(total)
-        total += high - low
-        edges.append(total - 1)
-    entries, windows = map(np.concatenate, zip(*reads, strict=True)) if several else reads[0]
+    share, sought, size = _share(limit, len(segments)), beginning(key), len(key)
+    reads, ends, total = [], [], 0
+    open_ends: list[tuple[int, int, int, int]] = []  # segment, side, entry of the order, number of the entry read
+    for number, segment in enumerate(segments):
+        at = segment.place(key, sought) if places is None else places[number]
+        low = at - share if at > share else 0
+        read = segment.read(low, at + share, depth, size)
+        if low:
+            open_ends.append((number, 0, low, total))
+        total += len(read[0])
+        if at + share < segment.entries:
+            open_ends.append((number, 1, at + share, total - 1))
+        reads.append(read)
+        ends.append(total)
+    entries, windows = map(np.concatenate, zip(*reads, strict=True)) if len(reads) > 1 else reads[0]
     match = matches(windows, key, segments[0].width)
-    outermost = match[edges]
-    owners = np.arange(len(segments)).repeat([high - low for low, high in spans]) if several else None
-    if any([segment.has_dead for segment in segments]):
-        match = _without_dead(segments, entries, match, owners)
-    best = (-match).argsort(kind="stable")[:limit]
-    worst = match[best[-1]] if len(best) == limit else 0
-    longest = outermost.max()
-    if longest > worst or longest * segments[0].width == len(key):
-        search = _Wider(segments, key, depth, places, spans, outermost.tolist())
-        return search.best(Nearest(entries, windows, match, owners, best), limit, int(worst))
+    outermost = match[[end[3] for end in open_ends]] if open_ends else match[:0]
+    masked = _without_dead(segments, entries, match, ends)
+    best = (-masked).argsort(kind="stable")[:limit]
+    worst = masked[best[-1]] if len(best) == limit else 0
+    longest = outermost.max(initial=0)
+    if longest > worst or longest * segments[0].width == size:
+        found = Nearest(entries, windows, masked, np.array(ends).searchsorted(np.arange(total), "right"))
+        sides = [_Side(segments[number], number, side, edge, int(match[at])) for number, side, edge, at in open_ends]
+        return _Wider(segments, key, limit, depth).search(found, sides, int(worst))
     if not worst:
-        best = best[: np.count_nonzero(match[best])]
-    return Nearest(entries, windows, match, owners, best)
-
-
-def _share(limit: int, segments: int) -> int:
-    """The number of entries to read at first on each side of a place."""
-    return limit if segments == 1 else max(3 * limit // (2 * segments), LEAST)
+        best = best[: np.count_nonzero(masked[best])]
+    owners = np.array(ends).searchsorted(best, "right") if len(segments) > 1 else best
+    return Nearest(entries[best], windows[best], masked[best], owners)
 
 
 def matches(windows: Windows, key: bytes, width: int) -> Match:
@@ -115,112 +110,93 @@ def matches(windows: Windows, key: bytes, width: int) -> Match:
     return tokens
 
 
-def _without_dead(
-    segments: Sequence[Segment], entries: Entries, match: Match, owners: npt.NDArray[np.integer] | None
-) -> Match:
-    """The matches, 0 for dead entries."""
-    if owners is None:
-        return match * segments[0].live(entries)
-    match = match.copy()
-    for number, segment in enumerate(segments):
+def _share(limit: int, segments: int) -> int:
+    """The number of entries to read at first on each side of a place. One segment never has to be read again."""
+    return limit if segments == 1 else max(3 * limit // (2 * segments), LEAST)
+
+
+def _without_dead(segments: Sequence[Segment], entries: Entries, match: Match, ends: Sequence[int]) -> Match:
+    """The matches, 0 for dead entries. ends: of the entries of each segment."""
+    begin, masked = 0, match
+    for segment, end in zip(segments, ends, strict=True):
         if segment.has_dead:
-            of_segment = owners == number
-            match[of_segment] *= segment.live(entries[of_segment])
-    return match
+            masked = match.copy() if masked is match else masked
+            masked[begin:end] *= segment.live(entries[begin:end])
+        begin = end
+    return masked
 
 
-class _Span:
-    """What was read of one segment: entries low..high of its order. edges: the matches of the outermost two."""
+class _Side:
+    """The entries of a segment on one side of a place. edge: where the next ones begin; match: of the outermost."""
 
-    __slots__ = ("edges", "high", "low", "number", "segment")
+    __slots__ = ("edge", "match", "number", "read", "segment", "side")
 
-    def __init__(self, number: int, segment: Segment, low: int, high: int, edges: list[int]) -> None:
-        self.number, self.segment, self.low, self.high, self.edges = number, segment, low, high, edges
+    def __init__(self, segment: Segment, number: int, side: int, edge: int, match: int) -> None:
+        self.segment, self.number, self.side, self.edge, self.match = segment, number, side, edge, match
+        self.read = 0
 
-    def wider(self, by: int, worst: int) -> list[_Part]:
-        """The next `by` entries on each side whose outermost entry matches longer than `worst`."""
-        low, high, parts = self.low, self.high, list[_Part]()
-        if high - low >= MOST:
-            return parts
-        if self.edges[0] > worst and low:
-            self.low = max(low - by, 0)
-            parts.append((self, 0, self.low, low))
-        if self.edges[1] > worst and high < self.segment.entries:
-            self.high = min(high + by, self.segment.entries)
-            parts.append((self, 1, high, self.high))
-        return parts
+    def next(self, count: int) -> tuple[int, int]:
+        """The interval of the next `count` entries, of fewer at the end of the order."""
+        edge, self.read = self.edge, self.read + count
+        self.edge = min(edge + count, self.segment.entries) if self.side else max(edge - count, 0)
+        return (edge, self.edge) if self.side else (self.edge, edge)
 
-
-_Part = tuple[_Span, int, int, int]  # entries to read: of which span, on which side (0: low), from, to
+    def better(self, worst: int) -> bool:
+        """Whether the next entries can match longer than `worst`."""
+        end = self.segment.entries if self.side else 0
+        return self.match > worst and self.edge != end and self.read < MOST
 
 
 class _Wider:
     """A search that reads more and more of those segments that can still have better entries."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        key: bytes,
-        depth: int,
-        places: Sequence[int],
-        spans: Sequence[tuple[int, int]],
-        edges: Sequence[int],
-    ) -> None:
-        self._key, self._depth, self._places = key, depth, places
+    def __init__(self, segments: Sequence[Segment], key: bytes, limit: int, depth: int) -> None:
+        self._segments, self._key, self._limit, self._depth = segments, key, limit, depth
         self._width = segments[0].width
-        self._whole = len(key) // self._width
-        self._spans = [
-            _Span(number, segment, low, high, list(edges[2 * number : 2 * number + 2]))
-            for number, (segment, (low, high)) in enumerate(zip(segments, spans, strict=True))
-        ]
 
-    def best(self, found: Nearest, limit: int, worst: int) -> Nearest:
-        """The result of a search that began with `found` and whose last row has a match of `worst`."""
-        by = share = -(-_share(limit, len(self._spans)) // 2)
-        entries, windows, match, owners, _ = found
-        if owners is None:
-            owners = np.zeros(len(entries), np.intp)
-        if self._to_the_middle(limit):
-            anew = [span.number for span in self._spans if span.low == span.high]
-            match = np.where(np.isin(owners, anew), np.int8(0), match)
-            worst = 0
-        while wanted := [part for span in self._spans for part in span.wider(by, worst)]:
-            more = self._read(wanted)
-            entries, windows, match, owners = map(np.concatenate, zip((entries, windows, match, owners), more, strict=True))
-            if len(match) >= limit:
-                worst = int(np.sort(match)[-limit])
-            by += share
-        rank = owners - match.astype(np.intp) * len(self._spans)  # among equal matches the earlier segment first
-        best = rank.argsort(kind="stable")[:limit]
-        return Nearest(entries, windows, match, owners, best[: np.count_nonzero(match[best])])
+    def search(self, found: Nearest, sides: list[_Side], worst: int) -> Nearest:
+        """The result of a search that found these entries first, the last row of which has a match of `worst`."""
+        whole = len(self._key) // self._width
+        for number in [side.number for side in sides if side.side and side.match == whole]:
+            if middle := self._middle(number):
+                sides = [side for side in sides if side.number != number] + middle
+                found.match[found.owners == number] = 0
+                worst = 0
+        count = -(-_share(self._limit, len(self._segments)) // 2)
+        while wider := [side for side in sides if side.better(worst)]:
+            found = Nearest(*map(np.concatenate, zip(found, self._read(wider, count), strict=True)))
+            if len(found.match) >= self._limit:
+                worst = int(np.sort(found.match)[-self._limit])
+            count = min(2 * count, MOST >> 3)
+        rank = found.owners - found.match.astype(np.intp) * len(self._segments)
+        best = rank.argsort(kind="stable")[: self._limit]
+        best = best[: np.count_nonzero(found.match[best])]
+        return Nearest(*(part[best] for part in found))
 
-    def _to_the_middle(self, limit: int) -> bool:
-        """Begin in the middle of the entries that agree with all of the key, where a segment has more than `limit` of
-        them. False if there is no such segment.
-        """
-        found = False
-        for span in self._spans:
-            if span.edges[1] == self._whole and span.high < span.segment.entries:
-                at = self._places[span.number]
-                end = span.segment.end(self._key, at)
-                if end - at > limit:
-                    span.low = span.high = (at + end + 1) // 2
-                    span.edges[0] = self._whole
-                    found = True
-        return found
+    def _middle(self, number: int) -> list[_Side]:
+        """Where more than `limit` entries of a segment agree with all of the key: two sides of the middle of them."""
+        segment, whole = self._segments[number], len(self._key) // self._width
+        at = segment.place(self._key)
+        end = segment.end(self._key, at)
+        if end - at <= self._limit:
+            return []
+        return [_Side(segment, number, side, (at + end + 1) // 2, whole) for side in (0, 1)]
 
-    def _read(self, wanted: Sequence[_Part]) -> tuple[Entries, Windows, Match, npt.NDArray[np.integer]]:
-        """Read parts of the order, and set the edges of their spans."""
+    def _read(self, sides: Sequence[_Side], count: int) -> Nearest:
+        """The next entries of each side."""
+        intervals = [side.next(count) for side in sides]
         size = len(self._key)
-        reads = [span.segment.read(low, high, self._depth, size) for span, _, low, high in wanted]
+        reads = [
+            side.segment.read(low, high, self._depth, size) for side, (low, high) in zip(sides, intervals, strict=True)
+        ]
         entries, windows = map(np.concatenate, zip(*reads, strict=True))
         match = matches(windows, self._key, self._width)
-        owners = np.array([span.number for span, *_ in wanted]).repeat([len(part) for part, _ in reads])
         begin = 0
-        for (span, side, low, high) in wanted:
+        for side, (low, high) in zip(sides, intervals, strict=True):
             end = begin + high - low
-            span.edges[side] = int(match[end - 1 if side else begin])
-            if span.segment.has_dead:
-                match[begin:end] *= span.segment.live(entries[begin:end])
+            side.match = int(match[end - 1 if side.side else begin])
+            if side.segment.has_dead:
+                match[begin:end] *= side.segment.live(entries[begin:end])
             begin = end
-        return entries, windows, match, owners
+        owners = np.array([side.number for side in sides]).repeat([high - low for low, high in intervals])
+        return Nearest(entries, windows, match, owners)

@@ -50,6 +50,14 @@ def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int)
     return keys[::BLOCK].tobytes() + keys.tobytes()
 
 
+Key = npt.NDArray[np.bytes_]  # of no dimension
+
+
+def beginning(key: bytes) -> Key:
+    """The part of a key of a search that is compared with a sample."""
+    return np.array(key[:KEY], _KEYS)
+
+
 class Sample:
     """An open sample. Raises ValueError if `data` has another size than `sample_size(entries)`."""
 
@@ -61,21 +69,24 @@ class Sample:
         tops = -(-keys // BLOCK)
         self._top = np.frombuffer(data, _KEYS, tops).copy()
         self._keys = np.frombuffer(data, _KEYS, keys, tops * KEY)
+        self._at = self._keys.item
 
-    def around(self, key: bytes) -> tuple[int, int]:
-        """(low, high): the first entry of the order that is not below `key` is one of low..high, inclusive. 2 us."""
-        sought = np.array(key[:KEY], _KEYS)
+    def around(self, key: bytes, sought: Key) -> tuple[int, int]:
+        """(low, high): the first entry of the order that is not below `key` is one of low..high, inclusive. 2 us.
+
+        sought: `beginning(key)`.
+        """
         block = int(self._top.searchsorted(sought))
-        begin = max(block - 1, 0) * BLOCK
-        keys = self._keys[begin : block * BLOCK]
-        least = begin + int(keys.searchsorted(sought))
+        begin = block * BLOCK - BLOCK if block else 0
+        least = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought))
         most = least
-        if len(key) > KEY and least < len(self._keys) and self._keys[least] == sought:  # many entries begin like the key
+        if len(key) > KEY and least < len(self._keys) and self._at(least) == sought.item():  # many may begin alike
             block = int(self._top.searchsorted(sought, "right"))
-            begin = max(block - 1, 0) * BLOCK
+            begin = block * BLOCK - BLOCK
             most = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought, "right"))
         return max((least - 1) * STEP + 1, 0), min(most * STEP, self._entries)
 
     def release(self) -> None:
         """Release the buffer."""
         self._keys = np.empty(0, _KEYS)
+        self._at = self._keys.item

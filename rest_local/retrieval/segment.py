@@ -28,7 +28,7 @@ from rest_local.retrieval.rows import (
     packed,
     width_of,
 )
-from rest_local.retrieval.sample import Sample
+from rest_local.retrieval.sample import Key, Sample, beginning
 
 Entries = npt.NDArray[np.uint32]
 Windows = npt.NDArray[np.void]
@@ -149,12 +149,14 @@ class Segment:
         """The newest MAX_MATCH tokens of the context, newest first, in stored form. Ends before an unknown id."""
         return packed(newest_of(context, self.vocab_size), self.width)
 
-    def place(self, key: bytes) -> int:
+    def place(self, key: bytes, sought: Key | None = None) -> int:
         """The first entry of the order that is not below a key of at least one token: its best matches are around it.
 
-        Raises IndexError for an entry outside the text.
+        sought: `sample.beginning(key)`, if it is known. Raises IndexError for an entry outside the text.
         """
-        low, high = self._sample.around(key) if self._sample else (0, len(self._order))
+        low, high = 0, len(self._order)
+        if self._sample:
+            low, high = self._sample.around(key, beginning(key) if sought is None else sought)
         return bisect_left(self._order, key.rstrip(b"\0"), low, high, key=self._reader(len(key)))
 
     def end(self, key: bytes, place: int) -> int:
@@ -186,10 +188,8 @@ class Segment:
         if above and not self._reaches(at, least):
             return self._entries[:0], np.empty(0, np.int32)
         found = nearest([self], key, limit, 0, [at])
-        best = found.best
-        if above:
-            best = best[: np.count_nonzero(found.match[best] > above)]
-        return found.entries[best], found.match[best].astype(np.int32)
+        count = np.count_nonzero(found.match > above) if above else len(found.match)
+        return found.entries[:count], found.match[:count].astype(np.int32)
 
     def slice(self, start: int, stop: int) -> Int32Array:
         """Tokens start..stop of the forward text, 0 <= start <= stop <= length. A separator is `vocab_size`."""
