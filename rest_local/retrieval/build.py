@@ -38,6 +38,7 @@ from rest_local.retrieval.format import (
 )
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
 from rest_local.retrieval.rows import order_of, pack, width_of
+from rest_local.retrieval.sample import SAMPLED, make_sample
 from rest_local.retrieval.segment import join
 from rest_local.retrieval.staged import Staged, remove_orphans, stagings
 from rest_local.retrieval.tables import encoded, pack_documents, pack_states
@@ -213,6 +214,8 @@ class _Builder:
         }
         if states:
             content["states"] = pack_states(states)
+        if len(order) >= SAMPLED:
+            content["sample"] = make_sample(packed, order, width_of(size))
         entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in content.items()}
         self._progress("written", starts[-1])
         return SegmentEntry(name, starts[-1], len(group), entries, len(states))
