@@ -32,16 +32,18 @@ def source_of(fields: Any) -> Source:
 
 
 def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
-    """The sources of a manifest's recipe, none if the text is of another origin. A recipe with `paths` (format 1) is
-    one walk. Raises OptionError for a source that this version does not know.
+    """The sources of a manifest's recipe, none if the text is of another origin, such as a history, which `kind` names.
+    A recipe with `paths` (format 1) is one walk. Raises OptionError for a source that this version does not know.
     """
+    if "kind" in recipe:
+        return []
     if "sources" in recipe:
         given = recipe["sources"]
         if not isinstance(given, (list, tuple)):
             raise OptionError("the recipe's sources are not a list; correct it, or build the datastore again")
         return [source_of(fields) for fields in given]
     paths = recipe.get("paths")
-    if not paths or "kind" in recipe:
+    if not paths:
         return []
     walk = Walk(
         tuple(paths),
@@ -76,3 +78,12 @@ def measure(source: Source) -> tuple[int, int]:
 def is_repeatable(source: Source) -> bool:
     """Whether the source can be read again, for an update or for another vocabulary."""
     return source.repeatable
+
+
+def can_repeat(recipe: Mapping[str, Any]) -> bool:
+    """Whether an index can be built from a recipe: its sources are known here, and can all be read again."""
+    try:
+        sources = from_recipe(recipe)
+    except OptionError:
+        return False
+    return bool(sources) and all(map(is_repeatable, sources))
