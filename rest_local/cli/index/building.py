@@ -11,7 +11,8 @@ import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building, completion
-from rest_local.cli.index.common import index, model_option, model_path, print_json, replace_option
+from rest_local.cli.index import common
+from rest_local.cli.index.common import index, model_option, print_json, replace_option
 from rest_local.cli.index.sourcing import chosen_sources, described_sources, source_options
 from rest_local.cli.options import json_option
 from rest_local.errors import printable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.indexing import Built
-    from rest_local.retrieval.sources.source import Source
+    from rest_local.retrieval.sources.source import Render, Source
 
 
 @index.command()
@@ -43,7 +44,9 @@ def build(name: str | None, model: str | None, replace: bool, as_json: bool, **g
     datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
     """
     chosen = chosen_sources(**given)
-    _build(name or chosen.name or "default", model_path(model), chosen.sources, chosen.recorded, replace, as_json)
+    _build(
+        name or chosen.name or "default", common.model_path(model), chosen.sources, chosen.recorded, replace, as_json
+    )
 
 
 @index.command()
@@ -62,31 +65,42 @@ def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
     path = datastore_path(name)
     sources, recipe = recorded_sources(path), newest_manifest(path).recipe
     fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
-    _build(name, model_path(model), sources, fields, replace, as_json)
+    _build(name, common.model_path(model), sources, fields, replace, as_json)
 
 
 def _build(
     name: str, model: Path, sources: list[Source], fields: Mapping[str, str], replace: bool, as_json: bool
 ) -> None:
-    from rest_local.decoding.transcripts import turn_renderer
-    from rest_local.llama.model import Model
     from rest_local.retrieval.indexing import build_from_sources
 
     recipe = {**fields, "model": str(model.absolute())}
-    with Model.open(model, vocab_only=True) as opened:
-        replace, render = replace or _may_replace(name, opened.vocabulary), turn_renderer(opened, sources)
+    with common.open_vocabulary(model) as vocabulary:
+        replace, render = replace or _may_replace(name, vocabulary), _renderer(model, sources)
         began = time.perf_counter()
         with building.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress:
             built = build_from_sources(
                 name,
                 sources,
-                vocabulary=opened.vocabulary,
+                vocabulary=vocabulary,
                 recipe=recipe,
                 progress=progress,
                 replace=replace,
                 render=render,
             )
     _report(built, time.perf_counter() - began, as_json)
+
+
+def _renderer(path: Path, sources: list[Source]) -> Render | None:
+    """What renders the transcripts of chats among the sources, None if there are none."""
+    from rest_local.retrieval.sources.chat import Chat
+
+    if not any(isinstance(source, Chat) for source in sources):
+        return None
+    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.llama.model import Model
+
+    with Model.open(path, vocab_only=True) as model:
+        return turn_renderer(model, sources)
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
