@@ -19,8 +19,7 @@ from rest_local.chat.conversation import ChatTemplate, Message
 BEFORE = 256
 """Characters of what was read that stand in front of a turn; a search looks at 32 tokens."""
 
-_GUARD = "\ue001"  # a private-use character
-_LIKE = "\ue002"  # stands for a _GUARD of a text while it is rendered
+_GUARD, _ESCAPE = "\ue001", "\ue002"  # private-use characters; a text's own are escaped while it is rendered
 _DEEPEST = 32  # levels of a message's arguments
 
 
@@ -60,7 +59,7 @@ class TurnRenderer:
 
     def _guarded_value(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            text = value.replace(_GUARD, _LIKE)
+            text = value.replace(_ESCAPE, f"{_ESCAPE}b").replace(_GUARD, f"{_ESCAPE}a")
             return self._special.sub(lambda found: found[0][0] + _GUARD + found[0][1:], text)
         if isinstance(value, list) and depth < _DEEPEST:
             return [self._guarded_value(item, depth + 1) for item in value]
@@ -76,15 +75,22 @@ class TurnRenderer:
             parts += [(text[begin : found.start()], _GUARD not in text[begin : found.start()]), (found[0], True)]
             begin = found.end()
         parts.append((text[begin:], _GUARD not in text[begin:]))
-        return tuple(_joined([(part.replace(_GUARD, "").replace(_LIKE, _GUARD), special) for part, special in parts]))
+        return tuple(_joined([(_unguarded(part), special) for part, special in parts]))
+
+
+def _unguarded(text: str) -> str:
+    return text.replace(_GUARD, "").replace(f"{_ESCAPE}a", _GUARD).replace(f"{_ESCAPE}b", _ESCAPE)
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """For each message of the assistant the number of the message to begin with, and its own."""
-    user = 0
+    """For each message of the assistant the number of the message to begin with, and its own: from the last message of
+    a user on, up to the second one from the very first message on.
+    """
+    user, users = 0, 0
     for number, message in enumerate(messages):
         if message["role"] == "user":
-            user = number
+            users += 1
+            user = number if users > 1 else 0
         elif message["role"] in ("assistant", "model"):
             yield user, number
 

@@ -76,7 +76,7 @@ def _changes(log: IO[bytes], most: int) -> Iterator[_Change]:
             if kept:
                 change.add(line, most)
         elif (found := _COMMIT.match(line)) or line.startswith(b"diff --git "):
-            if change.lines:
+            if change.size:
                 yield change
             change = _Change(line.split()[1].decode() if found else change.commit)
             kept = False
@@ -89,5 +89,5 @@ def _changes(log: IO[bytes], most: int) -> Iterator[_Change]:
             if kept:
                 change.add(line[1:], most)
         inside = not line.endswith(b"\n")
-    if change.lines:
+    if change.size:
         yield change
