@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from rest_local.errors import InputInvalid, printable
 from rest_local.retrieval.build import Progress
-from rest_local.retrieval.corpus import Filters, walk_files
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.indexing import recipe_of
 from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.python import Python
+from rest_local.retrieval.sources.source import Reading, Render, Source
+from rest_local.retrieval.sources.walk import Walk
+
+WALKED = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
+"""The fields of a recipe of format 1, instead of `sources`."""
 
 RESTATED_BYTES = 1 << 20
 """Bytes of files whose time of change alone is new that one update stores again with it, so that the next ones need not
@@ -43,6 +47,21 @@ class Rereading:
     def is_unchanged(self, name: str, size: int, mtime_ns: int) -> bool:
         state = self.known.get(name)
         return state is not None and state.mtime_ns != 0 and (state.size, state.mtime_ns) == (size, mtime_ns)
+
+    def texts(
+        self,
+        sources: Sequence[Source],
+        progress: Progress,
+        render: Render | None = None,
+        only: Collection[str] | None = None,
+    ) -> Iterator[Text]:
+        """The texts of sources. Raises as `Source.texts`."""
+
+        def looked_at(size: int) -> None:
+            progress("read", size)
+
+        reading = Reading(self.skipped, self.is_unchanged, only, looked_at, render)
+        return chain.from_iterable([source.texts(reading) for source in sources])
 
     def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
         """The texts to tokenize."""
@@ -86,23 +105,31 @@ def _is_gone(name: str) -> bool:
     return True
 
 
-def texts_of(
-    recipe: Mapping[str, Any], walk: Rereading, progress: Progress, only: Collection[str] | None = None
-) -> Iterator[Text]:
-    """The texts of the files below the paths of a recipe. Raises as `walk_files`."""
-    keys = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
-    fields = recipe_of(**{key: recipe[key] for key in keys if key in recipe})
-    filters = Filters(
-        tuple(fields["include"]), tuple(fields["exclude"]), fields["allow_secrets"], fields["max_file_size"]
-    )
-    return walk_files(
-        fields["paths"],
-        filters,
-        walk.skipped,
-        unchanged=walk.is_unchanged,
-        only=only,
-        looked_at=lambda size: progress("read", size),
-    )
+def is_walk(source: Source) -> bool:
+    """Whether a source consists of files of the disk, so that some of them can be looked at alone."""
+    return isinstance(source, (Walk, Python))
+
+
+def roots_of(sources: Sequence[Source]) -> list[str]:
+    """The paths below which sources walk."""
+    return [path for source in sources if isinstance(source, Walk) for path in source.paths]
+
+
+def united(held: Sequence[Source], more: Sequence[Source]) -> list[Source]:
+    """Recorded sources and more of them, each once. Walks with the same filters become one."""
+    found = list(held)
+    for source in more:
+        same = next((i for i, one in enumerate(found) if _filters_alike(one, source)), None)
+        if same is None:
+            found += [source] if source not in found else []
+        else:
+            paths = dict.fromkeys(roots_of([found[same], source]))
+            found[same] = replace(found[same], paths=tuple(paths))  # type: ignore[call-arg]
+    return found
+
+
+def _filters_alike(one: Source, other: Source) -> bool:
+    return isinstance(one, Walk) and isinstance(other, Walk) and replace(one, paths=()) == replace(other, paths=())
 
 
 def resolved(only: Collection[str], paths: Sequence[str]) -> set[str]:
@@ -122,23 +149,28 @@ def below(states: Mapping[str, FileState], folders: Collection[str]) -> dict[str
     return {name: state for name, state in states.items() if name.startswith(starts)}
 
 
-def present(paths: Sequence[str], known: Mapping[str, FileState], missing: bool) -> list[str]:
-    """The recorded paths that are there. Raises InputInvalid for one that is gone or empty and has files in the
-    datastore, unless that may be.
+def present(sources: Sequence[Source], known: Mapping[str, FileState], missing: bool) -> list[Source]:
+    """The sources, of a walk only the paths that are there. Raises InputInvalid for one that is gone, or is empty while
+    files of it are known, unless that may be.
     """
-    found = []
-    for path in paths:
-        if os.path.isdir(path) and not missing:
-            with contextlib.suppress(OSError), os.scandir(path) as entries:
-                inside = os.path.join(os.path.realpath(path), "")
-                if not any(True for _ in entries) and any(name.startswith(inside) for name in known):
-                    _refuse(path, "is empty now, while the datastore holds files of it")
-        if os.path.exists(path):
-            found.append(path)
-        elif not missing:
-            _refuse(path, "no such file or directory")
+    found: list[Source] = []
+    for source in sources:
+        if not isinstance(source, Walk):
+            found.append(source)
+        elif paths := tuple(path for path in source.paths if _is_present(path, known, missing)):
+            found.append(replace(source, paths=paths))
     return found
 
 
-def _refuse(path: str, what: str) -> None:
-    raise InputInvalid("path", printable(path), f"{what}; mount it, or update with --missing to delete its files")
+def _is_present(path: str, known: Mapping[str, FileState], missing: bool) -> bool:
+    what = ""
+    if not os.path.exists(path):
+        what = "no such file or directory"
+    elif os.path.isdir(path):
+        with contextlib.suppress(OSError), os.scandir(path) as entries:  # the walk counts what cannot be read
+            inside = os.path.join(os.path.realpath(path), "")
+            if not any(True for _ in entries) and any(name.startswith(inside) for name in known):
+                what = "is empty now, while the datastore holds files of it"
+    if what and not missing:
+        raise InputInvalid("path", printable(path), f"{what}; mount it, or update with --missing to delete its files")
+    return os.path.exists(path)

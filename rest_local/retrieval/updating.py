@@ -16,27 +16,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound, printable
 from rest_local.retrieval.build import Progress, commit, write_segments
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document, FileState, Text
+from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT, WAIT_S
-from rest_local.retrieval.home import find, is_walk, read_manifest
-from rest_local.retrieval.indexing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.home import find, read_manifest
+from rest_local.retrieval.indexing import DocumentTokenizer, recipe_of, tokenize_documents
 from rest_local.retrieval.masking import Entries, live_states, unstated, without
 from rest_local.retrieval.merging import merge
-from rest_local.retrieval.rereading import Rereading, below, present, resolved, texts_of
+from rest_local.retrieval.rereading import WALKED, Rereading, below, is_walk, present, resolved, roots_of, united
 from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.git_source import Git
+from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.source import Render, Source
 from rest_local.retrieval.staged import Staged, is_there, staging
 
 AT_ONCE = 1 << 20
@@ -71,15 +73,17 @@ def update(
     only: Collection[str] | None = None,
     missing: bool = False,
     merging: bool = False,
+    render: Render | None = None,
     progress: Progress | None = None,
     files: Files | None = None,
     wait_s: float = WAIT_S,
     mmap: bool | None = None,
 ) -> Updated:
-    """Look at the files below the recorded paths of the index for a vocabulary again, and commit what changed, if
-    anything did.
+    """Read the recorded sources of the index for a vocabulary again, as far as they may have changed, and commit what
+    changed, if anything did.
 
-    only: absolute paths of files, or of deleted folders, to look at alone. missing: a recorded path that is gone or
+    only: absolute paths of files, or of deleted folders, to look at alone; sources that do not walk are left out then.
+    render: for transcripts of chats (`sources.source.Render`). missing: a recorded path that is gone or
     empty means that its files are deleted; otherwise that is refused, because a drive may not be mounted. merging: then
     merge the segments that are due, which may take seconds. wait_s: for the lock; mmap: False reads every file instead
     of mapping it.
@@ -88,28 +92,31 @@ def update(
     DatastoreUnwritable, DatastoreError for text of another origin, InputInvalid for a missing path, CorpusEmpty if no
     file would be left. After an error the old commit is intact. O(states) and what the walk and the new text cost.
     """
-    given = _Given(path, vocabulary, progress or (lambda what, amount: None), files or Files(), wait_s, mmap)
+    report = progress or (lambda what, amount: None)
+    given = _Given(path, vocabulary, report, files or Files(), wait_s, mmap, render)
     updated = _again(given, lambda base: _update(given, base, only, missing))
     return _merged(given, updated) if merging else updated
 
 
-def add_paths(
+def add_sources(
     path: Path,
-    paths: Sequence[str | os.PathLike[str]],
+    sources: Sequence[Source],
     *,
     vocabulary: DocumentTokenizer,
     merging: bool = False,
+    render: Render | None = None,
     progress: Progress | None = None,
     files: Files | None = None,
     wait_s: float = WAIT_S,
     mmap: bool | None = None,
 ) -> Updated:
-    """Add the files below more paths to the index for a vocabulary; only these are walked. The same commit records the
-    paths. Arguments and errors as for `update`.
+    """Add sources to the index for a vocabulary; only these are read. The same commit records them. Arguments and
+    errors as for `update`.
     """
-    given = _Given(path, vocabulary, progress or (lambda what, amount: None), files or Files(), wait_s, mmap)
-    absolute = [str(Path(path).expanduser().absolute()) for path in paths]
-    updated = _again(given, lambda base: _add_paths(given, base, absolute))
+    report = progress or (lambda what, amount: None)
+    given = _Given(path, vocabulary, report, files or Files(), wait_s, mmap, render)
+    prepared = [source.prepared() for source in sources]
+    updated = _again(given, lambda base: _add_sources(given, base, prepared))
     return _merged(given, updated) if merging else updated
 
 
@@ -161,6 +168,7 @@ class _Given:
     files: Files
     wait_s: float
     mmap: bool | None
+    render: Render | None
 
     def open(self) -> Datastore:
         known = self.vocabulary
@@ -194,36 +202,47 @@ def _again(given: _Given, attempt: Callable[[Datastore], Updated]) -> Updated:
 
 def _update(given: _Given, base: Datastore, only: Collection[str] | None, missing: bool) -> Updated:
     recipe = base.manifest.recipe
-    if not is_walk(recipe):
+    recorded = from_recipe(recipe)
+    sources = [source for source in recorded if is_repeatable(source)]
+    if not sources:
         raise DatastoreError(f"datastore {given.path}: it was not built from files, so nothing says what to look at")
-    if only is None:
-        walk = Rereading(live_states(base), _unstated(base, recipe["paths"]))
-        paths = present(recipe["paths"], walk.known, missing)
-        return _stored(given, base, walk, texts_of({**recipe, "paths": paths}, walk, given.progress), recipe, True)
-    wanted = {*only, *resolved(only, recipe["paths"])}
+    if only is not None:
+        return _update_only(given, base, [source for source in sources if is_walk(source)], only, missing)
+    walk = Rereading(live_states(base), _unstated(base, roots_of(sources)))
+    texts = walk.texts(present(sources, walk.known, missing), given.progress, given.render)
+    if "sources" in recipe:  # a revision of git may mean another commit by now
+        now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
+        recipe = {**recipe, **recipe_of(now)} if now != recorded else recipe
+    return _stored(given, base, walk, texts, recipe, True)
+
+
+def _update_only(
+    given: _Given, base: Datastore, sources: Sequence[Source], only: Collection[str], missing: bool
+) -> Updated:
+    wanted = {*only, *resolved(only, roots_of(sources))}
     known = live_states(base, wanted)
     if folders := [path for path in wanted if path not in known and not os.path.lexists(path)]:
         known |= below(live_states(base), folders)
     walk = Rereading(known, unstated(base, wanted))
-    recipe_now = {**recipe, "paths": present(recipe["paths"], {}, missing)}
-    return _stored(given, base, walk, texts_of(recipe_now, walk, given.progress, wanted), recipe, True)
+    texts = walk.texts(present(sources, {}, missing), given.progress, only=wanted)
+    return _stored(given, base, walk, texts, base.manifest.recipe, True)
 
 
-def _unstated(base: Datastore, paths: Sequence[str]) -> set[str]:
-    """The documents without a state that a walk over `paths` may have given: those of an earlier version."""
-    starts = tuple(os.path.join(os.path.realpath(path), "") for path in paths)
-    ends = {os.path.realpath(path) for path in paths}
+def _unstated(base: Datastore, roots: Sequence[str]) -> set[str]:
+    """The documents without a state that a walk may have given: those of an earlier version."""
+    starts = tuple(os.path.join(os.path.realpath(path), "") for path in roots)
+    ends = {os.path.realpath(path) for path in roots}
     return {name for name in unstated(base) if name.startswith(starts) or name in ends}
 
 
-def _add_paths(given: _Given, base: Datastore, paths: Sequence[str]) -> Updated:
+def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> Updated:
     recipe = dict(base.manifest.recipe)
-    if not is_walk(recipe):
-        raise DatastoreError(f"datastore {given.path}: it was not built from files")
+    if "kind" in recipe:
+        raise DatastoreError(f"datastore {given.path}: it is of kind {printable(recipe['kind'])}, which takes no paths")
     walk = Rereading(live_states(base), unstated(base))
-    texts = texts_of({**recipe, "paths": paths}, walk, given.progress)
-    recipe["paths"] = list(dict.fromkeys([*recipe["paths"], *paths]))
-    return _stored(given, base, walk, texts, recipe, False)
+    texts = walk.texts(sources, given.progress, given.render)
+    kept = {key: value for key, value in recipe.items() if key not in WALKED}
+    return _stored(given, base, walk, texts, {**kept, **recipe_of(united(from_recipe(recipe), sources))}, False)
 
 
 def _stored(
@@ -274,18 +293,10 @@ def _collected(
 
 
 def _tokenized(walk: Rereading, texts: Iterator[Text], given: _Given) -> Iterator[Document]:
-    waiting: deque[FileState | None] = deque()
-
-    def read() -> Iterator[tuple[str, str]]:
-        for text in walk.new_texts(texts):
-            waiting.append(text.state)
-            yield text.name, text.text or ""
-
-    for name, tokens in tokenize_documents(read(), given.vocabulary.tokenize):
-        given.progress("tokenized", len(tokens))
-        walk.tokens += len(tokens)
-        state = waiting.popleft()
-        yield Document(name, tokens, (state,) if state else ())
+    for document in tokenize_documents(walk.new_texts(texts), given.vocabulary.tokenize):
+        given.progress("tokenized", len(document.tokens))
+        walk.tokens += len(document.tokens)
+        yield document
 
 
 def put(
@@ -310,7 +321,7 @@ def put(
             keep.append(entry)
     documents += new.documents
     if not (keep or documents or new.staged):
-        raise CorpusEmpty(", ".join(recipe.get("paths", ())), "no file is left")
+        raise CorpusEmpty(", ".join(source.about() for source in from_recipe(recipe)), "no file is left")
     return commit(
         store.directory,
         documents,

@@ -25,7 +25,7 @@ class Bytes:
     def __init__(self) -> None:
         self.tokenized: list[str] = []
 
-    def tokenize(self, text: str) -> np.ndarray:
+    def tokenize(self, text: str, *, special: bool = False) -> np.ndarray:
         self.tokenized.append(text)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 

@@ -412,7 +412,9 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
     documents = tokenize_documents(texts(), tokenize, workers=2)
     assert next(documents)[0] == "0"
     assert taken <= 9
-    assert [(name, len(tokens)) for name, tokens in documents] == [(str(index), index) for index in range(1, 50)]
+    assert [(document.name, len(document.tokens)) for document in documents] == [
+        (str(index), index) for index in range(1, 50)
+    ]
 
 
 def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
@@ -430,7 +432,7 @@ def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
     }
     files(tmp_path, content)
     documents = [*walk([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
-    tokens = dict(tokenize_documents(documents, tokenize, 1))
+    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, tokenize, 1)}
     assert len(tokens) == 5
     assert bytes(tokens["from a caller"].astype(np.uint8)).decode() == "a\ufffdb\ufffd"
     assert len(pieces) == 5

@@ -85,7 +85,8 @@ def test_what_a_process_is_writing_goes_and_it_starts_again(folder: Folder, monk
                 self.done = True
                 assert on_disk(folder, "secret three")
                 forget(folder.path, {name})
-                assert not on_disk(folder, "secret three") and not on_disk(folder, "secret one")
+                assert not on_disk(folder, "secret three")
+                assert not on_disk(folder, "secret one")
 
     files = Between()
     updated = folder.update(files=files)

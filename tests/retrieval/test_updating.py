@@ -16,7 +16,8 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.updating import Updated, add, add_paths, update
+from rest_local.retrieval.sources import Walk
+from rest_local.retrieval.updating import Updated, add, add_sources, update
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_a_recorded_path_that_vanished_deletes_nothing_unless_told(folder: Folde
     other = tmp_path / "other"
     other.mkdir()
     (other / "o.py").write_text("o")
-    add_paths(folder.path, [other], vocabulary=Bytes())
+    add_sources(folder.path, [Walk((str(other),))], vocabulary=Bytes())
     held = texts_in(folder.path)
     assert held[str(other / "o.py")] == "o"
     shutil.rmtree(other)
@@ -207,9 +208,9 @@ def test_more_paths_are_added_in_one_commit_and_only_these_are_walked(folder: Fo
     more.mkdir()
     (more / "m.py").write_text("more")
     vocabulary = Bytes()
-    updated = add_paths(folder.path, [more], vocabulary=vocabulary)
+    updated = add_sources(folder.path, [Walk((str(more),))], vocabulary=vocabulary)
     assert (updated.added, vocabulary.tokenized) == (1, ["more"])
-    assert updated.manifest.recipe["paths"] == [str(folder.source), str(more)]
+    assert updated.manifest.recipe["sources"][0]["paths"] == [str(folder.source), str(more)]
     assert counts(folder.update()) == (0, 1, 0, 3)
     assert texts_in(folder.path) == {**folder.texts(), str(more / "m.py"): "more"}
 
