@@ -18,10 +18,12 @@ from oracle import every_row
 
 from rest_local.retrieval import merging, updating
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.excluding import excluding
 from rest_local.retrieval.forgetting import forget_where
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.merging import merge
+from rest_local.retrieval.sources import from_recipe
 from rest_local.retrieval.updating import add
 
 NAMES = st.sampled_from([f"{folder}{name}.py" for folder in ("", "sub/") for name in "abcd"])
@@ -41,7 +43,6 @@ class Edits(RuleBasedStateMachine):
         self.folder.build()
         self.held = self.folder.texts()
         self.excluded: set[str] = set()
-        self.forgotten: set[str] = set()
 
     def teardown(self) -> None:
         shutil.rmtree(self.directory)
@@ -101,15 +102,16 @@ class Edits(RuleBasedStateMachine):
     def forget(self, name: str, exclude: bool) -> None:
         path = str(self.folder.source / name)
 
-        def noted(recipe: Mapping[str, Any], names: object) -> dict[str, Any]:
-            return {**recipe, "exclude": [*recipe.get("exclude", ()), f"/{name}"]} if exclude else dict(recipe)
+        def same(recipe: Mapping[str, Any], names: object) -> Mapping[str, Any]:
+            return recipe
 
-        forgotten = forget_where(self.folder.path, lambda held: held == path, recipe=noted)
+        forgotten = forget_where(self.folder.path, lambda held: held == path, recipe=excluding if exclude else same)
         assert forgotten.names == ((path,) if path in self.held else ())
         text = self.held.pop(path, None)
         assert set(forgotten.copies) == {held for held in self.held if self.held[held] == text and held[0] == "/"}
-        if exclude and path in forgotten.names:
-            self.excluded.add(path)
+        (walk,) = from_recipe(read_manifest(self.folder.path).recipe)
+        self.excluded = {str(self.folder.source / pattern[1:]) for pattern in walk.exclude}  # type: ignore[attr-defined]
+        assert not exclude or path in self.excluded or not forgotten.names
 
     @invariant()
     def holds_what_it_must(self) -> None:

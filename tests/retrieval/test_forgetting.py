@@ -9,9 +9,12 @@ from edited import Bytes, Folder, text_on_disk, texts_in
 
 from rest_local.errors import OptionError
 from rest_local.retrieval import updating
+from rest_local.retrieval.excluding import excludable, excluding, relative_names
 from rest_local.retrieval.forgetting import Forgotten, forget, forget_where
 from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.indexing import recipe_of
 from rest_local.retrieval.merging import merge
+from rest_local.retrieval.sources import Git, Jsonl, Walk, from_recipe
 
 
 @pytest.fixture
@@ -123,7 +126,45 @@ def test_the_last_document_stays_unless_told(folder: Folder) -> None:
 
 def test_the_recipe_changes_in_the_same_commit(folder: Folder) -> None:
     name = str(folder.source / "s.py")
-    forget_where(folder.path, lambda held: held == name, recipe=lambda recipe, names: {**recipe, "exclude": ["/s.py"]})
+    forget_where(folder.path, lambda held: held == name, recipe=excluding)
     folder.update()
     assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != name}
     assert Bytes().name == read_manifest(folder.path).vocabulary.name
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.py", "sub/with space.py", "[x]*?.py", "!not.py", "#no comment.py", "back\\slash.py"]
+)
+def test_any_name_can_be_excluded(tmp_path: Path, name: str) -> None:
+    folder = Folder(tmp_path)
+    folder.write("kept.py", "kept")
+    folder.write("x.py", "x")
+    path = folder.write(name, "secret")
+    folder.build()
+    assert excludable(read_manifest(folder.path).recipe, path)
+    forget_where(folder.path, lambda held: held == path, recipe=excluding)
+    folder.update()
+    assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != path}
+
+
+def test_the_same_name_below_another_path_stays(tmp_path: Path) -> None:
+    recipe = recipe_of([Walk((str(tmp_path / "a"), str(tmp_path / "b")), exclude=("*.txt",))])
+    first, second = from_recipe(excluding(recipe, [str(tmp_path / "b" / "x.py")], ["*.log"]))
+    assert first == Walk((str(tmp_path / "a"),), exclude=("*.txt", "*.log"))
+    assert second == Walk((str(tmp_path / "b"),), exclude=("*.txt", "*.log", "/x.py"))
+
+
+def test_names_in_sources_of_other_kinds() -> None:
+    recipe = recipe_of([Git("/r", "main"), Jsonl("/d/rows.jsonl", "text")])
+    assert relative_names(recipe, "/r@main:src/x.py") == ["src/x.py"]
+    (git, rows) = from_recipe(excluding(recipe, ["/r@main:src/x.py"]))
+    assert git == Git("/r", "main", exclude=("/src/x.py",))
+    assert not excludable(recipe, "/d/rows.jsonl:3")
+    assert excluding(recipe, ["/d/rows.jsonl:3"]) == recipe
+    assert isinstance(rows, Jsonl)
+
+
+def test_a_recipe_of_format_1() -> None:
+    recipe = {"paths": ["/s"], "include": [], "exclude": ["*.txt"], "model": "m.gguf"}
+    excluded = excluding(recipe, ["/s/x.py"])
+    assert excluded == {"model": "m.gguf", **recipe_of([Walk(("/s",), exclude=("*.txt", "/x.py"))])}
