@@ -86,7 +86,7 @@ def forget_where(
     if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
     with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
-        held = {name for index in range(len(store.segments)) for name in _names(store, index) if is_meant(name)}
+        held = {name for name in names_in(store) if is_meant(name)}
         if not held:
             return Forgotten(())
         states = live_states(store)
@@ -103,6 +103,11 @@ def forget_where(
             return Forgotten(tuple(sorted(gone)), removed=True)
         _rewrite(store, entries, held, recipe(store.manifest.recipe, held), files)
     return Forgotten(tuple(sorted(gone)), tuple(copies))
+
+
+def names_in(store: Datastore) -> set[str]:
+    """All names of files and documents in the files of an index, deleted ones too. O(documents + states)."""
+    return {name for index in range(len(store.segments)) for name in _names(store, index)}
 
 
 def _names(store: Datastore, index: int) -> Iterator[str]:
