@@ -1,4 +1,4 @@
-"""`rest-local bench`: measure drafting. `replay` drives it with recorded answers.
+"""`rest-local bench replay`: drafting, driven with recorded answers.
 
 Its tables are for people; `--json` has the same figures and more.
 """
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, inputs
+from rest_local.cli.bench.common import bench
 from rest_local.cli.messages import fitted
 from rest_local.cli.options import json_option
-from rest_local.cli.sections import SummaryGroup
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import OptionError
 
@@ -129,11 +129,6 @@ class ReplayChoice:
             nodes = self.budget
             return lambda curve: Threshold(0.0, nodes)
         return partial(make_policy, self.policy)
-
-
-@click.group(cls=SummaryGroup)
-def bench() -> None:
-    """Measure drafting on recorded answers."""
 
 
 @bench.command()

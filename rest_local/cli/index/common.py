@@ -1,0 +1,108 @@
+"""What the commands of `rest-local index` share: the group, options, and names turned into indexes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.cli import completion
+from rest_local.cli.inputs import model_path as model_path
+from rest_local.cli.sections import SummaryGroup
+from rest_local.errors import DatastoreNotFound, OptionError
+
+if TYPE_CHECKING:
+    from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.datastore import Datastore
+
+model_option = click.option(
+    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Model whose vocabulary is used."
+)
+replace_option = click.option(
+    "--replace",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Replace what the datastore has for this vocabulary, without a question.",
+)
+vocabulary_option = click.option(
+    "--vocabulary",
+    metavar="ID",
+    allow_from_autoenv=False,
+    help="One vocabulary: its name or the beginning of its id, as `index list` shows it.",
+)
+
+
+@click.group(cls=SummaryGroup)
+def index() -> None:
+    """Build, search and remove datastores of your own code and text.
+
+    A datastore holds token ids, so it has one index for each vocabulary: models with the same tokenizer share one.
+    """
+
+
+def info_of(directory: Path) -> dict[str, Any]:
+    from rest_local.retrieval.datastore import Datastore
+
+    with Datastore.open(directory, mmap=True) as store:  # reads sizes and some bytes, not all
+        return store.info()
+
+
+def path_of(name: str) -> Path:
+    from rest_local.retrieval.home import datastore_path
+
+    return datastore_path(name)
+
+
+def indexes_of(name: str, vocabulary: str | None) -> list[Path]:
+    """The directories of a datastore's indexes, or of the one for the vocabulary with that name or beginning of id.
+
+    Raises DatastoreNotFound, and OptionError if no vocabulary is meant, or several are.
+    """
+    from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.home import manifests
+
+    found = manifests(path_of(name))
+    if not found:
+        raise DatastoreNotFound(path_of(name))
+    if vocabulary is None:
+        return list(found)
+    held = {directory: found.vocabulary for directory, found in found.items() if isinstance(found, Manifest)}
+    meant = [where for where, held_ in held.items() if held_.name == vocabulary or held_.hash.startswith(vocabulary)]
+    if len(meant) != 1:
+        known = ", ".join(f"{one.name} {one.hash[:12]}" for one in held.values())
+        fits = "several fit" if meant else "it has none of that name or id"
+        raise OptionError(f"vocabulary {vocabulary!r} of datastore {name}: {fits}; give one of: {known}")
+    return meant
+
+
+def recorded_model(name: str) -> str | None:
+    """A model that the datastore was built with and that is still there."""
+    from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.home import manifests
+
+    found = [manifest for manifest in manifests(path_of(name)).values() if isinstance(manifest, Manifest)]
+    models = [manifest.recipe.get("model", "") for manifest in found]
+    return next((model for model in models if os.path.isfile(model)), None)
+
+
+def open_store(name: str, vocabulary: Vocabulary) -> Datastore:
+    from rest_local.retrieval.datastore import Datastore
+
+    return Datastore.open(path_of(name), vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name)
+
+
+@contextmanager
+def open_vocabulary(path: Path) -> Iterator[Vocabulary]:
+    from rest_local.llama.model import Model
+
+    with Model.open(path, vocab_only=True) as model:
+        yield model.vocabulary
+
+
+def print_json(fields: Any) -> None:
+    click.echo(json.dumps(fields))

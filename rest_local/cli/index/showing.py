@@ -1,0 +1,146 @@
+"""`index info`, `index list` and `index search`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.catalog.quantization import in_bytes
+from rest_local.cli import completion
+from rest_local.cli.index import common
+from rest_local.cli.index.common import (
+    index,
+    indexes_of,
+    info_of,
+    model_option,
+    open_store,
+    print_json,
+    recorded_model,
+    vocabulary_option,
+)
+from rest_local.cli.options import json_option
+from rest_local.errors import DatastoreError, printable
+
+if TYPE_CHECKING:
+    from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.datastore import Datastore
+
+PLACES = 10
+CONTINUATIONS = 5
+_DEPTH = 8
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@vocabulary_option
+@json_option
+def info(name: str, vocabulary: str | None, as_json: bool) -> None:
+    """Show what a datastore holds and how it was built."""
+    found = [info_of(directory) for directory in indexes_of(name, vocabulary)]
+    if as_json:
+        return print_json({"name": name, "indexes": found})
+    click.echo("\n\n".join(map(_described, found)))
+    return None
+
+
+def _described(found: Mapping[str, Any]) -> str:
+    vocabulary = found["vocabulary"]
+    lines = [
+        f"path        {found['path']}",
+        f"created     {found['created']}",
+        f"tokens      {found['tokens']:,} in {found['documents']:,} documents, {found['segments']} segments",
+        f"size        {in_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token",
+        f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}",
+    ]
+    for key, value in found["recipe"].items():
+        lines.append(f"{key:<11} {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return "\n".join(map(printable, lines))
+
+
+@index.command(name="list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the datastores that have a name, with a line for each vocabulary."""
+    from rest_local.paths import datastores_home
+    from rest_local.retrieval.home import datastore_path, indexes, list_datastores
+
+    rows: list[dict[str, Any]] = []
+    for name in list_datastores():
+        for directory in indexes(datastore_path(name)):
+            try:
+                rows.append({"name": name, **info_of(directory)})
+            except DatastoreError as error:
+                rows.append({"name": name, "error": str(error)})
+    if as_json:
+        return print_json({"home": str(datastores_home()), "datastores": rows})
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        click.echo(printable(f"{row['name']:<{width}}  {row.get('error') or _line(row)}"))
+    if not rows:
+        click.echo(f"no datastores in {datastores_home()}; make one with `rest-local index build PATH`")
+    return None
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    vocabulary = row["vocabulary"]
+    held = f"{row['tokens']:>13,} tokens {in_bytes(row['bytes']):>9}"
+    return f"{held}  {vocabulary['hash'][:8]} {vocabulary['name']}"
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@click.argument("text")
+@model_option
+@json_option
+def search(name: str, text: str, model: str | None, as_json: bool) -> None:
+    """Show where the end of TEXT occurs, how much of it agrees, and how it goes on there."""
+    path = common.model_path(model or recorded_model(name))
+    with common.open_vocabulary(path) as vocabulary, open_store(name, vocabulary) as store:
+        found = _search(store, vocabulary, text)
+    if as_json:
+        return print_json(found)
+    click.echo(f"longest match: {found['match']} of {found['tokens']} tokens, {found['matched']!r}")
+    if found["left_off"]:
+        click.echo(f"left off at the end: {found['left_off']!r}; there it goes on in other tokens")
+    click.echo(f"in {found['places']:,} places" + (":" if found["files"] else ""))
+    for file in found["files"]:
+        click.echo(f"  {file['name']}:{file['line']}")
+    for row in found["continuations"]:
+        click.echo(f"  {row['weight']:6.1%}  {row['text']!r}")
+    return None
+
+
+def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, Any]:
+    """Everything `search` prints, JSON-ready. Lines count from 1; weights are shares of the rows, longer first."""
+    from collections import defaultdict
+
+    def decode(tokens: Any) -> str:
+        return b"".join(vocabulary.piece(int(token)) for token in tokens if token >= 0).decode("utf-8", "replace")
+
+    tokens = vocabulary.tokenize(text)
+    context = tokens[: len(tokens) - store.to_leave_off(tokens)]
+    match, places, positions = store.find(context, PLACES)
+    files = []
+    for position in positions.tolist():
+        name, line, offset = store.place(position, decode)
+        files.append({"name": printable(name), "line": line, "token": offset})
+    rows = store.rows(context, depth=_DEPTH)
+    # A row counts as its match is long: each token less of agreement makes it a quarter.
+    weights: defaultdict[str, float] = defaultdict(float)
+    for continuation, length in zip(rows.continuations, rows.match.tolist(), strict=True):
+        weights[decode(continuation)] += 4.0 ** (length - match)
+    total = sum(weights.values()) or 1
+    return {
+        "tokens": len(tokens),
+        "match": match,
+        "matched": decode(context[len(context) - match :]),
+        "left_off": decode(tokens[len(context) :]),
+        "places": places,
+        "files": files,
+        "continuations": [
+            {"text": text, "weight": round(weights[text] / total, 4)}
+            for text in sorted(weights, key=lambda text: -weights[text])[:CONTINUATIONS]
+        ],
+    }
