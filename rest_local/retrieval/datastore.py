@@ -61,6 +61,7 @@ class Datastore:
         self.segments: list[Segment] = []
         self._documents: list[DocumentTable] = []
         self._renamed: dict[int, dict[int, str]] = {}
+        self._states: dict[int, StateTable] = {}
         self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
         self.placed: tuple[tuple[int, Segment], ...] = ()
         try:
@@ -205,18 +206,19 @@ class Datastore:
             with contextlib.suppress(FileNotFoundError):  # unlinked after a newer commit
                 if gone and (states := self.states(index)):
                     self._renamed[index] = other_names(self._documents[index], states, gone)
+                    del self._states[index]  # a reader keeps only what it needs
         return self._renamed[index].get(number) or self._documents[index].name(number)
 
     def states(self, index: int) -> StateTable | None:
-        """The file states of a segment, deleted ones too; None if it has none. Reads their file: O(states). Raises
+        """The file states of a segment, deleted ones too; None if it has none. Reads their file once: O(states). Raises
         DatastoreCorrupt, and FileNotFoundError if a newer commit has deleted it.
         """
         entry = self.manifest.segments[index]
-        if not entry.states:
-            return None
-        path = self.directory / file_name(entry.name, "states")
-        data = self._read(path, entry.files["states"].size, mmap=False)
-        return StateTable(bytes(data), self.path, entry.states, entry.documents)
+        if entry.states and index not in self._states:
+            path = self.directory / file_name(entry.name, "states")
+            data = self._read(path, entry.files["states"].size, mmap=False)
+            self._states[index] = StateTable(bytes(data), self.path, entry.states, entry.documents)
+        return self._states.get(index)
 
     def info(self) -> dict[str, Any]:
         """Its contents and their origin, as JSON-ready values. bytes: on disk, without the manifest."""
@@ -312,6 +314,7 @@ class Datastore:
         for table in self._documents:
             table.release()
         self.segments, self._documents, self.placed = [], [], ()
+        self._states.clear()
         for mapped in self._maps:
             # A view may still be in use (in the traceback of an error, in another thread); it frees the map later.
             with contextlib.suppress(BufferError):

@@ -22,7 +22,7 @@ from rest_local.retrieval.format import Manifest, SegmentEntry, file_name, owns
 from rest_local.retrieval.history import WAIT_S
 from rest_local.retrieval.home import find, holds_files, remove_index_locked
 from rest_local.retrieval.masking import live_states, unstated, without
-from rest_local.retrieval.staged import remove_all
+from rest_local.retrieval.staged import remove_all, remove_orphans
 
 Recipe = Mapping[str, Any]
 
@@ -88,6 +88,7 @@ def forget_where(
     with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         held = {name for name in names_in(store) if is_meant(name)}
         if not held:
+            _clean(store, files)
             return Forgotten(())
         states = live_states(store)
         gone = held & (states.keys() | unstated(store))
@@ -143,13 +144,25 @@ def _rewrite(
     _check_deleted(store.directory, manifest)
 
 
+def _clean(store: Datastore, files: Files) -> None:
+    """Delete what an earlier removal, which was killed after its commit, left in the directory."""
+    with unwritable(store.directory):
+        for name in _unnamed(store.directory, store.manifest):
+            files.unlink(store.directory / name)
+        remove_orphans(store.directory, files, plans=True)
+
+
+def _unnamed(directory: Path, manifest: Manifest) -> list[str]:
+    kept = {file_name(entry.name, kind) for entry in manifest.segments for kind in entry.files}
+    return [name for name in sorted(os.listdir(directory)) if owns(name) and name not in kept]
+
+
 def _left(store: Datastore, index: int, entry: SegmentEntry | None) -> Iterator[Document]:
     return store.each_document(index, entry) if entry else iter(())
 
 
 def _check_deleted(directory: Path, manifest: Manifest) -> None:
     """A commit leaves files that cannot be deleted to the next one. Raises DatastoreUnwritable."""
-    kept = {file_name(entry.name, kind) for entry in manifest.segments for kind in entry.files}
-    left = [name for name in sorted(os.listdir(directory)) if owns(name) and name not in kept]
+    left = _unnamed(directory, manifest)
     if left and not WINDOWS:  # there a reader keeps a mapped file from being deleted
         raise DatastoreUnwritable(directory, f"{left[0]} cannot be deleted and still holds what was removed")

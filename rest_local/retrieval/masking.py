@@ -41,11 +41,15 @@ def without_names(
     lost = [] if states is None else states.numbers_of(names)
     stateless = _stateless(entry, states)
     named = table.numbers_of(names) if stateless.any() else []
+    died = [number for number in named if stateless[number]]
+    if not (lost or died):
+        return entry
     gone_now = {*numbers_in(entry.gone).tolist(), *lost}
-    dead_now = {*numbers_in(entry.dead).tolist(), *(number for number in named if stateless[number])}
+    dead_now = {*numbers_in(entry.dead).tolist(), *died}
     if states is not None:
-        live = alive(bitmap_of(gone_now, len(states)), len(states))
-        dead_now.update(np.setdiff1d(states.documents, states.documents[live]).tolist())
+        held = stateless.copy()
+        held[states.documents[alive(bitmap_of(gone_now, len(states)), len(states))]] = True
+        dead_now.update(np.flatnonzero(~held).tolist())
     if len(dead_now) == entry.documents:
         return None
     return dataclasses.replace(entry, gone=bitmap_of(gone_now, entry.states), dead=bitmap_of(dead_now, entry.documents))
