@@ -27,6 +27,7 @@ from rest_local.errors import (
 from rest_local.paths import datastores_home
 from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
+from rest_local.retrieval.sources.registry import can_repeat
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
@@ -146,15 +147,10 @@ def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> Datastore
     return DatastoreVocabulary(path, ", ".join(held), f"{name} ({vocabulary_hash[:12]})", way)
 
 
-def is_walk(recipe: Mapping[str, Any]) -> bool:
-    """Whether a walk over the recorded paths gives the text again, so that an index can be built from the recipe."""
-    return bool(recipe.get("paths")) and "kind" not in recipe
-
-
 def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:
     """The command line that builds a datastore's index for a model, given by its path."""
     name = short_name(path)
-    words = ["rebuild", name] if is_walk(recipe) else ["build", "PATH", "-o", name]
+    words = ["rebuild", name] if can_repeat(recipe) else ["build", "PATH", "-o", name]
     return shlex.join(["rest-local", "index", *words, "-m", model])
 
 

@@ -73,7 +73,7 @@ def test_build_info_list_check_remove(corpus):
     assert built["documents"] == 2
     assert built["skipped"] == {"binary": 1}
     (info,) = answer("info", "mine")["indexes"]
-    assert info["recipe"]["paths"] == [str(corpus)]
+    assert [source["paths"] for source in info["recipe"]["sources"]] == [[str(corpus)]]
     assert info["tokens"] == built["tokens"]
     assert [row["name"] for row in answer("list")["datastores"]] == ["mine"]
     assert answer("check", "mine")["ok"] is True
@@ -223,7 +223,8 @@ def test_a_name_holds_an_index_for_each_vocabulary(corpus, other):
     (corpus / "d.py").write_text("more = 1\n")
     assert answer("rebuild", "mine")["documents"] == 3
     assert vocabularies() == [("bytes", size), ("others", size + 10)]
-    assert [row["recipe"]["paths"] for row in answer("info", "mine")["indexes"]] == [[str(corpus)]] * 2
+    sources = [row["recipe"]["sources"] for row in answer("info", "mine")["indexes"]]
+    assert [source["paths"] for (source,) in sources] == [[str(corpus)]] * 2
     assert answer("search", "mine", "more = ")["places"] == 1
     other()
     assert answer("search", "mine", "more = ")["match"] < 7
