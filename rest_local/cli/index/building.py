@@ -13,6 +13,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building, completion
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
+from rest_local.cli.index.pruning import described, prune_index, prune_option, target_of
 from rest_local.cli.options import json_option
 from rest_local.errors import printable
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.indexing import Built
+    from rest_local.retrieval.pruning import Pruned
 
 
 @index.command()
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     metavar="BYTES",
     help="Skip larger files.",
 )
+@prune_option
 @replace_option
 @json_option
 def build(
@@ -58,6 +61,7 @@ def build(
     exclude: tuple[str, ...],
     allow_secrets: bool,
     max_file_size: int,
+    prune: str | None,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -68,8 +72,10 @@ def build(
     """
     from rest_local.retrieval.indexing import recipe_of
 
+    if prune is not None:
+        target_of(prune)  # a wrong one should not be found after minutes
     recipe = recipe_of(paths, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    _build(name, common.model_path(model), recipe, replace, as_json)
+    _build(name, common.model_path(model), recipe, replace, as_json, prune)
 
 
 @index.command()
@@ -88,7 +94,9 @@ def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
     _build(name, common.model_path(model), recorded_recipe(datastore_path(name)), replace, as_json)
 
 
-def _build(name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_json: bool) -> None:
+def _build(
+    name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_json: bool, prune: str | None = None
+) -> None:
     from rest_local.retrieval.corpus import measure
     from rest_local.retrieval.indexing import build_datastore
 
@@ -100,7 +108,8 @@ def _build(name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_
             built = build_datastore(
                 name, **recipe, vocabulary=vocabulary, recipe=made, progress=progress, replace=replace
             )
-    _report(built, time.perf_counter() - began, as_json)
+        pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
+    _report(built, time.perf_counter() - began, as_json, pruned)
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
@@ -129,13 +138,16 @@ def _about(manifest: Manifest) -> str:
     return f"{tokens:,} tokens{f' of {paths}' if paths else ''}, built {manifest.created[:10]}"
 
 
-def _report(built: Built, seconds: float, as_json: bool) -> None:
+def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) -> None:
     if as_json:
-        return print_json({**built.to_dict(), "seconds": round(seconds, 3)})
+        fields = {**built.to_dict(), "seconds": round(seconds, 3)}
+        return print_json(fields if pruned is None else {**fields, "pruned": pruned.to_dict()})
     click.echo(
         f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {in_bytes(built.bytes)}, "
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
+    if pruned is not None:
+        click.echo(described(pruned))
     for secret in built.skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     for other in _others(built):
