@@ -156,7 +156,7 @@ def _replayed(segment: Segment | None, vocab_size: int, tested: Sequence[Recorde
 
 def versions(repository: Path, after: int) -> Iterator[tuple[str, str]]:
     """(path, text) of the file versions that the history made, the newest first, without the newest `after` changes."""
-    seen = set()
+    seen: set[str] = set()
     with workload._Blobs(repository) as blobs:
         for number, edit in enumerate(workload._edits(repository)):
             if number < after or len(seen) >= VERSIONS:
