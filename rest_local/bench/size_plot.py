@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from math import ceil, floor, log2
+from math import ceil, floor, log2, log10
 from typing import Any
 
 WIDTH, HEIGHT = 760, 300  # of one panel
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 50
-COLOURS = ("#1b6ca8", "#b5541c", "#2f7d3b", "#7a3e9d", "#8a6d00", "#555555")
+COLOUR = "#1b6ca8"
 
 
 class _Panel:
@@ -40,76 +40,82 @@ class _Panel:
             yield f'<path d="M{x:.1f} {low}v5" stroke="#222"/>'
             yield _text(x, low + 19, _tokens(2**power), "middle")
         yield _text((LEFT + right) / 2, low + 38, "tokens in the datastore", "middle")
-        for tick in range(5):
-            value = self.least + (self.greatest - self.least) * (tick + 0.5) / 5
-            digits = 3 if self.greatest < 10 else 1
+        step = _round(self.greatest - self.least)
+        for tick in range(ceil(self.least / step), floor(self.greatest / step) + 1):
+            value, digits = tick * step, max(0, -floor(log10(step)))
             yield f'<path d="M{LEFT} {self.y(value):.1f}H{right}" stroke="#ddd"/>'
             yield _text(LEFT - 8, self.y(value) + 4, f"{value:.{digits}f}", "end")
 
-    def legend(self, row: int, colour: str, text: str, mark: str) -> Iterator[str]:
+    def legend(self, row: int, text: str, mark: str) -> Iterator[str]:
         x, y = WIDTH - RIGHT + 18, self.top + TOP + 8 + 20 * row
-        yield _mark(mark, x, y, colour)
+        if mark:
+            yield _mark(mark, x, y)
         yield _text(x + 12, y + 4, text)
 
 
 def plot(report: Mapping[str, Any]) -> str:
-    """The picture, as the text of an SVG file. Raises ValueError for a report without a size."""
-    none, *sizes = report["points"]
-    pruned = report["pruned"]
-    if not sizes:
+    """The picture, as the text of an SVG file: a panel for each curve, and one for the lookups. Raises ValueError for a
+    report without a size.
+    """
+    if len(report["points"]) < 2:
         raise ValueError("the report has no sizes")
-    parts = [*_speedups(none, sizes, pruned, report), *_lookups(sizes, pruned)]
+    parts = [line for number, name in enumerate(report["curves"]) for line in _speedups(report, name, number * HEIGHT)]
+    height = HEIGHT * (len(report["curves"]) + 1)
+    parts += _lookups(report, height - HEIGHT)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {2 * HEIGHT}" width="{WIDTH}" '
-        f'height="{2 * HEIGHT}"><rect width="100%" height="100%" fill="white"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
+        '<rect width="100%" height="100%" fill="white"/>'
     )
     return "\n".join((head, *parts, "</svg>", ""))
 
 
-def _speedups(
-    none: Mapping[str, Any], sizes: Sequence[Any], pruned: Sequence[Any], report: Mapping[str, Any]
-) -> Iterator[str]:
-    every = [row["speedup"][name][end] for row in (none, *sizes, *pruned) for name in report["curves"] for end in _ENDS]
-    tokens = [row["tokens"] for row in (*sizes, *pruned)]
-    panel = _Panel(0, "Speed-up (bars: least and greatest of the draws; dashed: without a datastore)", tokens, every)
+def _speedups(report: Mapping[str, Any], name: str, top: int) -> Iterator[str]:
+    none, *rows = [(row["tokens"], row["speedup"][name]) for row in report["points"]]
+    pruned = [(row["tokens"], row["speedup"][name]) for row in report["pruned"]]
+    values = [value[end] for _, value in (none, *rows, *pruned) for end in _ENDS]
+    title = f"Speed-up by {name} (bars: least and greatest draw)"
+    panel = _Panel(top, title, [tokens for tokens, _ in (*rows, *pruned)], values)
     yield from panel.axes()
-    for number, name in enumerate(report["curves"]):
-        colour = COLOURS[number % len(COLOURS)]
-        without = panel.y(none["speedup"][name]["mean"])
-        yield f'<path d="M{LEFT} {without:.1f}H{WIDTH - RIGHT}" stroke="{colour}" stroke-dasharray="4 4"/>'
-        yield from _line(panel, [(row["tokens"], row["speedup"][name]) for row in sizes], colour)
-        for row in pruned:
-            yield _mark("diamond", panel.x(row["tokens"]), panel.y(row["speedup"][name]["mean"]), colour)
-        if report["enough"][name]:
-            x = panel.x(report["enough"][name]["tokens"])
-            yield f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{colour}" stroke-dasharray="1 3"/>'
-        yield from panel.legend(3 * number, colour, name, "dot")
-        yield from panel.legend(3 * number + 1, colour, "pruned", "diamond")
-        yield from panel.legend(3 * number + 2, colour, "95% of the gain: dotted line", "")
+    without = panel.y(none[1]["mean"])
+    yield f'<path d="M{LEFT} {without:.1f}H{WIDTH - RIGHT}" stroke="{COLOUR}" stroke-dasharray="6 4"/>'
+    if report["enough"][name]:
+        x = panel.x(report["enough"][name]["tokens"])
+        yield f'<path d="M{x:.1f} {top + TOP}V{top + HEIGHT - BOTTOM}" stroke="#222" stroke-dasharray="1 3"/>'
+    yield from _points(panel, rows, pruned)
+    yield from panel.legend(2, "without: dashed", "")
+    yield from panel.legend(3, "95% of the gain: dotted", "")
 
 
-def _lookups(sizes: Sequence[Any], pruned: Sequence[Any]) -> Iterator[str]:
-    rows = [(row["tokens"], row["lookup_us"]) for row in (*sizes, *pruned)]
-    panel = _Panel(HEIGHT, "Lookup, median CPU time in us", [t for t, _ in rows], [us for _, us in rows])
+def _lookups(report: Mapping[str, Any], top: int) -> Iterator[str]:
+    rows, pruned = (
+        [(row["tokens"], dict.fromkeys(_ENDS, row["lookup_us"])) for row in report[key] if row["tokens"]]
+        for key in ("points", "pruned")
+    )
+    every = [*rows, *pruned]
+    title = "Lookup, median CPU time in us"
+    panel = _Panel(top, title, [tokens for tokens, _ in every], [value["mean"] for _, value in every])
     yield from panel.axes()
-    known = [(row["tokens"], dict.fromkeys(_ENDS, row["lookup_us"])) for row in sizes]
-    yield from _line(panel, known, COLOURS[0])
-    for row in pruned:
-        yield _mark("diamond", panel.x(row["tokens"]), panel.y(row["lookup_us"]), COLOURS[0])
-    yield from panel.legend(0, COLOURS[0], "subset", "dot")
-    yield from panel.legend(1, COLOURS[0], "pruned", "diamond")
+    yield from _points(panel, rows, pruned)
 
 
 _ENDS = ("mean", "least", "greatest")
 
 
-def _line(panel: _Panel, rows: Sequence[tuple[float, Mapping[str, float]]], colour: str) -> Iterator[str]:
+_Values = Sequence[tuple[float, Mapping[str, float]]]
+
+
+def _points(panel: _Panel, rows: _Values, pruned: _Values) -> Iterator[str]:
+    """The subsets, joined by a line, the pruned variants, and the legend of both."""
     path = "L".join(f"{panel.x(tokens):.1f} {panel.y(value['mean']):.1f}" for tokens, value in rows)
-    yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+    yield f'<path d="M{path}" fill="none" stroke="{COLOUR}" stroke-width="1.5"/>'
     for tokens, value in rows:
         x = panel.x(tokens)
-        yield f'<path d="M{x:.1f} {panel.y(value["least"]):.1f}V{panel.y(value["greatest"]):.1f}" stroke="{colour}"/>'
-        yield _mark("dot", x, panel.y(value["mean"]), colour)
+        yield f'<path d="M{x:.1f} {panel.y(value["least"]):.1f}V{panel.y(value["greatest"]):.1f}" stroke="{COLOUR}"/>'
+        yield _mark("dot", x, panel.y(value["mean"]))
+    for tokens, value in pruned:
+        yield _mark("diamond", panel.x(tokens), panel.y(value["mean"]))
+    yield from panel.legend(0, "random documents", "dot")
+    yield from panel.legend(1, "pruned", "diamond")
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
@@ -119,12 +125,16 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     )
 
 
-def _mark(kind: str, x: float, y: float, colour: str) -> str:
+def _mark(kind: str, x: float, y: float) -> str:
     if kind == "dot":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
-    if kind == "diamond":
-        return f'<path d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z" fill="white" stroke="{colour}" stroke-width="1.5"/>'
-    return f'<path d="M{x - 6:.1f} {y:.1f}h12" stroke="{colour}" stroke-dasharray="1 3"/>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{COLOUR}"/>'
+    return f'<path d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z" fill="white" stroke="{COLOUR}" stroke-width="1.5"/>'
+
+
+def _round(room: float) -> float:
+    """A round step that divides `room` into four to ten."""
+    power: float = 10.0 ** floor(log10(room))
+    return next(step for step in (power / 10, power / 5, power / 2, power) if room / step <= 10)
 
 
 def _tokens(count: float) -> str:

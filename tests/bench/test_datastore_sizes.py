@@ -82,7 +82,7 @@ def test_the_plot_is_svg_and_shows_every_point() -> None:
     root = ElementTree.fromstring(picture)
     assert root.tag.endswith("svg")
     names = [element.tag.rpartition("}")[2] for element in root]
-    assert names.count("circle") == 2 * 2 + 2  # two sizes in two panels, two legends
+    assert names.count("circle") == 2 * (2 + 1)  # in each panel the sizes and the legend
     assert FLAT in picture
     assert "nan" not in picture
     assert "inf" not in picture
