@@ -40,9 +40,9 @@ class _Panel:
             yield f'<path d="M{x:.1f} {low}v5" stroke="#222"/>'
             yield _text(x, low + 19, _tokens(2**power), "middle")
         yield _text((LEFT + right) / 2, low + 38, "tokens in the datastore", "middle")
-        step = _round(self.greatest - self.least)
-        for tick in range(ceil(self.least / step), floor(self.greatest / step) + 1):
-            value, digits = tick * step, max(0, -floor(log10(step)))
+        apart = _round(self.greatest - self.least)
+        for tick in range(ceil(self.least / apart), floor(self.greatest / apart) + 1):
+            value, digits = tick * apart, max(0, -floor(log10(apart)))
             yield f'<path d="M{LEFT} {self.y(value):.1f}H{right}" stroke="#ddd"/>'
             yield _text(LEFT - 8, self.y(value) + 4, f"{value:.{digits}f}", "end")
 
