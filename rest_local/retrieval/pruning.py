@@ -106,7 +106,7 @@ def prune(
 
     An `update` adds the deleted files again. Raises OptionError if nothing would be left, and DatastoreNotFound,
     DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable. After an error the index is as it was.
-    Takes 1 to 3 us of CPU time a token, up to 256 MB for counting, and 4 bytes for each token of the segments that change.
+    Takes about 2 us of CPU time a token, up to 256 MB to count in, and 4 bytes for each token of a segment at a time.
     """
     directory = find(path, vocabulary_hash)
     if not holds_files(directory):
