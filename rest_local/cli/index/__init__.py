@@ -1,6 +1,6 @@
 """`rest-local index`: build, change, look into and remove datastores."""
 
-from rest_local.cli.index import building, checking, removing, showing, sourcing
+from rest_local.cli.index import building, checking, pruning, removing, showing, sourcing
 from rest_local.cli.index.common import index
 
-__all__ = ["building", "checking", "index", "removing", "showing", "sourcing"]
+__all__ = ["building", "checking", "index", "pruning", "removing", "showing", "sourcing"]
