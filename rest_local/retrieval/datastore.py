@@ -268,6 +268,16 @@ class Datastore:
         self._check_ids(tokens, index, number)
         return tokens
 
+    def spans(self, index: int) -> Int64Array:
+        """The tokens of each document of a segment that is not deleted, without its separator: int64 [documents, 2],
+        half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
+        """
+        entry, starts = self.manifest.segments[index], self._documents[index].starts.astype(np.int64)
+        spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[alive(entry.dead, entry.documents)]
+        if (spans[:, 0] < 0).any() or (spans[:, 0] >= spans[:, 1]).any() or (spans[:, 1] >= entry.tokens).any():
+            raise DatastoreCorrupt(self.path, f"a document of segment {index} lies outside the text")
+        return spans
+
     def _states_by_document(self, index: int, entry: SegmentEntry) -> dict[int, list[FileState]]:
         table = self.states(index)
         by_document: dict[int, list[FileState]] = {}
