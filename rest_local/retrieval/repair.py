@@ -88,8 +88,8 @@ def plan(looked: Looked) -> Plan:
         if unreadable and copy is None:
             return Plan(looked, hopeless=f"the manifest cannot be read and there is no copy of it: {unreadable.what}")
         return Plan(looked, copy=copy)
-    bad = {entry: looked.faults_of(entry) for entry in manifest.segments if looked.faults_of(entry)}
-    lost = tuple(entry for entry, parts in bad.items() if not parts.isdisjoint(_NEEDED))
+    bad = [entry for entry in manifest.segments if looked.faults_of(entry)]
+    lost = tuple(entry for entry in bad if not looked.faults_of(entry).isdisjoint(_NEEDED))
     again = tuple(entry for entry in bad if entry not in lost)
     if lost and len(lost) == len(manifest.segments):
         return Plan(looked, hopeless="no segment is intact")
