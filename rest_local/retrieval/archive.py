@@ -177,8 +177,9 @@ def _parse_head(data: bytes) -> tuple[str, list[tuple[str, int]]]:
         raise ValueError("it does not match its own checksum")
     parts = [(part["folder"], part["manifest"]) for part in fields["indexes"]]
     right = all(type(size) is int and 0 < size <= MAX_MANIFEST for _, size in parts)
-    orderly = [where == "" for where, _ in parts] == [number == 0 for number in range(len(parts))]
-    if not parts or not right or not orderly or not all(FOLDER.match(where) for where, _ in parts[1:]):
+    folders = [where for where, _ in parts]
+    orderly = folders[:1] == [""] and len({*folders}) == len(folders)
+    if not right or not orderly or not all(FOLDER.match(where) for where in folders[1:]):
         raise ValueError("its list of indexes is none")
     if not isinstance(fields["name"], str) or not _NAME.match(os.fsdecode(os.fsencode(fields["name"]))):
         raise ValueError("its name is none")

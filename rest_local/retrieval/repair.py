@@ -35,7 +35,8 @@ _NEEDED = ("tokens", "documents")  # of a segment; everything else follows from 
 @dataclass(frozen=True)
 class Plan:
     """What a repair will do to one index. lost: segments that are dropped; again: that are written again, from intact
-    text; copy: of a manifest that replaces a damaged one; hopeless: why the index cannot be repaired, empty if it can.
+    text; copy: of a manifest that replaces a damaged one; hopeless: why the index cannot be repaired, empty if it can;
+    lost_names: of the documents whose text is lost, as far as an intact table tells; None if none does.
     """
 
     looked: Looked
@@ -43,6 +44,7 @@ class Plan:
     again: tuple[SegmentEntry, ...] = ()
     copy: Path | None = None
     hopeless: str = ""
+    lost_names: tuple[str, ...] | None = ()
 
     @property
     def left(self) -> tuple[Fault, ...]:
@@ -58,19 +60,13 @@ class Plan:
     def lost_tokens(self) -> int:
         return sum(entry.tokens for entry in self.lost)
 
-    def lost_names(self) -> list[str] | None:
-        """The names of the documents whose text is lost, as far as an intact table tells; None if none does."""
-        found = [_names(self.looked, entry) for entry in self.lost]
-        known = [names for names in found if names is not None]
-        return [name for names in known for name in names] if known or not found else None
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
             "directory": str(self.looked.directory),
             "dropped": [entry.name for entry in self.lost],
             "dropped_tokens": self.lost_tokens,
-            "dropped_documents": self.lost_names(),
+            "dropped_documents": None if self.lost_names is None else list(self.lost_names),
             "written_again": [entry.name for entry in self.again],
             "manifest_from": self.copy.name if self.copy else None,
             "deleted": [fault.name for fault in self.left],
@@ -93,7 +89,7 @@ def plan(looked: Looked) -> Plan:
     again = tuple(entry for entry in bad if entry not in lost)
     if lost and len(lost) == len(manifest.segments):
         return Plan(looked, hopeless="no segment is intact")
-    return Plan(looked, lost, again)
+    return Plan(looked, lost, again, lost_names=_lost_names(looked, lost))
 
 
 def repair(planned: Plan, *, wait_s: float = 0.0, files: Files | None = None) -> None:
@@ -162,6 +158,11 @@ def _states(directory: Path, entry: SegmentEntry) -> dict[int, list[FileState]]:
             if number not in gone:
                 by_document.setdefault(int(table.documents[number]), []).append(table[number])
     return by_document
+
+
+def _lost_names(looked: Looked, lost: tuple[SegmentEntry, ...]) -> tuple[str, ...] | None:
+    known = [names for names in (_names(looked, entry) for entry in lost) if names is not None]
+    return tuple(name for names in known for name in names) if known or not lost else None
 
 
 def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from stores import NEW, OLD, OTHER, VOCABULARY, make
 from support.files import overwrite
 from test_datastore import FROZEN, rewrite
 
+from rest_local.retrieval import VocabularyId, checking
 from rest_local.retrieval.build import build
 from rest_local.retrieval.checking import Fault, look, segment_faults
 from rest_local.retrieval.documents import Document, FileState
@@ -95,8 +97,6 @@ def sign(path: Path, kind: str, change: Callable[[bytearray], None]) -> None:
     overwrite(file, bytes(data))
 
     def again(fields):
-        import hashlib
-
         fields["segments"][0]["files"][kind]["sha256"] = hashlib.sha256(data).hexdigest()
 
     rewrite(path, again)
@@ -168,8 +168,6 @@ def test_only_a_thorough_look_finds_one_swap_in_a_large_order(tmp_path):
 
 
 def test_an_order_of_equal_tokens_and_of_wide_ones(tmp_path):
-    from rest_local.retrieval import VocabularyId
-
     wide = VocabularyId("ee" * 32, 70_000, "wide")
     content = {"equal": [7] * 3000, "wide": list(range(69_000, 70_000)), "one": [1]}
     assert faults(make(tmp_path / "store", content, vocabulary=wide), thorough=True) == []
@@ -193,7 +191,11 @@ def test_another_format_is_told_and_nothing_in_it_is_an_orphan(store):
 def test_what_killed_processes_left_is_listed_with_its_size(store):
     (store / f"{'0' * 16}.order.bin").write_bytes(b"x" * 10)
     (store / f"{MANIFEST}.new-1234").write_bytes(b"x" * 20)
-    for directory in (store / f"staging-{'0' * 16}", store.parent / ".removed-12", store.parent / ".importing-" "0123456789abcdef"):
+    for directory in (
+        store / f"staging-{'0' * 16}",
+        store.parent / ".removed-12",
+        store.parent / ".importing-0123456789abcdef",
+    ):
         directory.mkdir()
         (directory / "lock").touch()
         (directory / "some.bin").write_bytes(b"x" * 30)
@@ -218,8 +220,6 @@ def test_the_files_of_a_running_writer_are_no_fault(store):
 
 def test_a_commit_in_the_meantime_is_no_damage(store, monkeypatch):
     """The files of the first look are deleted by a build before they are read."""
-    from rest_local.retrieval import checking
-
     looks = []
 
     def late(*arguments, **options):

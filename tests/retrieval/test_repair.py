@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import resource
@@ -68,7 +69,7 @@ def test_a_segment_whose_text_is_damaged_is_dropped_with_its_states(store, kind)
     damage(store, 1, kind)
     kept = {read_manifest(store).segments[number].name for number in (0, 2)}
     (planned,) = repaired(store)
-    assert planned.lost_names() == [SECOND], "from the states if the documents are damaged"
+    assert planned.lost_names == (SECOND,), "from the states if the documents are damaged"
     assert planned.lost_tokens == len(NEW[SECOND]) + 1
     assert content_of(store) == {FIRST: NEW[FIRST], THIRD: NEW[THIRD]}
     assert {name for name, (_, states) in held(store).items() if states} == {FIRST, THIRD}
@@ -116,8 +117,6 @@ def test_deleted_documents_stay_deleted(tmp_path):
     documents = [Document(name, np.array(tokens, np.int32), states[name]) for name, tokens in NEW.items()]
     manifest = build(path, documents, vocabulary=VOCABULARY)
     (entry,) = manifest.segments
-    import dataclasses
-
     entry = dataclasses.replace(entry, dead=bitmap_of([1], 3), gone=bitmap_of([2, 3, 4], 6))
     with locked(path):
         commit(path, [], vocabulary=VOCABULARY, keep=(entry,))

@@ -104,7 +104,7 @@ def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
 def _lost(planned: Plan) -> str:
     if planned.copy:
         return "the damaged manifest is replaced by its copy"
-    names = planned.lost_names()
+    names = planned.lost_names
     if names is None:
         return f"{planned.lost_tokens:,} tokens are lost, of documents whose names are damaged as well"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
