@@ -187,6 +187,10 @@ class Datastore:
             for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist()
         ]
 
+    def table(self, index: int) -> DocumentTable:
+        """The document table of a segment, deleted ones too. Valid until the datastore is closed."""
+        return self._documents[index]
+
     def names(self, index: int) -> list[str]:
         """The stored names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
         table = self._documents[index]
