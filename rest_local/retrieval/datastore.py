@@ -182,6 +182,10 @@ class Datastore:
             if alive
         ]
 
+    def table(self, index: int) -> DocumentTable:
+        """The document table of a segment, deleted ones too. Valid until the datastore is closed."""
+        return self._documents[index]
+
     def names(self, index: int) -> list[str]:
         """The names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
         table = self._documents[index]
