@@ -112,7 +112,7 @@ def _lost(planned: Plan) -> str:
 
 
 def _tell_repaired(name: str, planned: Plan) -> None:
-    from rest_local.retrieval.home import is_walk
+    from rest_local.retrieval.sources.registry import can_repeat
 
     directory, manifest = planned.looked.directory, planned.looked.manifest
     if planned.hopeless:
@@ -121,7 +121,7 @@ def _tell_repaired(name: str, planned: Plan) -> None:
         click.echo(f"{directory}: {len(planned.again)} segments were written again from their intact text")
     if planned.lost or planned.copy:
         click.echo(printable(f"{directory}: {_lost(planned)}"))
-    if planned.lost and manifest and is_walk(manifest.recipe):
+    if planned.lost and manifest and can_repeat(manifest.recipe):
         click.echo(f"`rest-local index update {name}` reads those files again, `rest-local index rebuild {name}` all")
     if planned.left:
         freed = in_bytes(sum(fault.bytes for fault in planned.left))
