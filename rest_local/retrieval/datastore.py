@@ -187,14 +187,14 @@ class Datastore:
             for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist()
         ]
 
+    def table(self, index: int) -> DocumentTable:
+        """The document table of a segment, deleted ones too. Valid until the datastore is closed."""
+        return self._documents[index]
+
     def names(self, index: int) -> list[str]:
         """The stored names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
         table = self._documents[index]
         return [table.name(number) for number in range(len(table))]
-
-    def table(self, index: int) -> DocumentTable:
-        """The document table of a segment, with the deleted ones."""
-        return self._documents[index]
 
     def _name(self, index: int, number: int) -> str:
         """The name of a document: the stored one, unless that file has another content by now and files with other
@@ -257,6 +257,16 @@ class Datastore:
             if held and name not in (state.name for state in held):
                 name = held[0].name
             yield Document(name, self._text(index, number), held)
+
+    def spans(self, index: int) -> Int64Array:
+        """The tokens of each document of a segment that is not deleted, without its separator: int64 [documents, 2],
+        half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
+        """
+        entry, starts = self.manifest.segments[index], self._documents[index].starts.astype(np.int64)
+        spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[alive(entry.dead, entry.documents)]
+        if (spans[:, 0] < 0).any() or (spans[:, 0] >= spans[:, 1]).any() or (spans[:, 1] >= entry.tokens).any():
+            raise DatastoreCorrupt(self.path, f"a document of segment {index} lies outside the text")
+        return spans
 
     def _text(self, index: int, number: int) -> Int32Array:
         """The tokens of a document, checked."""

@@ -232,11 +232,16 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
         files.sync_directory(trash)
         if directory.parent != trash:
             files.sync_directory(directory.parent)
-        _delete(gone, files)
+        delete_files(gone, files)
     # Leftovers of a killed remove. Nothing can lock them by name any more.
-    for leftover in trash.glob(f"{_REMOVED}*"):
+    for leftover in leftovers(trash):
         with contextlib.suppress(OSError):
-            _delete(leftover, files)
+            delete_files(leftover, files)
+
+
+def leftovers(trash: Path) -> list[Path]:
+    """What killed removals left in a directory: datastores and indexes that were renamed and not deleted."""
+    return sorted(path for path in trash.glob(f"{_REMOVED}*") if path.is_dir() and not path.is_symlink())
 
 
 def holds_files(path: Path) -> bool:
@@ -248,7 +253,8 @@ def holds_files(path: Path) -> bool:
     return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path) or stagings(path))
 
 
-def _delete(directory: Path, files: Files) -> None:
+def delete_files(directory: Path, files: Files) -> None:
+    """Delete a datastore that has no name any more. A file of other origin stays, with its directory: OSError."""
     for part in (*folders(directory), directory):
         for place in stagings(part):
             delete(place, files)

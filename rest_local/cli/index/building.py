@@ -13,6 +13,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building, completion
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
+from rest_local.cli.index.pruning import described, prune_index, prune_option, target_of
 from rest_local.cli.index.sourcing import chosen_sources, described_sources, source_options
 from rest_local.cli.options import json_option
 from rest_local.errors import printable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.indexing import Built
+    from rest_local.retrieval.pruning import Pruned
     from rest_local.retrieval.sources.source import Render, Source
 
 
@@ -35,18 +37,20 @@ if TYPE_CHECKING:
     help="Name or path; default: the name of the recipe, else `default`.",
 )
 @model_option
+@prune_option
 @replace_option
 @json_option
-def build(name: str | None, model: str | None, replace: bool, as_json: bool, **given: Any) -> None:
+def build(name: str | None, model: str | None, prune: str | None, replace: bool, as_json: bool, **given: Any) -> None:
     """Index the text files below PATH... and other text for one model's vocabulary.
 
     Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
     datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
     """
+    if prune is not None:
+        target_of(prune)  # a wrong one should not be found after minutes
     chosen = chosen_sources(**given)
-    _build(
-        name or chosen.name or "default", common.model_path(model), chosen.sources, chosen.recorded, replace, as_json
-    )
+    path = common.model_path(model)
+    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, prune)
 
 
 @index.command()
@@ -69,7 +73,13 @@ def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
 
 
 def _build(
-    name: str, model: Path, sources: list[Source], fields: Mapping[str, str], replace: bool, as_json: bool
+    name: str,
+    model: Path,
+    sources: list[Source],
+    fields: Mapping[str, str],
+    replace: bool,
+    as_json: bool,
+    prune: str | None = None,
 ) -> None:
     from rest_local.retrieval.indexing import build_from_sources
 
@@ -87,7 +97,8 @@ def _build(
                 replace=replace,
                 render=render,
             )
-    _report(built, time.perf_counter() - began, as_json)
+        pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
+    _report(built, time.perf_counter() - began, as_json, pruned)
 
 
 def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
@@ -129,13 +140,16 @@ def _about(manifest: Manifest) -> str:
     return f"{tokens:,} tokens{f' of {what}' if what else ''}, built {manifest.created[:10]}"
 
 
-def _report(built: Built, seconds: float, as_json: bool) -> None:
+def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) -> None:
     if as_json:
-        return print_json({**built.to_dict(), "seconds": round(seconds, 3)})
+        fields = {**built.to_dict(), "seconds": round(seconds, 3)}
+        return print_json(fields if pruned is None else {**fields, "pruned": pruned.to_dict()})
     click.echo(
         f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {in_bytes(built.bytes)}, "
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
+    if pruned is not None:
+        click.echo(described(pruned))
     for secret in built.skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     for other in _others(built):

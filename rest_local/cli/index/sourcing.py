@@ -16,6 +16,7 @@ from rest_local.cli.options import json_option
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:
+    from rest_local.retrieval.corpus import Filters
     from rest_local.retrieval.sources.source import Source
 
 OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
@@ -95,8 +96,7 @@ def source_options(command: AnyCommand) -> AnyCommand:
 
 
 class Chosen(NamedTuple):
-    """What a command line chose. recorded: what the manifest says of the only recipe;
-    name: of it, else None."""
+    """What a command line chose. recorded: what the manifest says of the only recipe; name: of it, else None."""
 
     sources: list[Source]
     recorded: dict[str, str]
@@ -122,15 +122,11 @@ def chosen_sources(
     OptionError, InputInvalid.
     """
     from rest_local.retrieval.corpus import Filters
-    from rest_local.retrieval.sources import Chat, Git, Python, Stdin, Walk
+    from rest_local.retrieval.sources import Chat, Git, Python
     from rest_local.retrieval.sources.recipes import read_recipe
 
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
-    rows = {path: source for path in paths if (source := row_source(path, allow_secrets)) and not os.path.exists(path)}
-    walked = tuple(path for path in paths if path != "-" and path not in rows)
-    sources: list[Source] = [Walk(walked, *astuple(filters))] if walked else []
-    sources += rows.values()
-    sources += [Stdin(allow_secrets)] if "-" in paths else []
+    sources = _path_sources(paths, filters)
     for repository, revision in map(split_revision, repositories):
         sources.append(Git(repository, revision, "", history, commits, *astuple(filters)))
     for text in texts:
@@ -146,6 +142,17 @@ def chosen_sources(
         raise click.UsageError("--history needs --git")
     recorded, name = (read[0].recorded(), read[0].name) if len(read) == 1 else ({}, None)
     return Chosen([source.prepared() for source in sources], recorded, name)
+
+
+def _path_sources(paths: Sequence[str], filters: Filters) -> list[Source]:
+    """The sources of the arguments PATH: one walk of files and folders, then rows, then the standard input."""
+    from rest_local.retrieval.sources import Stdin, Walk
+
+    secret = filters.allow_secrets
+    rows = {path: source for path in paths if (source := row_source(path, secret)) and not os.path.exists(path)}
+    walked = tuple(path for path in paths if path != "-" and path not in rows)
+    walk: list[Source] = [Walk(walked, *astuple(filters))] if walked else []
+    return [*walk, *rows.values(), *([Stdin(secret)] if "-" in paths else [])]
 
 
 def described_sources(recipe: Mapping[str, Any], in_full: bool = False) -> list[str]:
