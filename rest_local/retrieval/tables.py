@@ -219,3 +219,11 @@ def other_names(table: DocumentTable, states: StateTable, gone: bytes) -> dict[i
         if (document, table.name(document)) in lost:
             names.setdefault(document, states.name(number))
     return names
+
+
+def intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
+    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
+    if not dead:
+        return None
+    numbers = numbers_in(dead)
+    return np.stack([table.starts[numbers], table.starts[numbers + 1]], axis=1).astype(np.int64)

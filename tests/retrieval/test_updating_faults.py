@@ -28,6 +28,8 @@ from rest_local.retrieval.merging import merge
 from rest_local.retrieval.staged import stagings
 from rest_local.retrieval.updating import add
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 SMALL = 30
 MUCH = "much\n" * 20
 
@@ -115,7 +117,7 @@ def test_killed_at_every_step(tmp_path: Path, how: str) -> None:
     assert steps > 8
     for step in range(1, steps + 1):
         copied(folder, tmp_path / str(step))
-    write = "import test_updating_faults as t; t.updating.SMALL_SEGMENT = t.merging.SMALL_SEGMENT = t.SMALL; "
+    write = "import test_updating_faults as t; t.updating.SMALL_SEGMENT = t.merging.SMALL_SEGMENT = t.SMALL; os.fsync = print; "
     kill_at_every_step(
         tmp_path, steps, f"{write}t.change(t.opened(Path({str(folder.source)!r}), path), {how!r}, files)"
     )
