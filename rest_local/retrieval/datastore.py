@@ -6,7 +6,6 @@ Readers need no lock: a reader keeps the snapshot that it opened, because publis
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import mmap as memory
 import os
@@ -17,19 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.errors import DatastoreCorrupt, DatastoreNotFound
+from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.files import digest_of
 from rest_local.retrieval.format import KINDS, Manifest, SegmentEntry, file_name
-from rest_local.retrieval.home import find, indexes, no_such_vocabulary, read_manifest
+from rest_local.retrieval.home import newest_commit, read_manifest
 from rest_local.retrieval.nearest import search_all
 from rest_local.retrieval.rows import Context, Int32Array, Int64Array, Rows
 from rest_local.retrieval.sample import Sample
 from rest_local.retrieval.segment import Segment
-from rest_local.retrieval.tables import DocumentTable, StateTable, alive, numbers_in, other_names
+from rest_local.retrieval.tables import DocumentTable, StateTable, alive, intervals, other_names
 
 log = logging.getLogger("rest_local.datastore")
 
-_CHUNK = 1 << 20
 _ATTEMPTS = 5
 
 SMALL = 32 << 20
@@ -93,7 +92,7 @@ class Datastore:
         """
         path = Path(path)
         for attempt in range(_ATTEMPTS):
-            directory, manifest = _newest_commit(path, vocabulary_hash, vocabulary_name)
+            directory, manifest = newest_commit(path, vocabulary_hash, vocabulary_name)
             size = BYTES_A_TOKEN * sum(entry.tokens for entry in manifest.segments)
             try:
                 return cls(path, directory, manifest, size > SMALL if mmap is None else mmap)
@@ -196,10 +195,6 @@ class Datastore:
         table = self._documents[index]
         return [table.name(number) for number in range(len(table))]
 
-    def table(self, index: int) -> DocumentTable:
-        """The document table of a segment, with the deleted ones."""
-        return self._documents[index]
-
     def _name(self, index: int, number: int) -> str:
         """The name of a document: the stored one, unless that file has another content by now and files with other
         names still have this one.
@@ -262,16 +257,6 @@ class Datastore:
                 name = held[0].name
             yield Document(name, self._text(index, number), held)
 
-    def _text(self, index: int, number: int) -> Int32Array:
-        """The tokens of a document, checked."""
-        table, segment = self._documents[index], self.segments[index]
-        start, end = table.start(number), table.start(number + 1) - 1
-        if not 0 <= start < end < len(segment):
-            raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
-        tokens = segment.slice(start, end)
-        self._check_ids(tokens, index, number)
-        return tokens
-
     def spans(self, index: int) -> Int64Array:
         """The tokens of each document of a segment that is not deleted, without its separator: int64 [documents, 2],
         half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
@@ -281,6 +266,16 @@ class Datastore:
         if (spans[:, 0] < 0).any() or (spans[:, 0] >= spans[:, 1]).any() or (spans[:, 1] >= entry.tokens).any():
             raise DatastoreCorrupt(self.path, f"a document of segment {index} lies outside the text")
         return spans
+
+    def _text(self, index: int, number: int) -> Int32Array:
+        """The tokens of a document, checked."""
+        table, segment = self._documents[index], self.segments[index]
+        start, end = table.start(number), table.start(number + 1) - 1
+        if not 0 <= start < end < len(segment):
+            raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
+        tokens = segment.slice(start, end)
+        self._check_ids(tokens, index, number)
+        return tokens
 
     def _states_by_document(self, index: int, entry: SegmentEntry) -> dict[int, list[FileState]]:
         table = self.states(index)
@@ -300,7 +295,7 @@ class Datastore:
             for kind in entry.files:
                 path = self.directory / file_name(entry.name, kind)
                 try:
-                    digest, size = _digest(path)
+                    digest, size = digest_of(path)
                 except OSError as error:
                     raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror}") from error
                 if digest != entry.files[kind].sha256:
@@ -376,7 +371,7 @@ class Datastore:
         }
         self._documents.append(DocumentTable(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
-        dead = _intervals(self._documents[-1], entry.dead)
+        dead = intervals(self._documents[-1], entry.dead)
         sample = Sample(data["sample"], entry.tokens) if "sample" in data else None
         segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead, sample=sample)
         self.segments.append(segment)
@@ -400,34 +395,3 @@ class Datastore:
         mapped.madvise(memory.MADV_RANDOM)  # no read-ahead, because a lookup touches some 200 pages all over the file
         self._maps.append(mapped)
         return mapped
-
-
-def _newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str) -> tuple[Path, Manifest]:
-    """The directory and the manifest of the index for a vocabulary, None: of the first one. Raises DatastoreError."""
-    directory = find(path, vocabulary_hash)
-    try:
-        manifest = read_manifest(directory)
-    except DatastoreNotFound:
-        if vocabulary_hash is None or not indexes(path):
-            raise
-        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash) from None
-    if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
-        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
-    return directory, manifest
-
-
-def _intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
-    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
-    if not dead:
-        return None
-    numbers = numbers_in(dead)
-    return np.stack([table.starts[numbers], table.starts[numbers + 1]], axis=1).astype(np.int64)
-
-
-def _digest(path: Path) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size

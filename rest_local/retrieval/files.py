@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
 _OWNER_LIMIT = 200
+_CHUNK = 1 << 20
 _POLL_S = 0.01  # between two attempts to take a lock
 _RENAME_S = 1.0  # Windows: for readers of the old file to close it; reading a manifest takes less than a millisecond
 
@@ -88,6 +90,16 @@ class Files:
     def unlink_tree(self, path: Path) -> None:
         """Remove a directory with all that is in it. Links are not followed."""
         shutil.rmtree(path)
+
+
+def digest_of(path: Path) -> tuple[str, int]:
+    """The sha256, as hexadecimal digits, and the size of a file. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
 
 
 @contextlib.contextmanager

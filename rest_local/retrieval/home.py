@@ -140,6 +140,20 @@ def newest_manifest(path: Path) -> Manifest:
     return max(readable, key=lambda manifest: manifest.age)
 
 
+def newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str) -> tuple[Path, Manifest]:
+    """The directory and the manifest of the index for a vocabulary, None: of the first one. Raises DatastoreError."""
+    directory = find(path, vocabulary_hash)
+    try:
+        manifest = read_manifest(directory)
+    except DatastoreNotFound:
+        if vocabulary_hash is None or not indexes(path):
+            raise
+        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash) from None
+    if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
+        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
+    return directory, manifest
+
+
 def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> DatastoreVocabulary:
     """The error for a datastore that lacks this vocabulary: the names of those that it has, and the way out."""
     readable = [manifest for manifest in manifests(path).values() if isinstance(manifest, Manifest)]

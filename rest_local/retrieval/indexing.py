@@ -4,12 +4,8 @@
         built = build_datastore("mycode", ["~/src/mycode"], vocabulary=model.vocabulary)
     print(built.tokens, "tokens,", built.skipped.summary())
 
-Knows no model: it accepts any tokenizer with a name, a size and a hash.
-
-`add` and `forget` change a datastore, with one atomic commit each. Open readers are not disturbed. A document is
-identified by its name: a new document replaces one of the same name. Segments that do not change stay, except small
-ones at the end, which are merged into the new segment, so that many small additions do not leave many segments. When
-`forget` returns, no file of the datastore contains the removed text.
+Knows no model: it accepts any tokenizer with a name, a size and a hash. `updating` and `forgetting`
+change what was built.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ writes the segment again; until then every reader masks it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -67,13 +67,23 @@ def live_states(store: Datastore, names: Collection[str] | None = None) -> dict[
     """The states that are not deleted, by the name of their file. names: only these. O(states). Raises
     DatastoreCorrupt.
     """
+    if names is None:
+        return _live(store, lambda table: range(len(table)))
+    return _live(store, lambda table: table.numbers_of(names))
+
+
+def live_states_below(store: Datastore, folders: Collection[str]) -> dict[str, FileState]:
+    """As `live_states`, of the files below folders."""
+    return _live(store, lambda table: [number for folder in folders for number in table.numbers_below(folder)])
+
+
+def _live(store: Datastore, choose: Callable[[StateTable], Iterable[int]]) -> dict[str, FileState]:
     found: dict[str, FileState] = {}
     for index, entry in enumerate(store.manifest.segments):
         table = store.states(index)
         if table is not None:
             live = alive(entry.gone, len(table))
-            numbers = range(len(table)) if names is None else table.numbers_of(names)
-            states = (table[number] for number in numbers if live[number])
+            states = (table[number] for number in choose(table) if live[number])
             found.update((state.name, state) for state in states)
     return found
 

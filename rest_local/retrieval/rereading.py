@@ -144,11 +144,6 @@ def resolved(only: Collection[str], paths: Sequence[str]) -> set[str]:
     }
 
 
-def below(states: Mapping[str, FileState], folders: Collection[str]) -> dict[str, FileState]:
-    starts = tuple(os.path.join(folder, "") for folder in folders)
-    return {name: state for name, state in states.items() if name.startswith(starts)}
-
-
 def present(sources: Sequence[Source], known: Mapping[str, FileState], missing: bool) -> list[Source]:
     """The sources, of a walk only the paths that are there. Raises InputInvalid for one that is gone, or is empty while
     files of it are known, unless that may be.

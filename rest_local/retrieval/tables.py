@@ -5,6 +5,7 @@ This module does no I/O: it converts bytes to checked values and back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -153,6 +154,11 @@ class StateTable:
         """
         return _numbers_of(names, self._data, self._names_at, self._ends)
 
+    def numbers_below(self, folder: str) -> list[int]:
+        """The numbers of the states of files below a folder, ascending. O(bytes of all names), some milliseconds."""
+        start = encoded(os.path.join(folder, ""))
+        return sorted(number for number, _ in _entries_at(start, self._data, self._names_at, self._ends))
+
 
 def _numbers_of(names: Collection[str], data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> list[int]:
     wanted = {encoded(name) for name in names}
@@ -164,14 +170,21 @@ def _numbers_of(names: Collection[str], data: Any, names_at: int, ends: npt.NDAr
 
 
 def _places_of(name: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[int]:
-    """The numbers of the entries with this name, by a search for its bytes."""
-    at = data.find(name, names_at)
+    """The numbers of the entries with this name."""
+    return (number for number, size in _entries_at(name, data, names_at, ends) if size == len(name))
+
+
+def _entries_at(start: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[tuple[int, int]]:
+    """(number, bytes of the name) of the entries whose name begins so, by a search for the bytes."""
+    at = data.find(start, names_at)
     while at >= 0:
         first = np.uint64(at - names_at)
         number = int(np.searchsorted(ends, first, side="right")) - 1
-        if 0 <= number < len(ends) - 1 and ends[number] == first and int(ends[number + 1]) - int(first) == len(name):
-            yield number
-        at = data.find(name, at + 1)
+        if 0 <= number < len(ends) - 1 and ends[number] == first:
+            size = int(ends[number + 1]) - int(first)
+            if size >= len(start):
+                yield number, size
+        at = data.find(start, at + 1)
 
 
 def bitmap_of(numbers: Iterable[int], count: int) -> bytes:
@@ -206,3 +219,11 @@ def other_names(table: DocumentTable, states: StateTable, gone: bytes) -> dict[i
         if (document, table.name(document)) in lost:
             names.setdefault(document, states.name(number))
     return names
+
+
+def intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
+    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
+    if not dead:
+        return None
+    numbers = numbers_in(dead)
+    return np.stack([table.starts[numbers], table.starts[numbers + 1]], axis=1).astype(np.int64)

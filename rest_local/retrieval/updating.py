@@ -15,6 +15,7 @@ the same files or the recipe, everything is done again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound, printable
-from rest_local.retrieval.build import Progress, commit, write_segments
+from rest_local.retrieval.build import SEGMENT_TOKENS, Progress, commit, write_segments
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files, locked
@@ -31,15 +32,17 @@ from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.indexing import DocumentTokenizer, recipe_of, tokenize_documents
-from rest_local.retrieval.masking import Entries, live_states, unstated, without
+from rest_local.retrieval.masking import Entries, live_states, live_states_below, unstated, without
 from rest_local.retrieval.merging import merge
-from rest_local.retrieval.rereading import WALKED, Rereading, below, is_walk, present, resolved, roots_of, united
+from rest_local.retrieval.rereading import WALKED, Rereading, is_walk, present, resolved, roots_of, united
 from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.sources.git_source import Git
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
 from rest_local.retrieval.sources.source import Render, Source
 from rest_local.retrieval.staged import Staged, is_there, staging
+
+log = logging.getLogger("rest_local.datastore")
 
 AT_ONCE = 1 << 20
 """Tokens that `add` merges at once after its commit: a quarter of a second."""
@@ -121,9 +124,19 @@ def add_sources(
 
 
 def _merged(given: _Given, updated: Updated) -> Updated:
-    merge(given.path, vocabulary_hash=given.vocabulary.hash, files=given.files, mmap=given.mmap)
-    newest = read_manifest(find(given.path, given.vocabulary.hash))
-    return replace(updated, manifest=newest)
+    merged = _merge(given.path, given.vocabulary.hash, given.files, given.mmap)
+    return replace(updated, manifest=merged) if merged else updated
+
+
+def _merge(
+    path: Path, vocabulary_hash: str, files: Files, mmap: bool | None, most: int = SEGMENT_TOKENS
+) -> Manifest | None:
+    """Merge what is due after a commit, which is not undone if that fails."""
+    try:
+        return merge(path, vocabulary_hash=vocabulary_hash, most=most, files=files, mmap=mmap)
+    except DatastoreError as error:
+        log.warning("the change is committed, but its segments could not be merged: %s", error)
+        return None
 
 
 def add(
@@ -154,8 +167,7 @@ def add(
         with store:
             entries = without(store, {document.name for document in new})
             manifest = put(store, entries, _New(new), store.manifest.recipe, files)
-    known = vocabulary.hash
-    return merge(path, vocabulary_hash=known, most=AT_ONCE, files=files, mmap=mmap) or manifest
+    return _merge(path, vocabulary.hash, files, mmap, AT_ONCE) or manifest
 
 
 @dataclass(frozen=True)
@@ -222,7 +234,7 @@ def _update_only(
     wanted = {*only, *resolved(only, roots_of(sources))}
     known = live_states(base, wanted)
     if folders := [path for path in wanted if path not in known and not os.path.lexists(path)]:
-        known |= below(live_states(base), folders)
+        known |= live_states_below(base, folders)
     walk = Rereading(known, unstated(base, wanted))
     texts = walk.texts(present(sources, {}, missing), given.progress, only=wanted)
     return _stored(given, base, walk, texts, base.manifest.recipe, True)

@@ -26,6 +26,8 @@ from rest_local.retrieval.merging import merge
 from rest_local.retrieval.sources import from_recipe
 from rest_local.retrieval.updating import add
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 NAMES = st.sampled_from([f"{folder}{name}.py" for folder in ("", "sub/") for name in "abcd"])
 TEXTS = st.text("xyz ", min_size=1, max_size=30)
 STORED = st.sampled_from(["stored:1", "stored:2"])

@@ -16,6 +16,8 @@ from rest_local.retrieval.indexing import recipe_of
 from rest_local.retrieval.merging import merge
 from rest_local.retrieval.sources import Git, Jsonl, Walk, from_recipe
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:

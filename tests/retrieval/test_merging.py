@@ -24,6 +24,8 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of
 from rest_local.retrieval.staged import MERGE, staging
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 CAP = SMALL_SEGMENT * FANOUT**4
 
 

@@ -19,6 +19,8 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.updating import Updated, add, add_sources, update
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:

@@ -28,6 +28,8 @@ from rest_local.retrieval.merging import merge
 from rest_local.retrieval.staged import stagings
 from rest_local.retrieval.updating import add
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 SMALL = 30
 MUCH = "much\n" * 20
 
@@ -75,6 +77,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "SMALL_SEGMENT", SMALL)
 
 
+def in_child() -> None:
+    """What the fixtures do, for the processes that are killed."""
+    updating.SMALL_SEGMENT = merging.SMALL_SEGMENT = SMALL
+    os.fsync = lambda descriptor: None
+
+
 def copied(folder: Folder, path: Path) -> Folder:
     """The same folder with a copy of its datastore at `path`."""
     shutil.copytree(folder.path, path)
@@ -115,10 +123,8 @@ def test_killed_at_every_step(tmp_path: Path, how: str) -> None:
     assert steps > 8
     for step in range(1, steps + 1):
         copied(folder, tmp_path / str(step))
-    write = "import test_updating_faults as t; t.updating.SMALL_SEGMENT = t.merging.SMALL_SEGMENT = t.SMALL; "
-    kill_at_every_step(
-        tmp_path, steps, f"{write}t.change(t.opened(Path({str(folder.source)!r}), path), {how!r}, files)"
-    )
+    line = f"import test_updating_faults as t; t.in_child(); t.change(t.opened(Path({str(folder.source)!r}), path), "
+    kill_at_every_step(tmp_path, steps, f"{line}{how!r}, files)")
     seen = []
     for step in range(1, steps + 1):
         again = opened(folder.source, tmp_path / str(step))
