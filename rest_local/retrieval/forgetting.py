@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.build import commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
@@ -140,29 +140,25 @@ def _rewrite(
         files=files,
     )
     with unwritable(store.directory):
+        if not WINDOWS:  # there a reader keeps a mapped file from being deleted; the next commit does it
+            _delete_unnamed(store.directory, manifest, files)
         remove_all(store.directory, files)
-    _check_deleted(store.directory, manifest)
 
 
 def _clean(store: Datastore, files: Files) -> None:
     """Delete what an earlier removal, which was killed after its commit, left in the directory."""
     with unwritable(store.directory):
-        for name in _unnamed(store.directory, store.manifest):
-            files.unlink(store.directory / name)
+        _delete_unnamed(store.directory, store.manifest, files)
         remove_orphans(store.directory, files, plans=True)
 
 
-def _unnamed(directory: Path, manifest: Manifest) -> list[str]:
+def _delete_unnamed(directory: Path, manifest: Manifest, files: Files) -> None:
+    """Delete the files that a commit could not delete and left to the next one. Raises OSError."""
     kept = {file_name(entry.name, kind) for entry in manifest.segments for kind in entry.files}
-    return [name for name in sorted(os.listdir(directory)) if owns(name) and name not in kept]
+    for name in sorted(os.listdir(directory)):
+        if owns(name) and name not in kept:
+            files.unlink(directory / name)
 
 
 def _left(store: Datastore, index: int, entry: SegmentEntry | None) -> Iterator[Document]:
     return store.each_document(index, entry) if entry else iter(())
-
-
-def _check_deleted(directory: Path, manifest: Manifest) -> None:
-    """A commit leaves files that cannot be deleted to the next one. Raises DatastoreUnwritable."""
-    left = _unnamed(directory, manifest)
-    if left and not WINDOWS:  # there a reader keeps a mapped file from being deleted
-        raise DatastoreUnwritable(directory, f"{left[0]} cannot be deleted and still holds what was removed")
