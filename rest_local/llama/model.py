@@ -54,7 +54,12 @@ class Model:
         self.has_encoder: bool = bool(bindings.llama_model_has_encoder(pointer))
         template = bindings.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        self.vocabulary = Vocabulary(bindings.llama_model_get_vocab(pointer), self._vocabulary_name(), cache_key)
+        self.vocabulary = Vocabulary(
+            bindings.llama_model_get_vocab(pointer),
+            self._vocabulary_name(),
+            cache_key,
+            self.metadata.get("tokenizer.ggml.pre", ""),
+        )
         self.n_vocab = self.vocabulary.size
         self.adapters = Adapters(pointer, () if vocab_only else options.lora)
 
