@@ -2,7 +2,7 @@
 
 from rest_local.paths import datastores_home
 from rest_local.retrieval.build import build
-from rest_local.retrieval.corpus import Skipped, walk
+from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.growing import GrowingText
@@ -18,6 +18,7 @@ from rest_local.retrieval.indexing import (
 )
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.skipped import Skipped
 
 __all__ = [
     "MAX_DEPTH",

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
 from rest_local.retrieval.build import Progress, build, commit
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, measure, walk
+from rest_local.retrieval.corpus import MAX_FILE_SIZE, measure, walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import Files, locked
@@ -41,6 +41,7 @@ from rest_local.retrieval.home import (
     remove_index_locked,
 )
 from rest_local.retrieval.rows import Int32Array, width_of
+from rest_local.retrieval.skipped import Skipped
 
 WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
 SAMPLE_S = 0.5

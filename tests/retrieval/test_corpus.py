@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from rest_local.errors import InputInvalid, OptionError, printable
-from rest_local.retrieval import Skipped, corpus, git, tokenize_documents, walk
-from rest_local.retrieval.corpus import MAX_LINE, secret_content, secret_name
+from rest_local.retrieval import Skipped, corpus, git, listing, tokenize_documents, walk
+from rest_local.retrieval.corpus import MAX_LINE
+from rest_local.retrieval.secrecy import secret_content, secret_name
 
 
 def files(root: Path, content: dict[str, str | bytes]) -> Path:
@@ -311,8 +312,8 @@ def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_numbe
     top = str(tmp_path.resolve())
     folders = [Entry(f"folder{number}", True) for number in range(FOLDERS)]
     names = [Entry(f"{number:03}.{'py' if number % 100 == 0 else f'x{number}'}", False) for number in range(1000)]
-    monkeypatch.setattr(corpus, "git_files", lambda root: None)
-    monkeypatch.setattr(corpus.os, "scandir", lambda path: contextlib.nullcontext(folders if path == top else names))
+    monkeypatch.setattr(listing, "git_files", lambda root, only: None)
+    monkeypatch.setattr(listing.os, "scandir", lambda path: contextlib.nullcontext(folders if path == top else names))
     skipped = Skipped()
     walking = corpus.walk([tmp_path], skipped=skipped)
     tracemalloc.start()
