@@ -30,7 +30,6 @@ from rest_local.retrieval.build import build
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.indexing import tokenize_documents
 from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
 
 DOCUMENT = 5_000
@@ -112,7 +111,7 @@ def _text(tokens: int, random: np.random.Generator, model: str | None) -> tuple[
         identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
         parts, total = [], 0
         for part in _forever(random):
-            (_, ids), *_ = tokenize_documents([("", part)], vocabulary.tokenize, 1)
+            ids = vocabulary.tokenize(part)
             parts.append(ids)
             total += len(ids)
             if total >= tokens:

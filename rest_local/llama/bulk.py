@@ -135,7 +135,7 @@ class BulkTokenizer:
             if isinstance(stretch, int):
                 words.append((stretch,))
                 continue
-            found = self._words.cut(stretch.encode())
+            found = self._words.cut(stretch.encode("utf-8", "replace"))
             if found is None:
                 return None
             words += found

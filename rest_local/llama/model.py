@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -59,6 +61,7 @@ class Model:
             self._vocabulary_name(),
             cache_key,
             self.metadata.get("tokenizer.ggml.pre", ""),
+            partial(open_vocabulary, path.absolute()),
         )
         self.n_vocab = self.vocabulary.size
         self.adapters = Adapters(pointer, () if vocab_only else options.lora)
@@ -136,6 +139,13 @@ class Model:
         pre = self.metadata.get("tokenizer.ggml.pre")
         count = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(self.pointer))
         return f"{kind}{f'/{pre}' if pre else ''} of {count} tokens"
+
+
+@contextmanager
+def open_vocabulary(path: str | os.PathLike[str]) -> Iterator[Vocabulary]:
+    """The vocabulary of a model, without its weights. Raises as `Model.open`."""
+    with Model.open(path, vocab_only=True) as model:
+        yield model.vocabulary
 
 
 def _metadata(pointer: int) -> dict[str, str]:

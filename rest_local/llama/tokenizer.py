@@ -221,7 +221,8 @@ class Tokenizer:
         return bulk_tokenizer(self._kind, pre, self._spelled, split, self._call, self._whole_text)
 
     def _whole_text(self, text: str) -> NDArray[np.int32]:
-        return self.tokenize(text, special=False, add_special=False, most=None)
+        valid = text.encode("utf-8", "replace").decode()
+        return self.tokenize(valid, special=False, add_special=False, most=None)
 
     def _pieces(self, text: str, special: bool) -> Iterator[NDArray[np.int32]]:
         memo: dict[str, NDArray[np.int32]] = {}

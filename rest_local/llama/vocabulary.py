@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import NamedTuple
 
@@ -36,17 +37,22 @@ class Identity(NamedTuple):
     name: str
 
 
+Opener = Callable[[], AbstractContextManager["Vocabulary"]]
+
+
 class Vocabulary:
     """The vocabulary of one loaded model.
 
     `pointer`: llama_vocab_p. `name`: for messages. `pre`: the file's name for the pre-tokenizer. `cache_key`:
-    identifies the file; vocabularies with the same key are hashed once per process."""
+    identifies the file; vocabularies with the same key are hashed once per process. `opener`: for `reopen`."""
 
-    def __init__(self, pointer: int, name: str, cache_key: object = None, pre: str = "") -> None:
+    def __init__(
+        self, pointer: int, name: str, cache_key: object = None, pre: str = "", opener: Opener | None = None
+    ) -> None:
         self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
         self._tokenizer = Tokenizer(self._lease, name)
         self.name = name
-        self._pre = pre
+        self._pre, self._opener = pre, opener
         self._cache_key = cache_key
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
@@ -91,10 +97,13 @@ class Vocabulary:
     def bulk(self) -> Callable[[Sequence[str]], list[NDArray[np.int32]]] | None:
         """A tokenizer for many texts, several times as fast, with the ids of `tokenize` (`rest_local.llama.bulk`).
 
-        Each call makes a new one, which keeps words: up to 100 MB. None for a vocabulary that it does not know. Its
-        texts may hold lone surrogates, which are replaced. Takes 0.3 s."""
-        bulk = self._tokenizer.bulk(self._pre)
-        return bulk and (lambda texts: bulk([_valid(text) for text in texts]))
+        Each call makes a new one, which keeps words: up to 100 MB. None for a vocabulary that it does not know. Takes
+        0.3 s."""
+        return self._tokenizer.bulk(self._pre)
+
+    def reopen(self) -> Opener | None:
+        """Opens the same vocabulary in another process; None if it was made of no file."""
+        return self._opener
 
     def piece(self, token: int, special: bool = True) -> bytes:
         """All bytes of one token (llama-cpp-python cuts them at 32). About 1 us for the first call, then 0.1 us.

@@ -15,22 +15,20 @@ ones at the end, which are merged into the new segment, so that many small addit
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
-from rest_local.retrieval.build import Progress, build, commit
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
+from rest_local.retrieval.build import build, check_ours, commit
 from rest_local.retrieval.corpus import MAX_FILE_SIZE, measure, walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
+from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import (
     datastore_path,
@@ -39,28 +37,20 @@ from rest_local.retrieval.home import (
     is_walk,
     newest_manifest,
     remove_index_locked,
+    writing,
 )
 from rest_local.retrieval.rows import Int32Array, width_of
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.skipped import Skipped, joined
+from rest_local.retrieval.staging import Plan, Shard, build_shard, finished, moved, plan, staged
+from rest_local.retrieval.staging import remove as remove_staging
+from rest_local.retrieval.tokenizing import DocumentTokenizer, opener_of, tokenize_documents
+from rest_local.retrieval.workers import build_shards
+from rest_local.retrieval.writing import Progress
 
 WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
 SAMPLE_S = 0.5
+SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
 SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
-Tokenize = Callable[[str], Int32Array]
-
-
-class DocumentTokenizer(Protocol):
-    """A vocabulary. `tokenize` is called from several threads at once."""
-
-    @property
-    def hash(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    def tokenize(self, text: str) -> Int32Array: ...
 
 
 @dataclass(frozen=True)
@@ -111,32 +101,68 @@ def build_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
+    memory: int | None = None,
+    jobs: int | None = None,
+    files: Files | None = None,
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
-    `rest_local.retrieval.corpus.walk` decides which files are taken. `recipe`: fields to record in addition to paths
-    and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
+    `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
+    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's; jobs: processes,
+    by default one for each core, if the vocabulary can be opened by another process and the text is not small. If the
+    process is killed, the next call with the same arguments goes on where it was.
 
-    Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
+    Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
+    DatastoreLocked, DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
     """
-    report = progress or (lambda what, amount: None)
-    skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]
+    given = [str(Path(path).expanduser().absolute()) for path in paths]
     noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    files = walk(**noted, skipped=skipped, looked_at=lambda size: report("read", size))
+    path, identity = datastore_path(name), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
+    jobs, files = jobs or os.cpu_count() or 1, files or Files()
+    made = plan(noted, (memory or default_memory()) // jobs, identity, jobs)
+    with writing(path, vocabulary.hash, files) as directory:
+        if not replace and (directory / MANIFEST).exists():
+            raise DatastoreExists(path, vocabulary.name)
+        check_ours(directory)
+        with staged(directory, made, files) as (staging, made):
+            shards = _build_shards(made, staging, vocabulary, jobs, progress, files)
+            skipped = joined([made.skipped, *(shard.skipped for shard in shards)])
+            segments = tuple(segment for shard in shards for segment in shard.segments)
+            if not segments:
+                remove_staging(staging, files)
+                raise CorpusEmpty(", ".join(map(str, paths)), skipped.summary())
+            with moved(staging, directory, segments, files):
+                noted.update(recipe or {})
+                manifest = commit(directory, (), vocabulary=identity, recipe=noted, keep=segments, files=files)
+            remove_staging(staging, files)
+    return Built(path, manifest, skipped)
+
+
+def _build_shards(
+    made: Plan, staging: Path, vocabulary: DocumentTokenizer, jobs: int, progress: Progress | None, files: Files
+) -> list[Shard]:
+    """Build the shards of a plan that are not done, in this process or in several."""
+    numbers = range(len(made.shards))
+    left = [number for number in numbers if not finished(made, number, staging, check=True)]
+    if progress:
+        progress("read", made.bytes - sum(map(made.shard_bytes, left)))
+    opener = opener_of(vocabulary)
+    if jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
+        build_shards(made, left, staging, opener, jobs, progress, files)
+    else:
+        for number in left:
+            build_shard(made, number, staging, vocabulary, progress, files)
+    shards = [finished(made, number, staging) for number in numbers]
+    return [shard for shard in shards if shard]
+
+
+def default_memory() -> int:
+    """A quarter of the machine's memory, in bytes; 2 GB where the system does not say."""
     try:
-        return build_from_texts(
-            name,
-            files,
-            vocabulary=vocabulary,
-            recipe={**noted, **(recipe or {})},
-            progress=progress,
-            skipped=skipped,
-            replace=replace,
-        )
-    except CorpusEmpty as error:
-        raise CorpusEmpty(", ".join(str(path) for path in paths), skipped.summary()) from error
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return 2 << 30
 
 
 def build_from_texts(
@@ -151,7 +177,7 @@ def build_from_texts(
 ) -> Built:
     """As `build_datastore`, from (document name, text) of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
-    documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
+    documents = _counted(tokenize_documents(texts, vocabulary), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
     return Built(path, manifest, skipped or Skipped())
@@ -203,7 +229,7 @@ def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estima
     sizes: deque[int] = deque()
     done = tokens = 0
     began = sampled = time.perf_counter()
-    for number, (_, ids) in enumerate(tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize)):
+    for number, (_, ids, _) in enumerate(tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary)):
         if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
             began, done, tokens = sampled, 0, 0
         done, tokens, sampled = done + sizes.popleft(), tokens + len(ids), time.perf_counter()
@@ -238,45 +264,10 @@ def recipe_of(
     }
 
 
-def _counted(documents: Iterator[tuple[str, Int32Array]], progress: Progress) -> Iterator[tuple[str, Int32Array]]:
-    for name, tokens in documents:
-        progress("tokenized", len(tokens))
-        yield name, tokens
-
-
-def tokenize_documents(
-    documents: Iterable[tuple[str, str]], tokenize: Tokenize, workers: int | None = None
-) -> Iterator[tuple[str, Int32Array]]:
-    """(name, token ids) of each (name, text), in order.
-
-    Works in threads, because a tokenizer that is called through ctypes does not hold the GIL. workers: by default one
-    for each core. At most four documents for each worker are in memory, whatever the size of the corpus.
-    """
-    workers = workers or os.cpu_count() or 1
-    waiting: deque[tuple[str, Future[Int32Array]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
-    try:
-        for name, text in documents:
-            waiting.append((name, pool.submit(_tokens, tokenize, text)))
-            if len(waiting) >= 4 * workers:
-                done, future = waiting.popleft()
-                yield done, future.result()
-        while waiting:
-            done, future = waiting.popleft()
-            yield done, future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _tokens(tokenize: Tokenize, text: str) -> Int32Array:
-    """The tokens of a text. Lone surrogates, which JSON or file names may contain, become U+FFFD, because UTF-8 cannot
-    encode them.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = _SURROGATES.sub("\ufffd", text)
-    return tokenize(text)
+def _counted(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
+    for document in documents:
+        progress("tokenized", len(document.tokens))
+        yield document
 
 
 def add(

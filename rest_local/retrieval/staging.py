@@ -1,0 +1,410 @@
+"""A long build in steps that can be done anywhere, in any order, and again: plan, build each shard, publish.
+
+    made = plan(recipe, memory, vocabulary)             # which files, in which shards; JSON-able
+    build_shard(made, number, directory, tokenizer)     # for each number: in a process, or on another machine
+    publish(directory, index, entries, ...)             # the files move into the index, one commit names them
+
+A shard is a list of files. The files of its segments have the same names and bytes wherever and whenever they are
+built, as long as the files of the shard do not change. A shard that is done leaves a record in the staging directory,
+so a build that was killed goes on where it was. A staging directory belongs to the process that holds its lock; with
+a free lock it is an orphan, which the next build of the same plan continues and any other build deletes.
+
+Memory: a shard is planned so that its segment can be sorted within `memory`. Text with more tokens than planned for
+gives several segments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rest_local.errors import CorpusTooLarge, DatastoreLocked, OptionError
+from rest_local.retrieval.corpus import Filters, list_files, read_files
+from rest_local.retrieval.documents import Document, Text
+from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
+from rest_local.retrieval.format import (
+    MAX_SEGMENT,
+    SegmentEntry,
+    VocabularyId,
+    file_name,
+    parse_segment,
+    sealed,
+)
+from rest_local.retrieval.reading import read_regular
+from rest_local.retrieval.rows import PADDING, width_of
+from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.writing import GrowingSegment, Progress, checked, write_file
+
+PLAN = "plan.json"
+FIXED_MEMORY = 400 << 20
+"""Of a process that builds a shard, whatever its size: Python, the vocabulary, known words, a batch of text."""
+SORTED_MEMORY = {2: 17, 3: 23}
+"""Bytes for each token while a segment is sorted, by the width of a token: its bytes twice, 4 for each of them, 4 for
+the position, and a little."""
+TEXT_BYTES = 2.5
+"""Bytes of text that are planned for a token. Code and English have 3 to 4, Chinese 3; data in hexadecimal 1.5."""
+LEAST_SHARD = 4 << 20
+"""Bytes of text for which a process of its own pays: it starts in about a second."""
+
+
+class PlannedFile(NamedTuple):
+    """A file when it was listed. mtime_ns: its time of change."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A build. recipe: of the walk, see `indexing.recipe_of`; tokens: the most in a segment; shards: their files, in
+    order; skipped: files that the walk left out without reading them.
+    """
+
+    recipe: Mapping[str, Any]
+    vocabulary: VocabularyId
+    tokens: int
+    shards: tuple[tuple[PlannedFile, ...], ...]
+    skipped: Skipped
+
+    @property
+    def filters(self) -> Filters:
+        """Which files are taken."""
+        return _filters(self.recipe)
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(map(self.shard_bytes, range(len(self.shards))))
+
+    def shard_bytes(self, number: int) -> int:
+        """Of the files of one shard."""
+        return sum(file.size for file in self.shards[number])
+
+    def record(self, number: int) -> str:
+        """The name of a finished shard's record: says what it was made of, with size and time of each file."""
+        made_of = [self.vocabulary.hash, self.vocabulary.size, self.tokens, self.recipe, self.shards[number]]
+        return f"shard-{_digest(made_of)}.json"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "recipe": dict(self.recipe),
+            "vocabulary": {name: getattr(self.vocabulary, name) for name in ("hash", "size", "name")},
+            "tokens": self.tokens,
+            "shards": [[list(file) for file in shard] for shard in self.shards],
+            "skipped": skipped_to_dict(self.skipped),
+        }
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Plan:
+        """The inverse of `to_dict`. Raises KeyError, TypeError and ValueError for anything else."""
+        shards = tuple(tuple(PlannedFile(str(a), int(b), int(c)) for a, b, c in shard) for shard in fields["shards"])
+        skipped = skipped_from_dict(fields["skipped"])
+        return Plan(fields["recipe"], VocabularyId(**fields["vocabulary"]), int(fields["tokens"]), shards, skipped)
+
+
+def plan(recipe: Mapping[str, Any], memory: int, vocabulary: VocabularyId, least: int = 1) -> Plan:
+    """List the files of a walk and divide them into shards whose segments can be sorted in `memory` bytes.
+
+    Files with the same content come one after another, so that one document holds them. least: number of shards, if
+    the text suffices for so many. Reads the files that have the size of another one. Raises InputInvalid, OptionError.
+    """
+    skipped = Skipped()
+    listed = [PlannedFile(*file) for file in list_files(recipe["paths"], _filters(recipe), skipped)]
+    tokens = segment_tokens(memory, vocabulary.size)
+    shards = tuple(map(tuple, _divided(_together(listed), round(tokens * TEXT_BYTES), least)))
+    return Plan(dict(recipe), vocabulary, tokens, shards, skipped)
+
+
+def segment_tokens(memory: int, vocab_size: int) -> int:
+    """The most tokens of a segment that is made in `memory` bytes. Raises OptionError if there is no room for any."""
+    width = width_of(vocab_size)
+    tokens = (memory - FIXED_MEMORY) // SORTED_MEMORY[width]
+    if tokens < 1 << 20:
+        least = FIXED_MEMORY + (SORTED_MEMORY[width] << 20)
+        raise OptionError(f"memory of {memory >> 20} MB for each process: at least {(least >> 20) + 1} MB are needed")
+    return min(tokens, (MAX_SEGMENT - 1) // width - PADDING)  # the bytes are sorted with 32-bit positions
+
+
+def refreshed(old: Plan, new: Plan) -> Plan:
+    """The plan `new` with the shards of `old` if it is of the same files, whatever changed in them."""
+    files = {file.path: file for shard in new.shards for file in shard}
+    paths = [[file.path for file in shard] for shard in old.shards]
+    if (old.tokens, dict(old.recipe)) != (new.tokens, dict(new.recipe)) or sum(map(len, paths)) != len(files):
+        return new
+    if any(path not in files for shard in paths for path in shard):
+        return new
+    return replace(new, shards=tuple(tuple(files[path] for path in shard) for shard in paths))
+
+
+class Shard(NamedTuple):
+    """What a shard gave. skipped: files that were left out after they were read."""
+
+    segments: tuple[SegmentEntry, ...]
+    skipped: Skipped
+
+
+def build_shard(
+    plan: Plan,
+    number: int,
+    directory: Path,
+    tokenizer: DocumentTokenizer,
+    progress: Progress | None = None,
+    files: Files | None = None,
+    workers: int | None = None,
+) -> tuple[SegmentEntry, ...]:
+    """Build the segments of one shard in a staging directory; usually one, none if its files hold no text.
+
+    Their names are made of their content. All files are synced when it returns. A shard that is already done there is
+    not built again: its files are compared with their checksums. workers: as for `tokenize_documents`. Raises
+    ValueError for a tokenizer of another vocabulary, CorpusTooLarge, and OSError.
+    """
+    report, files = progress or (lambda what, amount: None), files or Files()
+    if done := finished(plan, number, directory, check=True):
+        report("read", plan.shard_bytes(number))
+        return done.segments
+    if tokenizer.hash != plan.vocabulary.hash:
+        raise ValueError(f"the plan is for vocabulary {plan.vocabulary.hash}, not {tokenizer.hash}")
+    skipped = Skipped()
+    paths = (file.path for file in plan.shards[number])
+    texts = _without_copies(read_files(paths, plan.filters, skipped, lambda size: report("read", size)))
+    documents = tokenize_documents(texts, tokenizer, workers)
+    grown = _grown(documents, plan.vocabulary.size, plan.tokens, report)
+    segments = tuple(_written(segment, directory, files, report) for segment in grown)
+    record = {"segments": [entry.to_dict() for entry in segments], "skipped": skipped_to_dict(skipped)}
+    put(files, directory / plan.record(number), sealed(record))
+    return segments
+
+
+def finished(plan: Plan, number: int, directory: Path, check: bool = False) -> Shard | None:
+    """What is recorded of a shard, None if it is not done. check: compare its files with their checksums."""
+    fields = unsealed(directory / plan.record(number))
+    if fields is None:
+        return None
+    try:
+        width = width_of(plan.vocabulary.size)
+        segments = tuple(parse_segment(entry, width) for entry in fields["segments"])
+        skipped = skipped_from_dict(fields["skipped"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if check and not all(_intact(directory, entry) for entry in segments):
+        return None
+    return Shard(segments, skipped)
+
+
+def _grown(documents: Iterable[Document], vocab_size: int, most: int, report: Progress) -> Iterator[GrowingSegment]:
+    """Documents as segments of at most `most` tokens, unless one document has more."""
+    growing, last = GrowingSegment(vocab_size), 0
+    digest = b""  # of the file of document `last`
+    for name, tokens, states in documents:
+        if not len(tokens):  # a copy of the document before it, or nothing
+            if states and digest and states[0].sha256 == digest:
+                growing.add_state(last, states[0])
+            continue
+        if len(tokens) + 1 >= MAX_SEGMENT:
+            raise CorpusTooLarge(len(tokens))
+        if growing.tokens and growing.tokens + len(tokens) + 1 > most:
+            yield growing
+            growing = GrowingSegment(vocab_size)
+        last = growing.add(name, checked(name, tokens, vocab_size), states)
+        digest = states[0].sha256 if states else b""
+        report("tokenized", len(tokens))
+    if growing.tokens:
+        yield growing
+
+
+def _without_copies(texts: Iterable[Text]) -> Iterator[Text]:
+    """Texts, without the text of a file that has the content of the one before it."""
+    last: bytes | None = None
+    for text in texts:
+        digest = text.state.sha256 if text.state else None
+        yield text._replace(text="") if digest and digest == last else text
+        last = digest
+
+
+def _written(growing: GrowingSegment, directory: Path, files: Files, report: Progress) -> SegmentEntry:
+    content = growing.content()
+    report("sorted", content.tokens)
+    new = secrets.token_hex(8)  # two processes may build the same shard after a kill
+    entries = {kind: write_file(files, directory / f"{kind}.new-{new}", data) for kind, data in content.files.items()}
+    name = _digest({kind: entry.sha256 for kind, entry in entries.items()})
+    for kind in entries:
+        files.rename(directory / f"{kind}.new-{new}", directory / file_name(name, kind))
+    files.sync_directory(directory)
+    report("written", content.tokens)
+    return SegmentEntry(name, content.tokens, content.documents, entries, content.states)
+
+
+def _intact(directory: Path, entry: SegmentEntry) -> bool:
+    for kind, file in entry.files.items():
+        digest = hashlib.sha256()
+        try:
+            with open(directory / file_name(entry.name, kind), "rb") as stored:
+                while part := stored.read(1 << 20):
+                    digest.update(part)
+        except FileNotFoundError:
+            return False
+        if digest.hexdigest() != file.sha256:
+            return False
+    return True
+
+
+def _together(files: Sequence[PlannedFile]) -> list[list[PlannedFile]]:
+    """The files in order, those with the same content together."""
+    sizes = Counter(file.size for file in files)
+    groups: dict[object, list[PlannedFile]] = {}
+    for number, file in enumerate(files):
+        groups.setdefault(_content(file) if sizes[file.size] > 1 else number, []).append(file)
+    return list(groups.values())
+
+
+def _content(file: PlannedFile) -> object:
+    """Equal for files with the same content. A file that cannot be read is only like itself."""
+    with suppress(OSError):
+        status, data, _ = read_regular(file.path, file.size + 1)
+        if data is not None and stat.S_ISREG(status.st_mode):
+            return hashlib.sha256(data).digest()
+    return file
+
+
+def _divided(groups: Sequence[Sequence[PlannedFile]], most: int, least: int) -> Iterator[list[PlannedFile]]:
+    """Shards of about the same size, of at most `most` bytes unless one file has more; copies do not count."""
+    total = sum(group[0].size for group in groups)
+    number = max(-(-total // most), min(least, total // LEAST_SHARD), 1)
+    shard: list[PlannedFile] = []
+    size = done = 0
+    for group in groups:
+        if shard and (size + group[0].size > most or done + size >= -(-total // number)):
+            yield shard
+            shard, size, done = [], 0, 0
+        shard += group
+        size += group[0].size
+    if shard:
+        yield shard
+
+
+@contextmanager
+def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]:
+    """The locked staging directory of a plan in the directory of an index, and the plan: with the shards of an earlier
+    build of it that did not end. Other staging directories are deleted unless a process works there.
+
+    After an error the directory stays, to be continued. Raises DatastoreLocked if another process holds it.
+    """
+    key = _digest([made.vocabulary.hash, made.tokens, made.recipe])
+    directory = index / f"staging-{key}"
+    remove_orphans(index, files, keep=directory)
+    with locked(directory, make=files), unwritable(index):
+        before = unsealed(directory / PLAN)
+        with suppress(KeyError, TypeError, ValueError):
+            made = refreshed(Plan.from_dict(before), made) if before else made
+        _clear(directory, files, _useful(directory, made))
+        put(files, directory / PLAN, sealed(made.to_dict()))
+        yield directory, made
+
+
+def _useful(directory: Path, made: Plan) -> set[str]:
+    """The names of what a plan can use again."""
+    names = {LOCK}
+    for number in range(len(made.shards)):
+        if done := finished(made, number, directory):
+            names.add(made.record(number))
+            names |= {file_name(entry.name, kind) for entry in done.segments for kind in entry.files}
+    return names
+
+
+def _clear(directory: Path, files: Files, keep: set[str]) -> None:
+    for name in sorted(set(os.listdir(directory)) - keep):
+        files.unlink(directory / name)
+
+
+def remove(directory: Path, files: Files) -> None:
+    """Delete a staging directory, for the holder of its lock."""
+    _clear(directory, files, set())
+    os.rmdir(directory)
+
+
+def remove_orphans(index: Path, files: Files, keep: Path | None = None) -> None:
+    """Delete the staging directories in which no process works."""
+    for name in sorted(os.listdir(index)):
+        directory = index / name
+        if STAGING.match(name) and directory != keep and not directory.is_symlink():
+            with suppress(OSError, OptionError), _if_free(directory) as free:
+                if free:
+                    remove(directory, files)
+
+
+@contextmanager
+def _if_free(directory: Path) -> Iterator[bool]:
+    try:
+        with locked(directory):
+            yield True
+    except DatastoreLocked:
+        yield False
+
+
+@contextmanager
+def moved(directory: Path, index: Path, entries: Iterable[SegmentEntry], files: Files) -> Iterator[None]:
+    """Move the files of segments from a staging directory into an index; back, if what follows fails."""
+    names = sorted({file_name(entry.name, kind) for entry in entries for kind in entry.files})
+    before = set(os.listdir(index))
+    done: list[str] = []
+    try:
+        for name in names:
+            files.rename(directory / name, index / name)
+            done.append(name)
+        files.sync_directory(index)
+        yield
+    except BaseException:
+        for name in done:
+            if name not in before:
+                with suppress(OSError):
+                    files.rename(index / name, directory / name)
+        raise
+
+
+def put(files: Files, path: Path, content: bytes) -> None:
+    """Write a file under a new name, sync it and rename it to `path`."""
+    new = path.with_name(f"{path.name}.new-{secrets.token_hex(8)}")
+    write_file(files, new, content)
+    files.rename(new, path)
+    files.sync_directory(path.parent)
+
+
+def unsealed(path: Path) -> dict[str, Any] | None:
+    """The fields of a file with `sealed` content; None if there is none, or a damaged one."""
+    try:
+        data = path.read_bytes()
+        fields = json.loads(data)
+        del fields["sha256"]
+        return fields if sealed(fields) == data else None
+    except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def skipped_to_dict(skipped: Skipped) -> dict[str, Any]:
+    """JSON-ready."""
+    return {"counts": dict(skipped.counts), "kinds": dict(skipped.kinds), "secrets": list(skipped.secrets)}
+
+
+def skipped_from_dict(fields: Mapping[str, Any]) -> Skipped:
+    """The inverse of `skipped_to_dict`."""
+    return Skipped(Counter(fields["counts"]), Counter(fields["kinds"]), list(fields["secrets"]))
+
+
+def _filters(recipe: Mapping[str, Any]) -> Filters:
+    return Filters(tuple(recipe["include"]), tuple(recipe["exclude"]), recipe["allow_secrets"], recipe["max_file_size"])
+
+
+def _digest(fields: Any) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
