@@ -115,7 +115,7 @@ class BulkTokenizer:
         if len(self._known) > MOST_WORDS:
             self._known.clear()
         cut = [self._cut(text) for text in texts]
-        missing = {word for words in cut for word in words or ()}.difference(self._known)
+        missing = set[Word]().union(*filter(None, cut)).difference(self._known)
         self._known.update(self._words.lookup(word for word in missing if isinstance(word, bytes)))
         self._known.update((word, _bytes(word)) for word in missing if isinstance(word, tuple))
         get = self._known.__getitem__

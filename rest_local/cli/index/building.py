@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,12 +14,20 @@ from rest_local.cli import building, completion
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
 from rest_local.cli.options import json_option
+from rest_local.cli.sizes import jobs_option, memory_option
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.indexing import Built
+
+
+class Means(NamedTuple):
+    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes, None: one a core."""
+
+    memory: int | None
+    jobs: int | None
 
 
 @index.command()
@@ -48,6 +56,8 @@ if TYPE_CHECKING:
     metavar="BYTES",
     help="Skip larger files.",
 )
+@memory_option
+@jobs_option
 @replace_option
 @json_option
 def build(
@@ -58,6 +68,8 @@ def build(
     exclude: tuple[str, ...],
     allow_secrets: bool,
     max_file_size: int,
+    memory: int | None,
+    jobs: int | None,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -69,15 +81,17 @@ def build(
     from rest_local.retrieval.indexing import recipe_of
 
     recipe = recipe_of(paths, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    _build(name, common.model_path(model), recipe, replace, as_json)
+    _build(name, common.model_path(model), recipe, Means(memory, jobs), replace, as_json)
 
 
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @model_option
+@memory_option
+@jobs_option
 @replace_option
 @json_option
-def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
+def rebuild(name: str, model: str | None, memory: int | None, jobs: int | None, replace: bool, as_json: bool) -> None:
     """Index the files that a datastore was built from again, for one model's vocabulary.
 
     So a datastore gets an index for another model, or the present text.
@@ -85,10 +99,10 @@ def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
     from rest_local.retrieval.home import datastore_path
     from rest_local.retrieval.indexing import recorded_recipe
 
-    _build(name, common.model_path(model), recorded_recipe(datastore_path(name)), replace, as_json)
+    _build(name, common.model_path(model), recorded_recipe(datastore_path(name)), Means(memory, jobs), replace, as_json)
 
 
-def _build(name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_json: bool) -> None:
+def _build(name: str, model: Path, recipe: Mapping[str, Any], means: Means, replace: bool, as_json: bool) -> None:
     from rest_local.retrieval.corpus import measure
     from rest_local.retrieval.indexing import build_datastore
 
@@ -98,7 +112,14 @@ def _build(name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_
         began = time.perf_counter()
         with building.progress(as_json, lambda: measure(**recipe)[1]) as progress:
             built = build_datastore(
-                name, **recipe, vocabulary=vocabulary, recipe=made, progress=progress, replace=replace
+                name,
+                **recipe,
+                vocabulary=vocabulary,
+                recipe=made,
+                progress=progress,
+                replace=replace,
+                memory=means.memory,
+                jobs=means.jobs,
             )
     _report(built, time.perf_counter() - began, as_json)
 
