@@ -18,7 +18,7 @@ from llama_cpp import llama_cpp as bindings
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
 from rest_local.llama.gguf_header import check_headers, identity_of
-from rest_local.llama.options import ModelOptions
+from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.parameters import Adapters, LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -60,8 +60,8 @@ class Model:
             bindings.llama_model_get_vocab(pointer),
             self._vocabulary_name(),
             cache_key,
-            self.metadata.get("tokenizer.ggml.pre", ""),
-            partial(open_vocabulary, path.absolute()),
+            self._pre_tokenizer(),
+            partial(open_vocabulary, path.absolute(), options.override_kv),
         )
         self.n_vocab = self.vocabulary.size
         self.adapters = Adapters(pointer, () if vocab_only else options.lora)
@@ -133,6 +133,11 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"
 
+    def _pre_tokenizer(self) -> str:
+        """Its name in the file, or what overrides it, which the metadata do not show."""
+        given = [str(each.value) for each in self.options.override_kv if each.key == "tokenizer.ggml.pre"]
+        return given[-1] if given else self.metadata.get("tokenizer.ggml.pre", "")
+
     def _vocabulary_name(self) -> str:
         """A name of the tokenizer, not of the model, because models with one tokenizer share datastores."""
         kind = self.metadata.get("tokenizer.ggml.model", "unknown")
@@ -142,9 +147,9 @@ class Model:
 
 
 @contextmanager
-def open_vocabulary(path: str | os.PathLike[str]) -> Iterator[Vocabulary]:
+def open_vocabulary(path: str | os.PathLike[str], overrides: tuple[Override, ...] = ()) -> Iterator[Vocabulary]:
     """The vocabulary of a model, without its weights. Raises as `Model.open`."""
-    with Model.open(path, vocab_only=True) as model:
+    with Model.open(path, vocab_only=True, options=ModelOptions(override_kv=overrides)) as model:
         yield model.vocabulary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -108,12 +109,19 @@ def test_an_unknown_pre_tokenizer_has_none(kind: str) -> None:
         assert model.vocabulary.bulk() is None
 
 
-@pytest.mark.parametrize("kind", ["gpt-2", "gpt-4o", "deepseek-v3", "bloom"])
-def test_a_wrong_name_of_the_pre_tokenizer_is_noticed(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["gpt-2", "gpt-4o", "deepseek-v3", "llama-bpe", "qwen2", "bloom"])
+def test_a_wrong_name_of_the_pre_tokenizer_is_noticed_or_harmless(kind: str) -> None:
+    """Harmless where no token is made of what the patterns divide differently, as in a small vocabulary."""
     options = ModelOptions(override_kv=(Override.parse(f"tokenizer.ggml.pre=str:{kind}"),))
+    numbers = random.Random(3)
+    texts = ["".join(numbers.choices(PIECES, k=40)) for _ in range(200)]
     with Model.open(demo_model(), vocab_only=True, options=options) as model:
         for name in ("llama-bpe", "qwen2"):
-            assert model.vocabulary._tokenizer.bulk(name) is None
+            made = model.vocabulary._tokenizer.bulk(name)
+            assert made or kind not in ("llama-bpe", "qwen2")
+            assert kind not in ("gpt-2", "bloom") or made is None
+            if made:
+                assert [ids.tolist() for ids in made(texts)] == [whole(model.vocabulary, text) for text in texts]
 
 
 def test_a_vocabulary_with_line_breaks_inside_tokens_has_no_separate_pairs() -> None:
