@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +78,14 @@ def main(argv=None):\t\t# it's what they'd've done; I'LL, WE'RE, he'S 'sx 't' ''
 
 
 Word = bytes | tuple[int]  # a piece of text in UTF-8, or the id of a special token
+
+
+_MIXED = ("ab", "Cd", " ", "  ", "\t", "\n", "\r\n", "7", "1234", "(", "):", "'s", "'", "\u00e9", "\u3002", "_")
+
+
+def samples() -> list[str]:
+    """Texts that a wrong cut would tokenize differently: code, and every three kinds of text next to each other."""
+    return [SAMPLE, SAMPLE.swapcase().replace("\n", "\r\n"), "".join(map("".join, product(_MIXED, repeat=3)))]
 
 
 class Call(Protocol):
@@ -163,8 +171,8 @@ def bulk_tokenizer(
     if words is None:
         return None
     bulk = BulkTokenizer(words, split, whole)
-    samples = [SAMPLE, SAMPLE[::-1], SAMPLE.swapcase().replace("\n", "\r\n")]
-    same = all(np.array_equal(ids, whole(text)) for ids, text in zip(bulk(samples), samples, strict=True))
+    given = samples()
+    same = all(np.array_equal(ids, whole(text)) for ids, text in zip(bulk(given), given, strict=True))
     return bulk if same else None
 
 

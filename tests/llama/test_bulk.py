@@ -59,7 +59,7 @@ def bulk_of(vocabulary: Vocabulary) -> BulkTokenizer:
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), forget=st.booleans())
-@settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_text_gives_the_ids_of_the_whole(
     vocabulary: Vocabulary, bulk_of: BulkTokenizer, texts: list[str], forget: bool
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_wrong_name_of_the_pre_tokenizer_is_noticed_or_harmless(kind: str) -> 
         for name in ("llama-bpe", "qwen2"):
             made = model.vocabulary._tokenizer.bulk(name)
             assert made or kind not in ("llama-bpe", "qwen2")
-            assert kind not in ("gpt-2", "bloom") or made is None
+            assert kind not in ("gpt-2", "bloom", "deepseek-v3") or made is None
             if made:
                 assert [ids.tolist() for ids in made(texts)] == [whole(model.vocabulary, text) for text in texts]
 
