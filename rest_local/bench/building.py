@@ -22,8 +22,8 @@ from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.indexing import build_datastore, default_memory, recipe_of
 from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.shards import plan
 from rest_local.retrieval.skipped import Skipped
-from rest_local.retrieval.staging import plan
 from rest_local.retrieval.tokenizing import tokenize_documents
 from rest_local.retrieval.writing import GrowingSegment, write_file
 

@@ -40,8 +40,9 @@ from rest_local.retrieval.home import (
     writing,
 )
 from rest_local.retrieval.rows import Int32Array, width_of
+from rest_local.retrieval.shards import Plan, plan
 from rest_local.retrieval.skipped import Skipped, joined
-from rest_local.retrieval.staging import Plan, Shard, build_shard, finished, moved, plan, staged
+from rest_local.retrieval.staging import Shard, build_shard, finished, moved, staged
 from rest_local.retrieval.staging import remove as remove_staging
 from rest_local.retrieval.tokenizing import DocumentTokenizer, opener_of, tokenize_documents
 from rest_local.retrieval.workers import build_shards
