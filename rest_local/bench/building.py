@@ -39,13 +39,14 @@ def bench_build(model: str | Path, paths: Sequence[str], memory: int | None, job
     tokenized by `Vocabulary.tokenize` on one core, and whether the ids are the same. Raises as `build_datastore`.
     """
     with open_vocabulary(model) as vocabulary, tempfile.TemporaryDirectory() as directory:
-        report = {"vocabulary": vocabulary.name, "jobs": jobs or os.cpu_count() or 1}
+        jobs = jobs or os.cpu_count() or 1
+        report = {"vocabulary": vocabulary.name, "jobs": jobs}
         report["end_to_end"] = _end_to_end(Path(directory) / "built", paths, vocabulary, memory, jobs)
         return {**report, **_stages(Path(directory), paths, vocabulary)}
 
 
 def _end_to_end(
-    path: Path, paths: Sequence[str], vocabulary: Vocabulary, memory: int | None, jobs: int | None
+    path: Path, paths: Sequence[str], vocabulary: Vocabulary, memory: int | None, jobs: int
 ) -> dict[str, Any]:
     began, spent = time.perf_counter(), _cpu_seconds()
     built = build_datastore(path, paths, vocabulary=vocabulary, memory=memory, jobs=jobs)

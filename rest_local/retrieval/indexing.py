@@ -103,16 +103,17 @@ def build_datastore(
     progress: Progress | None = None,
     replace: bool = True,
     memory: int | None = None,
-    jobs: int | None = None,
+    jobs: int = 1,
     files: Files | None = None,
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
     `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
-    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's; jobs: processes,
-    by default one for each core, if the vocabulary can be opened by another process and the text is not small. If the
-    process is killed, the next call with the same arguments goes on where it was.
+    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
+    for large text and a vocabulary that another process can open; a script that asks for several needs the guard
+    `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
+    goes on where it was.
 
     Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
     DatastoreLocked, DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
@@ -120,7 +121,7 @@ def build_datastore(
     given = [str(Path(path).expanduser().absolute()) for path in paths]
     noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
     path, identity = datastore_path(name), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    jobs, files = jobs or os.cpu_count() or 1, files or Files()
+    files = files or Files()
     made = plan(noted, (memory or default_memory()) // jobs, identity, jobs)
     with writing(path, vocabulary.hash, files) as directory:
         if not replace and (directory / MANIFEST).exists():

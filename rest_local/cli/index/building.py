@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,7 +120,7 @@ def _build(name: str, model: Path, recipe: Mapping[str, Any], means: Means, repl
                 progress=progress,
                 replace=replace,
                 memory=means.memory,
-                jobs=means.jobs,
+                jobs=means.jobs or os.cpu_count() or 1,
             )
     _report(built, time.perf_counter() - began, as_json)
 
