@@ -26,6 +26,7 @@ import numpy.typing as npt
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import draft
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.retrieval import tokenize_documents
 from rest_local.retrieval.build import build
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
@@ -111,7 +112,7 @@ def _text(tokens: int, random: np.random.Generator, model: str | None) -> tuple[
         identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
         parts, total = [], 0
         for part in _forever(random):
-            ids = vocabulary.tokenize(part)
+            (_, ids, _), *_ = tokenize_documents([("", part)], vocabulary.tokenize, 1)
             parts.append(ids)
             total += len(ids)
             if total >= tokens:

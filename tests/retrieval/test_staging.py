@@ -21,12 +21,13 @@ import pytest
 from test_build import Counting
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreUnwritable, OptionError
-from rest_local.retrieval import Datastore, build_datastore, indexing, shards, workers
+from rest_local.retrieval import Datastore, build_datastore, shards, walking, workers
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MAX_SEGMENT, VocabularyId
-from rest_local.retrieval.indexing import recipe_of
 from rest_local.retrieval.shards import FIXED_MEMORY, Plan, plan, segment_tokens
+from rest_local.retrieval.sources.walk import Walk
 from rest_local.retrieval.staging import build_shard, finished
+from rest_local.retrieval.walking import recipe_of_walk
 
 MEMORY = 1 << 30
 
@@ -72,7 +73,7 @@ IDENTITY = VocabularyId(Bytes.hash, Bytes.size, Bytes.name)
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """60 files of 2 to 8 KB, in shards of some 16 KB."""
     monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
-    monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
+    monkeypatch.setattr(walking, "SMALL_TEXT", 0)
     folder = tmp_path / "source"
     folder.mkdir()
     numbers = random.Random(5)
@@ -84,7 +85,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def recipe(*paths: Path) -> dict[str, object]:
-    return recipe_of([str(path) for path in paths])
+    return recipe_of_walk(Walk(tuple(map(str, paths))))
 
 
 def content(path: Path) -> dict[str, str]:
@@ -347,8 +348,8 @@ sys.path[:0] = sys.argv[4:]
 from pathlib import Path
 import test_staging
 from test_build import Counting
-from rest_local.retrieval import build_datastore, indexing, shards
-shards.LEAST_SHARD, indexing.SMALL_TEXT = 1 << 14, 0
+from rest_local.retrieval import build_datastore, shards, walking
+shards.LEAST_SHARD, walking.SMALL_TEXT = 1 << 14, 0
 
 def die(step, name):
     if step == int(sys.argv[3]):
