@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.corpus import walk
-from rest_local.retrieval.indexing import tokenize_documents
 from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.tokenizing import tokenize_documents
 
 EDITED = 0.02  # share of the tokens of a repeated file that are replaced
 
@@ -29,7 +29,7 @@ def sources(vocabulary: Vocabulary) -> list[Int32Array]:
     core."""
     paths = sysconfig.get_paths()
     texts = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
-    return [tokens for _, tokens in tokenize_documents(texts, vocabulary.tokenize) if len(tokens)]
+    return [document.tokens for document in tokenize_documents(texts, vocabulary) if len(document.tokens)]
 
 
 def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import find, read_manifest
-from rest_local.retrieval.indexing import DocumentTokenizer, recipe_of, tokenize_documents
+from rest_local.retrieval.indexing import recipe_of
 from rest_local.retrieval.masking import Entries, live_states, live_states_below, unstated, without
 from rest_local.retrieval.merging import merge
 from rest_local.retrieval.rereading import WALKED, Rereading, is_walk, present, resolved, roots_of, united
@@ -41,6 +41,7 @@ from rest_local.retrieval.sources.git_source import Git
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
 from rest_local.retrieval.sources.source import Render, Source
 from rest_local.retrieval.staged import Staged, is_there, staging
+from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
 
 log = logging.getLogger("rest_local.datastore")
 
@@ -305,7 +306,7 @@ def _collected(
 
 
 def _tokenized(walk: Rereading, texts: Iterator[Text], given: _Given) -> Iterator[Document]:
-    for document in tokenize_documents(walk.new_texts(texts), given.vocabulary.tokenize):
+    for document in tokenize_documents(walk.new_texts(texts), given.vocabulary):
         given.progress("tokenized", len(document.tokens))
         walk.tokens += len(document.tokens)
         yield document
