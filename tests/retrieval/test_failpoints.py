@@ -6,10 +6,10 @@ The steps have names, see `failpoints`. Imports and repairs have tests of their 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -122,10 +122,8 @@ def test_a_disk_that_fails_for_good_leaves_a_whole_commit(folder: Folder, how: s
     commits, counted = commits_of(folder, how)
     for step in range(1, counted.steps + 1):
         again, files = copied(folder, "again"), Named(fail_at(step, errno.EIO, for_good=True))
-        try:
+        with contextlib.suppress(DatastoreUnwritable):
             change(again, how, files)
-        except DatastoreUnwritable as error:
-            assert "EIO" in str(error)
         assert commit_of(again.path) == commits[files.renamed], files.trace[step - 1]
         finish(again, how, commits[-1])
         shutil.rmtree(again.path)
