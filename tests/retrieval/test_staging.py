@@ -146,9 +146,12 @@ def test_a_build_over_processes_is_committed_and_leaves_no_staging(source: Path,
     with Datastore.open(built.path) as store:
         store.check()
         assert sorted(store.document_names()) == sorted(map(str, source.iterdir()))
-        states = {state.name: state for state in store.file_states()} if hasattr(store, "file_states") else {}
-    for name, state in states.items():
-        assert state.sha256 == hashlib.sha256(Path(name).read_bytes()).digest()
+        documents = [document for index in range(2) for document in store.documents(index)]
+    for document in documents:
+        (state,) = document.states
+        read = Path(document.name).read_bytes()
+        assert (state.name, state.size, state.sha256) == (document.name, len(read), hashlib.sha256(read).digest())
+        assert bytes(document.tokens.astype(np.uint8)) == read
     again = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=2)
     assert [segment.name for segment in again.manifest.segments] == [s.name for s in built.manifest.segments]
 
@@ -172,6 +175,47 @@ def test_dense_text_gives_more_segments_not_larger_ones(source: Path, tmp_path: 
     assert len(entries) > 2
     assert max(entry.tokens for entry in entries) <= 50_000
     assert sum(entry.documents for entry in entries) == len(shard) == 60
+
+
+_MEASURED = """
+import sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+import pydivsufsort, numpy
+import test_staging
+from rest_local.retrieval import build_datastore, staging
+
+def status(key):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
+
+vocabulary = test_staging.Bytes()
+warm = Path(sys.argv[2]) / "warm.py"
+build_datastore(sys.argv[1] + "-warm", [warm], vocabulary=vocabulary, jobs=1)
+before = status("VmRSS")
+memory = staging.FIXED_MEMORY + staging.SORTED_MEMORY[2] * (4 << 20)
+built = build_datastore(sys.argv[1], [sys.argv[2]], vocabulary=vocabulary, jobs=1, memory=memory)
+print(len(built.manifest.segments), max(segment.tokens for segment in built.manifest.segments))
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_build_needs_no_more_memory_than_a_segment_takes(tmp_path: Path) -> None:
+    """12 M tokens in segments of 4 M: sorting all at once would take three times as much."""
+    source = tmp_path / "source"
+    source.mkdir()
+    numbers = random.Random(1)
+    words = ["".join(numbers.choices("abcdefgh", k=7)) for _ in range(5000)]
+    for number in range(24):
+        (source / f"{number}.py").write_text("\n".join(" ".join(numbers.choices(words, k=8)) for _ in range(8192)))
+    (source / "warm.py").write_text("warm\n")
+    here = Path(__file__).parent
+    arguments = [str(tmp_path / "store"), str(source), str(here), str(here.parents[1])]
+    done = subprocess.run([sys.executable, "-c", _MEASURED, *arguments], capture_output=True, text=True, check=True)
+    segments, largest, peak = map(int, done.stdout.split())
+    assert segments >= 3
+    assert largest <= 4 << 20
+    assert peak < staging.SORTED_MEMORY[2] * (4 << 20) + (40 << 20)  # and a batch of text
 
 
 def test_memory_decides_the_size_of_a_segment() -> None:
