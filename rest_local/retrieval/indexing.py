@@ -18,16 +18,19 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rest_local.cluster import connected
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
 from rest_local.retrieval.build import build, check_ours, commit
+from rest_local.retrieval.cluster import Cluster
 from rest_local.retrieval.corpus import MAX_FILE_SIZE, measure, walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import (
@@ -103,6 +106,7 @@ def build_datastore(
     replace: bool = True,
     memory: int | None = None,
     jobs: int | None = None,
+    cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
@@ -111,44 +115,57 @@ def build_datastore(
     `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
     paths and filters. memory: bytes of all processes together, by default a quarter of the machine's; jobs: processes,
     by default one for each core, if the vocabulary can be opened by another process and the text is not small. If the
-    process is killed, the next call with the same arguments goes on where it was.
+    process is killed, the next call with the same arguments goes on where it was. cluster: tasks of a Ray cluster build
+    instead of processes; each gets `memory` divided by `jobs`, so that it builds what a local build does.
 
     Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
-    DatastoreLocked, DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
+    DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
+    intact.
     """
     given = [str(Path(path).expanduser().absolute()) for path in paths]
     noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
     path, identity = datastore_path(name), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     jobs, files = jobs or os.cpu_count() or 1, files or Files()
-    made = plan(noted, (memory or default_memory()) // jobs, identity, jobs)
-    with writing(path, vocabulary.hash, files) as directory:
-        if not replace and (directory / MANIFEST).exists():
-            raise DatastoreExists(path, vocabulary.name)
-        check_ours(directory)
-        with staged(directory, made, files) as (staging, made):
-            shards = _build_shards(made, staging, vocabulary, jobs, progress, files)
-            skipped = joined([made.skipped, *(shard.skipped for shard in shards)])
-            segments = tuple(segment for shard in shards for segment in shard.segments)
-            if not segments:
+    share = (memory or default_memory()) // jobs
+    with connected(cluster.address) if cluster else nullcontext():
+        made = plan(noted, share, identity, cluster.slots(share) if cluster else jobs)
+        with writing(path, vocabulary.hash, files) as directory:
+            if not replace and (directory / MANIFEST).exists():
+                raise DatastoreExists(path, vocabulary.name)
+            check_ours(directory)
+            with staged(directory, made, files) as (staging, made):
+                shards = _build_shards(made, staging, vocabulary, jobs, cluster, progress, files)
+                skipped = joined([made.skipped, *(shard.skipped for shard in shards)])
+                segments = tuple(segment for shard in shards for segment in shard.segments)
+                if not segments:
+                    remove_staging(staging, files)
+                    raise CorpusEmpty(", ".join(map(str, paths)), skipped.summary())
+                with moved(staging, directory, segments, files):
+                    noted.update(recipe or {})
+                    manifest = commit(directory, (), vocabulary=identity, recipe=noted, keep=segments, files=files)
                 remove_staging(staging, files)
-                raise CorpusEmpty(", ".join(map(str, paths)), skipped.summary())
-            with moved(staging, directory, segments, files):
-                noted.update(recipe or {})
-                manifest = commit(directory, (), vocabulary=identity, recipe=noted, keep=segments, files=files)
-            remove_staging(staging, files)
     return Built(path, manifest, skipped)
 
 
 def _build_shards(
-    made: Plan, staging: Path, vocabulary: DocumentTokenizer, jobs: int, progress: Progress | None, files: Files
+    made: Plan,
+    staging: Path,
+    vocabulary: DocumentTokenizer,
+    jobs: int,
+    cluster: Cluster | None,
+    progress: Progress | None,
+    files: Files,
 ) -> list[Shard]:
-    """Build the shards of a plan that are not done, in this process or in several."""
+    """Build the shards of a plan that are not done, on a cluster, in this process or in several."""
     numbers = range(len(made.shards))
     left = [number for number in numbers if not finished(made, number, staging, check=True)]
     if progress:
         progress("read", made.bytes - sum(map(made.shard_bytes, left)))
     opener = opener_of(vocabulary)
-    if jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
+    if cluster:
+        with unwritable(staging.parent):
+            cluster.build_shards(made, left, staging, vocabulary, progress, files)
+    elif jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
         build_shards(made, left, staging, opener, jobs, progress, files)
     else:
         for number in left:

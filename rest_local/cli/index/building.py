@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import building, completion
+from rest_local.cli import building, completion, messages
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
 from rest_local.cli.options import json_option
-from rest_local.cli.sizes import jobs_option, memory_option
+from rest_local.cli.sizes import jobs_option, memory_option, ray_option
+from rest_local.cli.streams import without_messages_of_ray
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.cluster import Cluster
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.indexing import Built
 
 
 class Means(NamedTuple):
-    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes, None: one a core."""
+    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes, None: one a core; ray:
+    the address of a cluster, None: this machine.
+    """
 
     memory: int | None
     jobs: int | None
+    ray: str | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        if self.ray is None:
+            return None
+        from rest_local.retrieval.cluster import Cluster
+
+        return Cluster(self.ray, warn=messages.warn)
 
 
 @index.command()
@@ -58,6 +72,7 @@ class Means(NamedTuple):
 )
 @memory_option
 @jobs_option
+@ray_option
 @replace_option
 @json_option
 def build(
@@ -70,6 +85,7 @@ def build(
     max_file_size: int,
     memory: int | None,
     jobs: int | None,
+    ray: str | None,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -81,7 +97,7 @@ def build(
     from rest_local.retrieval.indexing import recipe_of
 
     recipe = recipe_of(paths, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    _build(name, common.model_path(model), recipe, Means(memory, jobs), replace, as_json)
+    _build(name, common.model_path(model), recipe, Means(memory, jobs, ray), replace, as_json)
 
 
 @index.command()
@@ -89,9 +105,18 @@ def build(
 @model_option
 @memory_option
 @jobs_option
+@ray_option
 @replace_option
 @json_option
-def rebuild(name: str, model: str | None, memory: int | None, jobs: int | None, replace: bool, as_json: bool) -> None:
+def rebuild(
+    name: str,
+    model: str | None,
+    memory: int | None,
+    jobs: int | None,
+    ray: str | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
     """Index the files that a datastore was built from again, for one model's vocabulary.
 
     So a datastore gets an index for another model, or the present text.
@@ -99,7 +124,8 @@ def rebuild(name: str, model: str | None, memory: int | None, jobs: int | None, 
     from rest_local.retrieval.home import datastore_path
     from rest_local.retrieval.indexing import recorded_recipe
 
-    _build(name, common.model_path(model), recorded_recipe(datastore_path(name)), Means(memory, jobs), replace, as_json)
+    recipe = recorded_recipe(datastore_path(name))
+    _build(name, common.model_path(model), recipe, Means(memory, jobs, ray), replace, as_json)
 
 
 def _build(name: str, model: Path, recipe: Mapping[str, Any], means: Means, replace: bool, as_json: bool) -> None:
@@ -110,7 +136,11 @@ def _build(name: str, model: Path, recipe: Mapping[str, Any], means: Means, repl
     with common.open_vocabulary(model) as vocabulary:
         replace = replace or _may_replace(name, vocabulary)
         began = time.perf_counter()
-        with building.progress(as_json, lambda: measure(**recipe)[1]) as progress:
+        cluster = means.cluster
+        with (
+            without_messages_of_ray() if cluster else nullcontext(),
+            building.progress(as_json, lambda: measure(**recipe)[1]) as progress,
+        ):
             built = build_datastore(
                 name,
                 **recipe,
@@ -120,6 +150,7 @@ def _build(name: str, model: Path, recipe: Mapping[str, Any], means: Means, repl
                 replace=replace,
                 memory=means.memory,
                 jobs=means.jobs,
+                cluster=cluster,
             )
     _report(built, time.perf_counter() - began, as_json)
 
