@@ -74,7 +74,7 @@ class _Segment:
     def __init__(self, entry: SegmentEntry, kinds: list[str], directory: Path, files: Files) -> None:
         self.entry, self._directory, self._files = entry, directory, files
         self._new = secrets.token_hex(8)
-        self._left = kinds
+        self._left = list(kinds)
         self._begin()
 
     def add(self, data: Any) -> bool:
