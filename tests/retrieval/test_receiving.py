@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ def received(made: Plan, directory: Path, files: Files | None = None) -> Receivi
     return Receiving(made, 0, directory, files or Files(), lambda what, amount: None)
 
 
+def take(receiving: Receiving, given: Iterable[Message]) -> None:
+    for message in given:
+        receiving.take(message)
+
+
 def left(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if ".new-" in path.name]
 
@@ -72,15 +77,13 @@ def test_a_task_that_ends_early_leaves_nothing_that_counts(made: Plan, tmp_path:
         seen = Counter[str]()
         receiving = received(made, directory)
         receiving._report = lambda what, amount, seen=seen: seen.update({what: amount})  # type: ignore[misc]
-        for message in given[:count]:
-            receiving.take(message)
+        take(receiving, given[:count])
         receiving.drop()
         assert finished(made, 0, directory) is None
         assert left(directory) == []
         assert content(directory).items() <= whole.items()
         assert set(seen.values()) <= {0}  # what was reported is taken back
-        for message in given:  # the shard is built again, with the same object
-            receiving.take(message)
+        take(receiving, given)  # the shard is built again, with the same object
         assert content(directory) == whole
         assert set(seen.values()) != {0}
 
@@ -93,20 +96,18 @@ def test_data_that_was_damaged_on_its_way_is_refused(made: Plan, tmp_path: Path,
     damaged[len(damaged) // 2] ^= 1
     receiving = received(made, tmp_path / "ray")
     with pytest.raises(DatastoreError, match="damaged on its way from the node that built it"):
-        for message in given:
-            receiving.take(("data", damaged) if message is parts[number] else message)
+        take(receiving, (("data", damaged) if message is parts[number] else message for message in given))
     receiving.drop()
     assert finished(made, 0, tmp_path / "ray") is None
     assert left(tmp_path / "ray") == []
 
 
 def test_a_segment_under_a_wrong_name_is_refused(made: Plan, tmp_path: Path) -> None:
-    receiving = received(made, tmp_path / "ray")
+    receiving, given = received(made, tmp_path / "ray"), list(messages(made))
+    first = next(number for number, message in enumerate(given) if message[0] == "segment")
+    given[first] = ("segment", {**given[first][1], "name": "0" * 16}, given[first][2])
     with pytest.raises(DatastoreError, match="its name is not that of its content"):
-        for message in messages(made):
-            if message[0] == "segment":
-                message = ("segment", {**message[1], "name": "0" * 16}, message[2])
-            receiving.take(message)
+        take(receiving, given)
     receiving.drop()
     assert list((tmp_path / "ray").iterdir()) == []
 
@@ -115,9 +116,7 @@ def test_a_disk_that_fails_at_every_operation(made: Plan, tmp_path: Path) -> Non
     given = list(messages(made))
     counting = Counting(lambda step, name: None)
     receiving = received(made, tmp_path / "counted", counting)
-    for message in given:
-        receiving.take(message)
-
+    take(receiving, given)
     for wrong in range(1, counting.steps + 1):
         directory = tmp_path / str(wrong)
 
@@ -127,8 +126,7 @@ def test_a_disk_that_fails_at_every_operation(made: Plan, tmp_path: Path) -> Non
 
         receiving = received(made, directory, Counting(fail))
         with pytest.raises(OSError, match="No space left"):
-            for message in given:
-                receiving.take(message)
+            take(receiving, given)
         receiving.drop()
         done = finished(made, 0, directory, check=True)
         assert done is None or content(directory) == content(tmp_path / "counted")

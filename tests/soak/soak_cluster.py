@@ -118,6 +118,7 @@ def test_builds_killed_at_random(tmp_path: Path) -> None:
                 warned += _built(process)
                 killed[kind] += not (control / "die-1").exists()
                 (control / "die-1").unlink(missing_ok=True)
+            print(f"killed {dict(killed)}", flush=True)
             if process.returncode == 0:
                 assert _segments(store) == right
                 assert not list(store.glob("staging-*"))
