@@ -40,6 +40,7 @@ from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLo
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry
 from rest_local.retrieval.receiving import Receiving
+from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.shipping import shipped_texts
 from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.staging import Plan, grow, segment_name, skipped_to_dict
@@ -52,8 +53,12 @@ WAITING = 4
 """Messages of a task that wait for the driver; then the task waits."""
 TRIES = 3
 REPORT_S = 0.5
+SAMPLE = "def f(x, y=12345):\n\t# it's \u00e9\u4f60\U0001f600  \r\n    return x['a'] != 0.5e-7 and not (y)\n" * 3
+"""A text that shows whether a node tokenizes as the driver does: its library may have another version."""
 
 Message = tuple[Any, ...]
+Shipped = tuple[Opener, Int32Array]
+"""How a node opens the vocabulary, and the tokens of SAMPLE."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class _Tasks:
         import ray
 
         self._ray, self._plan, self._cluster = ray, plan, cluster
-        self._opener = ray.put(_shipped(vocabulary))
+        self._opener = ray.put((_shipped(vocabulary), vocabulary.tokenize(SAMPLE)))
         self._node = ray.get_runtime_context().get_node_id()
         self._remote: Any = ray.remote(_shard).options(
             num_cpus=1,
@@ -145,7 +150,7 @@ class _Tasks:
 
     def start(self, number: int) -> Any:
         part = replace(self._plan, shards=(self._plan.shards[number],), skipped=Skipped())
-        return self._remote.remote(part, self._opener, self._node if self._cluster.ship else "", self._node)
+        return self._remote.remote(part, self._opener, self._cluster.ship, self._node)
 
     def ready(self, tasks: list[Any]) -> Any:
         """One that has a message, or has ended."""
@@ -175,7 +180,7 @@ class _Tasks:
         return message
 
     def lost(self, receiving: Receiving, losses: Counter[int]) -> None:
-        """Raises ClusterFailed if a shard was lost too often."""
+        """Warn. Raises ClusterFailed if a shard was lost too often."""
         losses[receiving.number] += 1
         if losses[receiving.number] == TRIES:
             what = f"{TRIES} processes ended while they built shard {receiving.number + 1}, which begins with "
@@ -197,7 +202,7 @@ def _shipped(vocabulary: DocumentTokenizer) -> Opener:
     return opener
 
 
-def _shard(part: Plan, opener: Opener, ship: str, driver: str) -> Iterator[Message]:
+def _shard(part: Plan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator[Message]:
     """A task: the messages about the only shard of a plan, until ("end", what was skipped) or ("failed", why).
 
     ("on", host, version); ("progress", {what: amount}); ("segment", entry, kinds of its files); ("data", uint8 [n]),
@@ -205,7 +210,7 @@ def _shard(part: Plan, opener: Opener, ship: str, driver: str) -> Iterator[Messa
     """
     yield "on", socket.gethostname(), __version__
     messages: Queue[Message] = Queue(1)
-    threading.Thread(target=_work, args=(part, opener, bool(ship), driver, messages), daemon=True).start()
+    threading.Thread(target=_work, args=(part, vocabulary, ship, driver, messages), daemon=True).start()
     while True:
         message = messages.get()
         yield message
@@ -213,11 +218,11 @@ def _shard(part: Plan, opener: Opener, ship: str, driver: str) -> Iterator[Messa
             return
 
 
-def _work(part: Plan, opener: Opener, ship: bool, driver: str, messages: Queue[Message]) -> None:
+def _work(part: Plan, vocabulary: Shipped, ship: bool, driver: str, messages: Queue[Message]) -> None:
     """The thread that builds."""
     report, skipped = _Report(messages), Skipped()
     try:
-        tokenizer = _tokenizer(opener, part.vocabulary.hash)
+        tokenizer = _tokenizer(part.vocabulary.hash, *vocabulary)
         texts = shipped_texts(part, driver, skipped, report) if ship or not _is_here(part) else None
         for growing in grow(part, 0, tokenizer, skipped, report, texts, workers=1):
             content = growing.content()
@@ -276,7 +281,11 @@ _opened: dict[str, DocumentTokenizer] = {}  # by hash: Ray uses a process for se
 _open = ExitStack()  # until the process ends
 
 
-def _tokenizer(opener: Opener, wanted: str) -> DocumentTokenizer:
+def _tokenizer(wanted: str, opener: Opener, sample: Int32Array) -> DocumentTokenizer:
+    """Raises ClusterFailed if this machine tokenizes in another way."""
     if wanted not in _opened:
-        _opened[wanted] = _open.enter_context(opener())
+        tokenizer = _open.enter_context(opener())
+        if not np.array_equal(tokenizer.tokenize(SAMPLE), sample):
+            raise ClusterFailed("tokenizes in another way than the driver; install the same llama-cpp-python")
+        _opened[wanted] = tokenizer
     return _opened[wanted]

@@ -15,7 +15,7 @@ from test_staging import IDENTITY, MEMORY, Bytes, content, opened, recipe, sourc
 
 from rest_local.errors import DatastoreError
 from rest_local.retrieval import cluster
-from rest_local.retrieval.cluster import _shard
+from rest_local.retrieval.cluster import SAMPLE, _shard
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.receiving import Receiving
 from rest_local.retrieval.staging import Plan, build_shard, finished, plan
@@ -33,7 +33,7 @@ def made(source: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 def messages(made: Plan) -> Iterator[Message]:
-    return _shard(made, opened, "", "")  # type: ignore[arg-type]
+    return _shard(made, (opened, Bytes().tokenize(SAMPLE)), False, "")  # type: ignore[arg-type]
 
 
 def received(made: Plan, directory: Path, files: Files | None = None) -> Receiving:
@@ -147,4 +147,11 @@ def test_a_vocabulary_that_does_not_open_is_an_error_of_its_node(made: Plan) -> 
         yield
 
     other = replace(made, vocabulary=replace(made.vocabulary, hash="fe" * 32))
-    assert list(_shard(other, missing, "", ""))[-1] == ("failed", "no such file")  # type: ignore[arg-type]
+    (*_, last) = _shard(other, (missing, Bytes().tokenize(SAMPLE)), False, "")  # type: ignore[arg-type]
+    assert last == ("failed", "no such file")
+
+
+def test_a_node_that_tokenizes_in_another_way_is_refused(made: Plan) -> None:
+    other = replace(made, vocabulary=replace(made.vocabulary, hash="fd" * 32))
+    (*_, last) = _shard(other, (opened, Bytes().tokenize(SAMPLE)[1:]), False, "")  # type: ignore[arg-type]
+    assert last == ("failed", "tokenizes in another way than the driver; install the same llama-cpp-python")

@@ -80,12 +80,13 @@ def test_builds_killed_at_random(tmp_path: Path) -> None:
     """The bytes of a local build, whatever was killed, and the commit of before until then."""
     source, store, control = _source(tmp_path / "source"), tmp_path / "store", tmp_path / "control"
     control.mkdir()
+    (control / "shards").write_text("6")
     moments, killed, resumed, warned = random.Random(2), Counter[str](), 0, 0
     with RayNodes() as nodes:
 
         def started(where: Path, *more: str) -> subprocess.Popen[str]:
             script = [sys.executable, ray_build.__file__, str(control), str(1 << 18)]
-            given = ["-o", str(where), "--memory", "1200M", "--jobs", "2", "--json", "--replace", *more]
+            given = ["-o", str(where), "--memory", "3600M", "--jobs", "6", "--json", "--replace", *more]
             pipe = subprocess.PIPE
             return subprocess.Popen([*script, *given], stdout=pipe, stderr=pipe, env=nodes.environment, text=True)
 

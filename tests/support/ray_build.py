@@ -8,6 +8,7 @@ LEAST: bytes of the smallest shard. Files in the folder CONTROL:
     die-*   the task that removes one ends its process
     change  the path of a file to which a line is added after the plan was made
     ship    no task reads files where it is
+    shards  how many tasks there is said to be room for, and so into how many shards the files are divided
 
 The vocabulary's classes are part of the main module, so Ray sends them to nodes that do not have this file.
 """
@@ -84,6 +85,8 @@ def _main(control: Path, least: int, arguments: list[str]) -> None:
             file.write("changed = 1\n")
         build_shards(replace(self, ship=(control / "ship").exists()), *given)
 
+    if (control / "shards").exists():
+        Cluster.slots = lambda self, memory: int((control / "shards").read_text())  # type: ignore[method-assign]
     staging.LEAST_SHARD = least
     common.open_vocabulary, common.model_path = vocabulary, lambda model: Path("bytes")  # type: ignore[assignment]
     Cluster.build_shards = changed  # type: ignore[method-assign]
