@@ -337,9 +337,7 @@ class Datastore:
         size = self.manifest.vocabulary.size
         dead = _intervals(self._documents[-1], entry.dead)
         sample = Sample(data["sample"], entry.tokens) if "sample" in data else None
-        segment = Segment(
-            data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead, sample=sample
-        )
+        segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead, sample=sample)
         self.segments.append(segment)
         if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # it keeps every match inside the text
             raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")

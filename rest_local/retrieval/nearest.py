@@ -39,6 +39,19 @@ class Nearest(NamedTuple):
     match: Match
     owners: Numbers
 
+    def joined(self, other: Nearest) -> Nearest:
+        """These entries, then the others."""
+        return Nearest(
+            np.concatenate([self.entries, other.entries]),
+            np.concatenate([self.windows, other.windows]),
+            np.concatenate([self.match, other.match]),
+            np.concatenate([self.owners, other.owners]),
+        )
+
+    def only(self, numbers: Numbers) -> Nearest:
+        """The entries of these numbers, in their order."""
+        return Nearest(self.entries[numbers], self.windows[numbers], self.match[numbers], self.owners[numbers])
+
 
 def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit: int, depth: int) -> Rows:
     """As `Segment.rows`, over several (start in the text, segment) of one vocabulary. Among equal matches the earlier
@@ -164,14 +177,14 @@ class _Wider:
                 worst = 0
         count = -(-_share(self._limit, len(self._segments)) // 2)
         while wider := [side for side in sides if side.better(worst)]:
-            found = Nearest(*map(np.concatenate, zip(found, self._read(wider, count), strict=True)))
+            found = found.joined(self._read(wider, count))
             if len(found.match) >= self._limit:
                 worst = int(np.sort(found.match)[-self._limit])
             count = min(2 * count, MOST >> 3)
         rank = found.owners - found.match.astype(np.intp) * len(self._segments)
         best = rank.argsort(kind="stable")[: self._limit]
         best = best[: np.count_nonzero(found.match[best])]
-        return Nearest(*(part[best] for part in found))
+        return found.only(best)
 
     def _middle(self, number: int) -> list[_Side]:
         """Where more than `limit` entries of a segment agree with all of the key: two sides of the middle of them."""

@@ -43,11 +43,9 @@ def sample_size(entries: int) -> int:
 def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int) -> bytes:
     """The sample of an order. tokens: the stored text. 1 us a key."""
     first = MAX_DEPTH * width
-    window = np.ndarray(
-        (len(tokens) - first - KEY) // width + 1, f"V{KEY}", tokens, first, (width,)
-    )
+    window = np.ndarray((len(tokens) - first - KEY) // width + 1, f"V{KEY}", tokens, first, (width,))
     keys = window[order[::STEP]]
-    return keys[::BLOCK].tobytes() + keys.tobytes()
+    return b"".join((keys[::BLOCK].tobytes(), keys.tobytes()))
 
 
 Key = npt.NDArray[np.bytes_]  # of no dimension

@@ -164,7 +164,9 @@ def test_merge_keeps_the_longest_matches():
     assert Rows.merge([], 4, 2).continuations.shape == (0, 2)
 
 
-def without_some(documents: list[list[int]], dead: list[bool], vocab_size: int, sampled: bool) -> tuple[Segment, set[int]]:
+def without_some(
+    documents: list[list[int]], dead: list[bool], vocab_size: int, sampled: bool
+) -> tuple[Segment, set[int]]:
     """A segment whose dead documents are masked, and the positions of rows in the others."""
     whole = Segment.of(map(array, documents), vocab_size)
     bounds = np.cumsum([0, *(len(document) + 1 for document in documents)])
@@ -186,9 +188,7 @@ DEAD = st.lists(st.booleans(), min_size=6, max_size=6)
 
 
 @settings(max_examples=150)
-@given(
-    corpora(NARROW), DEAD, st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.booleans()
-)
+@given(corpora(NARROW), DEAD, st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.booleans())
 @example([[1] * 30, [1] * 30], [True] + [False] * 5, [1] * 40, 5, False)
 @example([[1] * 30, [1] * 30], [False, True] + [False] * 4, [1, 1], 9, True)
 def test_rows_are_those_of_the_documents_that_are_not_dead(documents, dead, context, limit, sampled):
