@@ -8,11 +8,13 @@ matches longer than the worst row so far can have better ones, and more of it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_local.retrieval.cold import SLOW_NS, read_ahead
 from rest_local.retrieval.rows import MAX_MATCH, Context, Rows, backwards, check_shape
 from rest_local.retrieval.sample import beginning
 
@@ -85,8 +87,11 @@ def nearest(
     share, sought, size = _share(limit, len(segments)), beginning(key), len(key)
     reads, ends, total = [], [], 0
     open_ends: list[tuple[int, int, int, int]] = []  # segment, side, entry of the order, number of the entry read
+    began = perf_counter_ns()
     for number, segment in enumerate(segments):
         at = segment.place(key, sought) if places is None else places[number]
+        if not number and perf_counter_ns() - began > SLOW_NS:
+            read_ahead(segments, key, share, depth)
         low = at - share if at > share else 0
         read = segment.read(low, at + share, depth, size)
         if low:
