@@ -84,38 +84,48 @@ def nearest(
     depth: continuation tokens in the windows. places: of the key in each segment, where they are known. Raises
     IndexError for an entry outside the text.
     """
-    share, sought, size = _share(limit, len(segments)), beginning(key), len(key)
-    reads, ends, total = [], [], 0
-    open_ends: list[tuple[int, int, int, int]] = []  # segment, side, entry of the order, number of the entry read
-    began = perf_counter_ns()
-    for number, segment in enumerate(segments):
-        at = segment.place(key, sought) if places is None else places[number]
-        if not number and perf_counter_ns() - began > SLOW_NS:
-            read_ahead(segments, key, share, depth)
-        low = at - share if at > share else 0
-        read = segment.read(low, at + share, depth, size)
-        if low:
-            open_ends.append((number, 0, low, total))
-        total += len(read[0])
-        if at + share < segment.entries:
-            open_ends.append((number, 1, at + share, total - 1))
-        reads.append(read)
-        ends.append(total)
+    reads, ends, sides, cold = _around_places(segments, key, limit, depth, places)
     entries, windows = map(np.concatenate, zip(*reads, strict=True)) if len(reads) > 1 else reads[0]
     match = matches(windows, key, segments[0].width)
-    outermost = match[[end[3] for end in open_ends]] if open_ends else match[:0]
+    outermost = match[[side[3] for side in sides]] if sides else match[:0]
     masked = _without_dead(segments, entries, match, ends)
     best = (-masked).argsort(kind="stable")[:limit]
     worst = masked[best[-1]] if len(best) == limit else 0
     longest = outermost.max(initial=0)
-    if longest > worst or longest * segments[0].width == size:
-        found = Nearest(entries, windows, masked, np.array(ends).searchsorted(np.arange(total), "right"))
-        sides = [_Side(segments[number], number, side, edge, int(match[at])) for number, side, edge, at in open_ends]
-        return _Wider(segments, key, limit, depth).search(found, sides, int(worst))
+    if longest > worst or longest * segments[0].width == len(key):
+        found = Nearest(entries, windows, masked, np.array(ends).searchsorted(np.arange(len(match)), "right"))
+        more = [_Side(segments[number], number, side, edge, int(match[at])) for number, side, edge, at in sides]
+        return _Wider(segments, key, limit, depth, cold).search(found, more, int(worst))
     if not worst:
         best = best[: np.count_nonzero(masked[best])]
     owners = np.array(ends).searchsorted(best, "right") if len(segments) > 1 else best
     return Nearest(entries[best], windows[best], masked[best], owners)
+
+
+def _around_places(
+    segments: Sequence[Segment], key: bytes, limit: int, depth: int, places: Sequence[int] | None
+) -> tuple[list[tuple[Entries, Windows]], list[int], list[tuple[int, int, int, int]], bool]:
+    """What is read first, and whether it was not in memory: the entries of each segment; the number of entries up to
+    the end of each; the sides on which a segment has more (its number, 0 for low, the edge, the entry next to it).
+    """
+    share, sought, size, cold = _share(limit, len(segments)), beginning(key), len(key), False
+    reads, ends, sides, total = [], [], [], 0
+    began = perf_counter_ns()
+    for number, segment in enumerate(segments):
+        at = segment.place(key, sought) if places is None else places[number]
+        if not number and perf_counter_ns() - began > SLOW_NS:
+            cold, share = True, max(limit // (2 * len(segments)), LEAST)  # a row costs more than to read again
+            read_ahead(segments, key, share, depth)
+        low = at - share if at > share else 0
+        read = segment.read(low, at + share, depth, size)
+        if low:
+            sides.append((number, 0, low, total))
+        total += len(read[0])
+        if at + share < segment.entries:
+            sides.append((number, 1, at + share, total - 1))
+        reads.append(read)
+        ends.append(total)
+    return reads, ends, sides, cold
 
 
 def matches(windows: Windows, key: bytes, width: int) -> Match:
@@ -170,8 +180,8 @@ class _Side:
 class _Wider:
     """A search that reads more and more of those segments that can still have better entries."""
 
-    def __init__(self, segments: Sequence[Segment], key: bytes, limit: int, depth: int) -> None:
-        self._segments, self._key, self._limit, self._depth = segments, key, limit, depth
+    def __init__(self, segments: Sequence[Segment], key: bytes, limit: int, depth: int, cold: bool) -> None:
+        self._segments, self._key, self._limit, self._depth, self._cold = segments, key, limit, depth, cold
         self._width = segments[0].width
 
     def search(self, found: Nearest, sides: list[_Side], worst: int) -> Nearest:
@@ -206,6 +216,9 @@ class _Wider:
         """The next entries of each side."""
         intervals = [side.next(count) for side in sides]
         size = len(self._key)
+        if self._cold:
+            for side, (low, high) in zip(sides, intervals, strict=True):
+                side.segment.advise_text(low, high, self._depth, size)
         reads = [
             side.segment.read(low, high, self._depth, size) for side, (low, high) in zip(sides, intervals, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""A search that reads ahead gives the same rows as any other."""
+"""A search of files that are not in memory reads ahead, and finds what any other search finds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from oracle import assert_right, every_row
 from stores import make
 
 from rest_local.retrieval import Datastore, nearest
@@ -18,17 +19,14 @@ CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 290
 
 @pytest.mark.parametrize("sampled", [1, 1 << 40])
 @pytest.mark.parametrize("cap", [4000, 20_000])
-def test_reading_ahead_changes_no_row(tmp_path, monkeypatch, sampled, cap):
+def test_reading_ahead_finds_the_longest_matches(tmp_path, monkeypatch, sampled, cap):
     monkeypatch.setattr(BUILD, "SAMPLED", sampled)
     path = make(tmp_path / "store", TEXTS, segment_tokens=cap)
     with Datastore.open(path, mmap=True) as store:
         assert ("sample" in store.manifest.segments[0].files) == (sampled == 1)
-        expected = [store.rows(context) for context in CONTEXTS]
         monkeypatch.setattr(nearest, "SLOW_NS", -1)
-        for context, rows in zip(CONTEXTS, expected, strict=True):
-            found = store.rows(context)
-            assert found.positions.tolist() == rows.positions.tolist()
-            assert found.continuations.tolist() == rows.continuations.tolist()
+        for context in CONTEXTS:
+            assert_right(store.rows(context), every_row(list(TEXTS.values()), context, 16), 64)
 
 
 def test_the_pages_of_all_rows_are_asked_for(tmp_path, monkeypatch):
