@@ -13,6 +13,7 @@ import os
 import resource
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -47,7 +48,7 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Choice:
-    """tokens: of the text; segments: measure the same text in about so many segments, too; datastore: measure this one,
+    """tokens: of the text; segments: measure the same text in so many segments, too; datastore: measure this one,
     and build none; model: whose vocabulary; cold: with the files dropped from the page cache before each lookup;
     against: compare with REST's retrieval.
     """
@@ -87,8 +88,7 @@ def measure(choice: Choice) -> dict[str, Any]:
         report["build_s"] = round(time.perf_counter() - began, 1)
         if choice.segments > 1:
             parts = Path(directory) / "parts"
-            length = sum(len(document) + 1 for document in stored)
-            _build(parts, stored, vocabulary, length // choice.segments + max(map(len, stored)) // 2)
+            _build(parts, stored, vocabulary, _cap(stored, choice.segments))
             report["parts"] = _compare_segments(one, parts, choice, random)
         if choice.against:
             report["rest"] = _against_rest(one, stored, held_out, vocabulary.size, random)
@@ -116,6 +116,21 @@ def _text(choice: Choice, random: np.random.Generator) -> tuple[list[Int32Array]
 def _build(path: Path, documents: Iterable[Int32Array], vocabulary: VocabularyId, segment_tokens: int) -> None:
     named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(documents))
     build(path, named, vocabulary=vocabulary, recipe={}, segment_tokens=segment_tokens)
+
+
+def _cap(documents: Sequence[Int32Array], segments: int) -> int:
+    """The least size of segments with which documents need no more than so many."""
+    sizes = [len(document) + 1 for document in documents]
+
+    def needed(cap: int) -> int:
+        count, total = 1, 0
+        for size in sizes:
+            total += size
+            if total > cap:
+                count, total = count + 1, size
+        return count
+
+    return bisect_left(range(sum(sizes)), True, lo=max(sizes), key=lambda cap: needed(cap) <= segments)
 
 
 def _measure_store(path: Path, choice: Choice, random: np.random.Generator) -> dict[str, Any]:

@@ -37,9 +37,7 @@ def test_every_figure_is_reported(capsys, few):
     assert result["bytes_per_token"] == pytest.approx(6, abs=0.3)
     for figure in ("lookup_us", "first_lookup_us", "flushed_lookup_us", "rows_us", "draft_us"):
         assert {"p50", "p99"} <= set(result[figure])
-    one, several = result["parts"]["segments"]
-    assert one == 1
-    assert 4 <= several <= 5
+    assert result["parts"]["segments"] == [1, 4]
     assert result["parts"]["ratio"] > 0
     assert set(result["cold"]) == {"lookup_ms", "disk_kb", "major_faults"}
     assert set(result["rest"]["faster"]) == {"lookup", "draft"}

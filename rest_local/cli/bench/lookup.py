@@ -24,7 +24,7 @@ from rest_local.cli.options import json_option
     default=1,
     show_default=True,
     metavar="N",
-    help="Compare with the same text in about N segments.",
+    help="Compare with the same text in N segments.",
 )
 @click.option("--cold", is_flag=True, help="Also drop the files from the page cache before each lookup.")
 @click.option(
