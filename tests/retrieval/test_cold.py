@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 from oracle import assert_right, every_row
 from stores import make
 
-from rest_local.retrieval import Datastore, nearest
+from rest_local.retrieval import Datastore, nearest, writing
 from rest_local.retrieval import cold as reading
 
-BUILD = import_module("rest_local.retrieval.build")  # the package has a function of this name
 TEXTS = {f"{number}.py": np.random.default_rng(number).integers(0, 9, 3000).tolist() for number in range(5)}
 CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 2900, 400)]
 
@@ -20,7 +17,7 @@ CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 290
 @pytest.mark.parametrize("sampled", [1, 1 << 40])
 @pytest.mark.parametrize("cap", [4000, 20_000])
 def test_reading_ahead_finds_the_longest_matches(tmp_path, monkeypatch, sampled, cap):
-    monkeypatch.setattr(BUILD, "SAMPLED", sampled)
+    monkeypatch.setattr(writing, "SAMPLED", sampled)
     path = make(tmp_path / "store", TEXTS, segment_tokens=cap)
     with Datastore.open(path, mmap=True) as store:
         assert ("sample" in store.manifest.segments[0].files) == (sampled == 1)
@@ -36,7 +33,7 @@ def test_the_pages_of_all_rows_are_asked_for(tmp_path, monkeypatch):
         asked.setdefault(id(data), set()).update(at for begin, end in intervals for at in range(begin, end))
 
     monkeypatch.setattr("rest_local.retrieval.segment.advise", advise)
-    monkeypatch.setattr(BUILD, "SAMPLED", 1)
+    monkeypatch.setattr(writing, "SAMPLED", 1)
     path = make(tmp_path / "store", TEXTS)
     with Datastore.open(path, mmap=True) as store:
         (segment,) = store.segments
