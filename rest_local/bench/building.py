@@ -20,11 +20,13 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.corpus import Filters, read_files
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.indexing import build_datastore, default_memory, recipe_of
+from rest_local.retrieval.indexing import build_datastore
 from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.shards import plan
 from rest_local.retrieval.skipped import Skipped
-from rest_local.retrieval.staging import plan
+from rest_local.retrieval.sources.walk import Walk
 from rest_local.retrieval.tokenizing import tokenize_documents
+from rest_local.retrieval.walking import default_memory, recipe_of_walk
 from rest_local.retrieval.writing import GrowingSegment, write_file
 
 SAMPLE_BYTES = 32 << 20
@@ -39,13 +41,14 @@ def bench_build(model: str | Path, paths: Sequence[str], memory: int | None, job
     tokenized by `Vocabulary.tokenize` on one core, and whether the ids are the same. Raises as `build_datastore`.
     """
     with VocabularyOpener(Path(model))() as vocabulary, tempfile.TemporaryDirectory() as directory:
-        report = {"vocabulary": vocabulary.name, "jobs": jobs or os.cpu_count() or 1}
+        jobs = jobs or os.cpu_count() or 1
+        report = {"vocabulary": vocabulary.name, "jobs": jobs}
         report["end_to_end"] = _end_to_end(Path(directory) / "built", paths, vocabulary, memory, jobs)
         return {**report, **_stages(Path(directory), paths, vocabulary)}
 
 
 def _end_to_end(
-    path: Path, paths: Sequence[str], vocabulary: Vocabulary, memory: int | None, jobs: int | None
+    path: Path, paths: Sequence[str], vocabulary: Vocabulary, memory: int | None, jobs: int
 ) -> dict[str, Any]:
     began, spent = time.perf_counter(), _cpu_seconds()
     built = build_datastore(path, paths, vocabulary=vocabulary, memory=memory, jobs=jobs)
@@ -66,7 +69,7 @@ def _stages(directory: Path, paths: Sequence[str], vocabulary: Vocabulary) -> di
     spent: dict[str, float] = {}
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     with _clock(spent, "list"):
-        made = plan(recipe_of([os.path.abspath(path) for path in paths]), default_memory(), identity)
+        made = plan(recipe_of_walk(Walk(tuple(paths)).prepared()), default_memory(), identity)
     with _clock(spent, "read"):
         texts = list(_first(read_files((file.path for shard in made.shards for file in shard), Filters(), Skipped())))
     with _clock(spent, "tokenize"):

@@ -26,6 +26,8 @@ import numpy as np
 from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
+from rest_local import stop
+
 Tokens = NDArray[np.int32]
 
 MOST_WORDS = 1 << 19
@@ -118,8 +120,10 @@ class BulkTokenizer:
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
         """The token ids of each text, int32, without BOS and EOS: those of `Vocabulary.tokenize`.
 
-        Meant for about a megabyte at a time: while it works it needs some 15 bytes for each byte of text.
+        Meant for about a megabyte at a time: while it works it needs some 15 bytes for each byte of text. Raises
+        ServiceClosed if the thread was stopped (`rest_local.stop`), ModelError if the model is closed.
         """
+        stop.check()
         if len(self._known) > MOST_WORDS:
             self._known.clear()
         cut = [self._cut(text) for text in texts]

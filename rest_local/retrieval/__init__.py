@@ -12,6 +12,7 @@ from rest_local.retrieval.home import datastore_path, list_datastores, remove
 from rest_local.retrieval.indexing import (
     Built,
     build_datastore,
+    build_from_sources,
     build_from_texts,
     rebuild_datastore,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "VocabularyId",
     "build",
     "build_datastore",
+    "build_from_sources",
     "build_from_texts",
     "datastore_path",
     "datastores_home",

@@ -41,9 +41,10 @@ from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry
 from rest_local.retrieval.receiving import Receiving
 from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.shards import Plan, skipped_to_dict
 from rest_local.retrieval.shipping import shipped_texts
 from rest_local.retrieval.skipped import Skipped
-from rest_local.retrieval.staging import Plan, grow, segment_name, skipped_to_dict
+from rest_local.retrieval.staging import grow, segment_name
 from rest_local.retrieval.tokenizing import DocumentTokenizer, Opener, opener_of
 from rest_local.retrieval.writing import Progress, SegmentContent
 

@@ -194,23 +194,35 @@ def _resolved(only: Collection[str], given: Sequence[Path], roots: Sequence[Path
 
 def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped, only: Collection[str] | None) -> Iterator[str]:
     """The paths of files whose names are wanted and do not look like secrets."""
-    include, exclude = _spec(filters.include), _spec(filters.exclude)
+    wanted = wanted_name(filters)
     for root in roots:
         single, below = not root.is_dir(), os.path.join(root, "")
         if single and only is not None and str(root) not in only:
             continue
         for path in [str(root)] if single else candidates(root, skipped, only):
-            base = os.path.basename(path)
-            relative = base if single else path[len(below) :]
-            wanted = include.match_file(relative) if filters.include else _by_extension(base)
-            if filters.exclude and exclude.match_file(relative):
-                skipped.add("excluded")
-            elif not (wanted or (single and not filters.include)):
-                skipped.add(UNWANTED, base)
-            elif not filters.allow_secrets and secret_name(base):
+            relative = os.path.basename(path) if single else path[len(below) :]
+            reason = wanted(relative)
+            if reason and not (reason == UNWANTED and single and not filters.include):
+                skipped.add(reason, path)
+            elif reason and not filters.allow_secrets and secret_name(relative):
                 skipped.add("secret", path)
             else:
                 yield path
+
+
+def wanted_name(filters: Filters) -> Callable[[str], str]:
+    """A function that gives the reason to skip a file for its name, or "". Its argument is the path below the root."""
+    include, exclude = _spec(filters.include), _spec(filters.exclude)
+
+    def reason(relative: str) -> str:
+        base = os.path.basename(relative)
+        if filters.exclude and exclude.match_file(relative):
+            return "excluded"
+        if not (include.match_file(relative) if filters.include else _by_extension(base)):
+            return UNWANTED
+        return "secret" if not filters.allow_secrets and secret_name(base) else ""
+
+    return reason
 
 
 class _Seen:

@@ -17,13 +17,14 @@ from typing import Any
 
 from rest_local.errors import DatastoreCorrupt, DatastoreVersion
 from rest_local.retrieval.rows import MAX_VOCABULARY, PADDING, width_of
+from rest_local.retrieval.sample import sample_size
 
 MAGIC = "rest-local datastore"
 FORMAT = 2
 READABLE = (1, 2)
 MANIFEST = "manifest.json"
 KINDS = ("tokens", "order", "documents")
-OPTIONAL_KINDS = ("states",)
+OPTIONAL_KINDS = ("states", "sample")
 MAX_SEGMENT = (1 << 31) - 1
 """Maximum number of tokens in a segment, because positions are int32."""
 
@@ -253,9 +254,9 @@ def parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
         )
         for kind in kinds
     }
-    expected = {"tokens": (tokens + PADDING) * width, "order": tokens * 4}
+    expected = {"tokens": (tokens + PADDING) * width, "order": tokens * 4, "sample": sample_size(tokens)}
     for kind, size in expected.items():
-        if files[kind].size != size:
+        if kind in files and files[kind].size != size:
             raise ValueError(f"{tokens} tokens give {size} bytes of {kind}, not {files[kind].size}")
     if files["documents"].size < DOCUMENTS_HEAD + 16 * (documents + 1):
         raise ValueError(f"{files['documents'].size} bytes cannot hold {documents} documents")

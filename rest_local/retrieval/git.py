@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from rest_local.errors import RestLocalError
+
 _OTHER_PLACES = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_PREFIX", "GIT_SHALLOW_FILE",
@@ -106,3 +108,42 @@ def _split(file: IO[bytes]) -> Iterator[str]:
         while chunk := file.read(1 << 16):
             *names, rest = (rest + chunk).split(b"\0")
             yield from map(os.fsdecode, names)
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of git whose output is read, with what it complains about thrown away. It is ended at the end of the
+    block, also before its output was read. Raises RestLocalError without git.
+    """
+    try:
+        git = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=git_environment(),
+        )
+    except FileNotFoundError as error:
+        raise RestLocalError("this needs the program git; install it") from error
+    assert git.stdout is not None
+    try:
+        yield git
+    except BaseException:
+        git.kill()
+        raise
+    finally:
+        git.stdout.close()
+        git.wait()
+
+
+def output_of(repository: Path, *arguments: str) -> tuple[str, str]:
+    """What git prints and what it complains about, both stripped. Raises RestLocalError without git."""
+    command = git_command(repository, *arguments)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=git_environment(), check=False
+        )
+    except FileNotFoundError as error:
+        raise RestLocalError("this needs the program git; install it") from error
+    output, problem = (os.fsdecode(text).strip() for text in (done.stdout, done.stderr))
+    return (output if done.returncode == 0 else "", problem)

@@ -45,8 +45,9 @@ from rest_local.retrieval.build import commit as commit_datastore
 from rest_local.retrieval.datastore import OUTSIDE, Datastore
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
+from rest_local.retrieval.nearest import search_all
 from rest_local.retrieval.rows import Context, Int32Array, Rows
-from rest_local.retrieval.segment import Segment, search_all
+from rest_local.retrieval.segment import Segment
 
 log = logging.getLogger("rest_local.history")
 

@@ -18,41 +18,37 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rest_local.cluster import connected
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
-from rest_local.retrieval.build import build, check_ours, commit
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
+from rest_local.retrieval.build import build, commit
 from rest_local.retrieval.cluster import Cluster
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, measure, walk
+from rest_local.retrieval.corpus import MAX_FILE_SIZE
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import Files, locked, unwritable
-from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
+from rest_local.retrieval.documents import Document, Text
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import (
     datastore_path,
     find,
     holds_files,
-    is_walk,
     newest_manifest,
     remove_index_locked,
-    writing,
 )
 from rest_local.retrieval.rows import Int32Array, width_of
-from rest_local.retrieval.skipped import Skipped, joined
-from rest_local.retrieval.staging import Plan, Shard, build_shard, finished, moved, plan, staged
-from rest_local.retrieval.staging import remove as remove_staging
-from rest_local.retrieval.tokenizing import DocumentTokenizer, opener_of, tokenize_documents
-from rest_local.retrieval.workers import build_shards
+from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.source import Reading, Render, Source
+from rest_local.retrieval.sources.walk import Walk
+from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.walking import build_walk
 from rest_local.retrieval.writing import Progress
 
-WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
 SAMPLE_S = 0.5
-SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
 SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
 
 
@@ -105,7 +101,7 @@ def build_datastore(
     progress: Progress | None = None,
     replace: bool = True,
     memory: int | None = None,
-    jobs: int | None = None,
+    jobs: int = 1,
     cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> Built:
@@ -113,78 +109,87 @@ def build_datastore(
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
     `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
-    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's; jobs: processes,
-    by default one for each core, if the vocabulary can be opened by another process and the text is not small. If the
-    process is killed, the next call with the same arguments goes on where it was. cluster: tasks of a Ray cluster build
-    instead of processes; each gets `memory` divided by `jobs`, so that it builds what a local build does.
+    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
+    for large text and a vocabulary that another process can open; a script that asks for several needs the guard
+    `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
+    goes on where it was. cluster: tasks of a Ray cluster build, not processes; each gets `memory` divided by `jobs`.
 
     Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
     DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
     intact.
     """
-    given = [str(Path(path).expanduser().absolute()) for path in paths]
-    noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    path, identity = datastore_path(name), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    jobs, files = jobs or os.cpu_count() or 1, files or Files()
-    share = (memory or default_memory()) // jobs
-    with connected(cluster.address) if cluster else nullcontext():
-        made = plan(noted, share, identity, cluster.slots(share) if cluster else jobs)
-        with writing(path, vocabulary.hash, files) as directory:
-            if not replace and (directory / MANIFEST).exists():
-                raise DatastoreExists(path, vocabulary.name)
-            check_ours(directory)
-            with staged(directory, made, files) as (staging, made):
-                shards = _build_shards(made, staging, vocabulary, jobs, cluster, progress, files)
-                skipped = joined([made.skipped, *(shard.skipped for shard in shards)])
-                segments = tuple(segment for shard in shards for segment in shard.segments)
-                if not segments:
-                    remove_staging(staging, files)
-                    raise CorpusEmpty(", ".join(map(str, paths)), skipped.summary())
-                with moved(staging, directory, segments, files):
-                    noted.update(recipe or {})
-                    manifest = commit(directory, (), vocabulary=identity, recipe=noted, keep=segments, files=files)
-                remove_staging(staging, files)
-    return Built(path, manifest, skipped)
+    walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    return build_from_sources(
+        name,
+        [walk],
+        vocabulary=vocabulary,
+        recipe=recipe,
+        progress=progress,
+        replace=replace,
+        memory=memory,
+        jobs=jobs,
+        cluster=cluster,
+        files=files,
+    )
 
 
-def _build_shards(
-    made: Plan,
-    staging: Path,
+def build_from_sources(
+    name: str | os.PathLike[str],
+    sources: Sequence[Source],
+    *,
     vocabulary: DocumentTokenizer,
-    jobs: int,
-    cluster: Cluster | None,
-    progress: Progress | None,
-    files: Files,
-) -> list[Shard]:
-    """Build the shards of a plan that are not done, on a cluster, in this process or in several."""
-    numbers = range(len(made.shards))
-    left = [number for number in numbers if not finished(made, number, staging, check=True)]
-    if progress:
-        progress("read", made.bytes - sum(map(made.shard_bytes, left)))
-    opener = opener_of(vocabulary)
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+    render: Render | None = None,
+    memory: int | None = None,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    files: Files | None = None,
+) -> Built:
+    """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
+    `render`: for transcripts of chats (`sources.source.Render`). memory and jobs count for a single walk only.
+    Raises OptionError for a cluster and anything but a single walk.
+    """
+    if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
+        path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
+        manifest, left_out = build_walk(
+            path,
+            walk,
+            vocabulary,
+            recorded,
+            progress=progress,
+            replace=replace,
+            memory=memory,
+            jobs=jobs,
+            cluster=cluster,
+            files=files,
+        )
+        return Built(path, manifest, left_out)
     if cluster:
-        with unwritable(staging.parent):
-            cluster.build_shards(made, left, staging, vocabulary, progress, files)
-    elif jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
-        build_shards(made, left, staging, opener, jobs, progress, files)
-    else:
-        for number in left:
-            build_shard(made, number, staging, vocabulary, progress, files)
-    shards = [finished(made, number, staging) for number in numbers]
-    return [shard for shard in shards if shard]
-
-
-def default_memory() -> int:
-    """A quarter of the machine's memory, in bytes; 2 GB where the system does not say."""
+        raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
+    report, skipped = progress or (lambda what, amount: None), Skipped()
+    sources = [source.prepared() for source in sources]
+    reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
+    texts = chain.from_iterable([source.texts(reading) for source in sources])
+    recorded = {**recipe_of(sources), **(recipe or {})}
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return 2 << 30
+        return build_from_texts(
+            name,
+            texts,
+            vocabulary=vocabulary,
+            recipe=recorded,
+            progress=progress,
+            skipped=skipped,
+            replace=replace,
+        )
+    except CorpusEmpty as error:
+        raise CorpusEmpty(", ".join(source.about() for source in sources), skipped.summary()) from error
 
 
 def build_from_texts(
     name: str | os.PathLike[str],
-    texts: Iterable[tuple[str, str]],
+    texts: Iterable[Text | tuple[str, str]],
     *,
     vocabulary: DocumentTokenizer,
     recipe: Mapping[str, Any] | None = None,
@@ -192,7 +197,7 @@ def build_from_texts(
     skipped: Skipped | None = None,
     replace: bool = True,
 ) -> Built:
-    """As `build_datastore`, from (document name, text) of any origin."""
+    """As `build_datastore`, from texts, or (document name, text), of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
     documents = _counted(tokenize_documents(texts, vocabulary), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
@@ -207,24 +212,38 @@ def rebuild_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
+    render: Render | None = None,
 ) -> Built:
-    """Build a datastore for a vocabulary from the paths and filters that its newest index was built from.
+    """Build a datastore for a vocabulary from the sources that its newest index was built from.
 
-    `recipe`: fields to record in addition. Raises as `build_datastore`, and `recorded_recipe`.
+    `recipe`: fields to record in addition. Raises as `build_from_sources`, and `recorded_sources`.
     """
-    noted = recorded_recipe(datastore_path(name))
-    return build_datastore(name, **noted, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+    sources = recorded_sources(datastore_path(name))
+    return build_from_sources(
+        name, sources, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace, render=render
+    )
 
 
-def recorded_recipe(path: Path) -> dict[str, Any]:
-    """The arguments of a walk over the text of a datastore: those that its newest index was built with.
+def recorded_sources(path: Path) -> list[Source]:
+    """The sources that the newest index of a datastore was built from.
 
-    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, and DatastoreError if it holds text of another origin.
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, OptionError for a source that this version does not
+    know, and DatastoreError if it holds text of another origin, or some that cannot be read again.
     """
-    recipe = newest_manifest(path).recipe
-    if not is_walk(recipe):
+    sources = from_recipe(newest_manifest(path).recipe)
+    if not sources:
         raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
-    return recipe_of(**{key: recipe[key] for key in WALK if key in recipe})
+    for source in sources:
+        if not is_repeatable(source):
+            raise DatastoreError(
+                f"datastore {path}: it was built from {source.about()}, which cannot be read again; build it anew"
+            )
+    return sources
+
+
+def recipe_of(sources: Sequence[Source]) -> dict[str, Any]:
+    """The recipe of sources for the manifest."""
+    return {"sources": [source.to_dict() for source in sources]}
 
 
 @dataclass(frozen=True)
@@ -237,19 +256,22 @@ class Estimate:
     seconds: float
 
 
-def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estimate:
-    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`.
+def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: Render | None = None) -> Estimate:
+    """Estimate a build from `recorded_sources`: tokenizes for SAMPLE_S seconds. Raises as `build_from_sources`.
 
     The sample is of the first files in order, and what else the machine does changes its speed: a rough figure.
     """
-    files, text = measure(**recipe)
+    measured = [source.measure() for source in sources]
+    files, text = sum(files for files, _ in measured), sum(size for _, size in measured)
     sizes: deque[int] = deque()
+    reading = Reading(Skipped(), render=render)
+    texts = _noting_sizes(chain.from_iterable([source.texts(reading) for source in sources]), sizes)
     done = tokens = 0
     began = sampled = time.perf_counter()
-    for number, (_, ids, _) in enumerate(tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary)):
+    for number, document in enumerate(tokenize_documents(texts, vocabulary)):
         if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
             began, done, tokens = sampled, 0, 0
-        done, tokens, sampled = done + sizes.popleft(), tokens + len(ids), time.perf_counter()
+        done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
         if number and sampled - began > SAMPLE_S:
             break
     share = text / done if done else 0.0
@@ -257,31 +279,14 @@ def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estima
     return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
 
 
-def _noting_sizes(documents: Iterable[tuple[str, str]], sizes: deque[int]) -> Iterator[tuple[str, str]]:
-    for name, text in documents:
-        sizes.append(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
-        yield name, text
+def _noting_sizes(texts: Iterable[Text], sizes: deque[int]) -> Iterator[Text]:
+    for text in texts:
+        if text.text is not None:
+            sizes.append(len(text.text) if text.text.isascii() else len(text.text.encode("utf-8", "surrogatepass")))
+            yield text
 
 
-def recipe_of(
-    paths: Sequence[str],
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    *,
-    allow_secrets: bool = False,
-    max_file_size: int = MAX_FILE_SIZE,
-) -> dict[str, Any]:
-    """The recipe of a walk for the manifest."""
-    return {
-        "paths": list(paths),
-        "include": list(include),
-        "exclude": list(exclude),
-        "allow_secrets": allow_secrets,
-        "max_file_size": max_file_size,
-    }
-
-
-def _counted(documents: Iterable[Document], progress: Progress) -> Iterator[Document]:
+def _counted(documents: Iterator[Document], progress: Progress) -> Iterator[Document]:
     for document in documents:
         progress("tokenized", len(document.tokens))
         yield document

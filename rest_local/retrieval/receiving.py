@@ -14,7 +14,8 @@ from rest_local.errors import DatastoreError
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry, file_name, parse_segment
 from rest_local.retrieval.rows import width_of
-from rest_local.retrieval.staging import Plan, Shard, record, segment_name, skipped_from_dict
+from rest_local.retrieval.shards import Plan, skipped_from_dict
+from rest_local.retrieval.staging import Shard, record, segment_name
 from rest_local.retrieval.writing import Progress
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rest_local.retrieval.corpus import Filters, read_files
 from rest_local.retrieval.documents import Text
+from rest_local.retrieval.shards import Plan, PlannedFile
 from rest_local.retrieval.skipped import Skipped, joined
-from rest_local.retrieval.staging import Plan, PlannedFile
 from rest_local.retrieval.writing import Progress
 
 if TYPE_CHECKING:

@@ -8,24 +8,22 @@ each text is tokenized in a thread.
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Protocol
-
-import numpy as np
+from typing import Protocol, runtime_checkable
 
 from rest_local.retrieval.documents import Document, Text
+from rest_local.retrieval.parts import TokenizeParts, encodable, tokens_of
 from rest_local.retrieval.rows import Int32Array
 
 BATCH_CHARACTERS = 1 << 20
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 Bulk = Callable[[Sequence[str]], list[Int32Array]]
 
 
+@runtime_checkable
 class DocumentTokenizer(Protocol):
     """A vocabulary. `tokenize` is called from several threads at once.
 
@@ -39,7 +37,7 @@ class DocumentTokenizer(Protocol):
     def size(self) -> int: ...
     @property
     def name(self) -> str: ...
-    def tokenize(self, text: str) -> Int32Array: ...
+    def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
 
 
 Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]
@@ -60,23 +58,28 @@ def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
     return reopen() if reopen else None
 
 
-def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int | None = None) -> Iterator[Document]:
+def tokenize_documents(
+    texts: Texts, tokenizer: DocumentTokenizer | TokenizeParts, workers: int | None = None
+) -> Iterator[Document]:
     """The document of each text that was read, in order.
 
-    workers: threads for a tokenizer without `bulk`, by default one for each core. Some megabytes of text or four
-    documents for each thread are in memory, whatever the size of the corpus.
+    tokenizer: a vocabulary, or its `tokenize`, which has no `bulk`; workers: threads without `bulk`, by default one for
+    each core. Some megabytes of text or four documents for each thread are in memory, whatever the size of the corpus.
     """
     given = (text if isinstance(text, Text) else Text(*text) for text in texts)
     read = (text for text in given if text.text is not None)
+    workers = workers or os.cpu_count() or 1
+    if not isinstance(tokenizer, DocumentTokenizer):
+        return _in_threads(read, tokenizer, workers)
     bulk = bulk_of(tokenizer)
-    return _in_batches(read, tokenizer, bulk) if bulk else _in_threads(read, tokenizer, workers or os.cpu_count() or 1)
+    return _in_batches(read, tokenizer, bulk) if bulk else _in_threads(read, tokenizer.tokenize, workers)
 
 
 def _in_batches(texts: Iterable[Text], tokenizer: DocumentTokenizer, bulk: Bulk) -> Iterator[Document]:
     for batch in _batches(texts):
-        plain = iter(bulk([_valid(text) for text in batch if not text.parts]))
+        plain = iter(bulk([encodable(text.text or "") for text in batch if not text.parts]))
         for text in batch:
-            yield _document(text, _tokens(tokenizer, text) if text.parts else next(plain))
+            yield _document(text, tokens_of(text, tokenizer.tokenize) if text.parts else next(plain))
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -92,13 +95,13 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
         yield batch
 
 
-def _in_threads(texts: Iterable[Text], tokenizer: DocumentTokenizer, workers: int) -> Iterator[Document]:
+def _in_threads(texts: Iterable[Text], tokenize: TokenizeParts, workers: int) -> Iterator[Document]:
     """Works in threads, because a tokenizer that is called through ctypes does not hold the GIL."""
     waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
     try:
         for text in texts:
-            waiting.append((text, pool.submit(_tokens, tokenizer, text)))
+            waiting.append((text, pool.submit(tokens_of, text, tokenize)))
             if len(waiting) >= 4 * workers:
                 done, future = waiting.popleft()
                 yield _document(done, future.result())
@@ -111,16 +114,3 @@ def _in_threads(texts: Iterable[Text], tokenizer: DocumentTokenizer, workers: in
 
 def _document(text: Text, tokens: Int32Array) -> Document:
     return Document(text.name, tokens, (text.state,) if text.state else ())
-
-
-def _tokens(tokenizer: DocumentTokenizer, text: Text) -> Int32Array:
-    if not text.parts:
-        return tokenizer.tokenize(_valid(text))
-    tokenize: Callable[..., Int32Array] = tokenizer.tokenize  # `special` is asked for only by texts with parts
-    return np.concatenate([tokenize(part, special=special) for part, special in text.parts])
-
-
-def _valid(text: Text) -> str:
-    """Lone surrogates, which JSON or file names may contain, become U+FFFD, because UTF-8 cannot encode them."""
-    assert text.text is not None
-    return text.text if text.text.isascii() else _SURROGATES.sub("\ufffd", text.text)

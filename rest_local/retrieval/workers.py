@@ -18,7 +18,8 @@ from pathlib import Path
 
 from rest_local.errors import DatastoreError, RestLocalError, printable
 from rest_local.retrieval.files import Files, unwritable
-from rest_local.retrieval.staging import Plan, build_shard
+from rest_local.retrieval.shards import Plan
+from rest_local.retrieval.staging import build_shard
 from rest_local.retrieval.tokenizing import Opener
 from rest_local.retrieval.writing import Progress
 

@@ -14,6 +14,7 @@ from rest_local.retrieval.documents import FileState
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int32Array, big_endian, order_of, width_of
+from rest_local.retrieval.sample import SAMPLED, make_sample
 from rest_local.retrieval.tables import encoded, pack_documents, pack_states
 
 _WRITE = 1 << 24
@@ -69,6 +70,8 @@ class GrowingSegment:
         states = sorted(self._states, key=lambda state: state[0])
         if states:
             files["states"] = pack_states(states)
+        if len(order) >= SAMPLED:
+            files["sample"] = make_sample(tokens, order, self._width)
         return SegmentContent(self.tokens, len(self), len(states), files)
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rest_local.cli.main import cli
 from rest_local.cli.sizes import size_of
 from rest_local.paths import demo_model
-from rest_local.retrieval import indexing
+from rest_local.retrieval import walking
 
 BUILD = ("index", "build", "-m", str(demo_model()), "--json")
 
@@ -57,8 +57,8 @@ def test_memory_and_jobs_reach_the_build(source: Path, monkeypatch: pytest.Monke
         given.append((memory, least))
         return original(recipe, memory, vocabulary, least)  # type: ignore[arg-type]
 
-    original = indexing.plan
-    monkeypatch.setattr(indexing, "plan", plan)
+    original = walking.plan
+    monkeypatch.setattr(walking, "plan", plan)
     done = CliRunner().invoke(cli, [*BUILD, "--memory=3G", "--jobs=3", str(source)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert given == [(1 << 30, 3)]

@@ -10,7 +10,6 @@ import threading
 import tracemalloc
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -410,10 +409,12 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
     def tokenize(text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    documents = tokenize_documents(texts(), SimpleNamespace(tokenize=tokenize), workers=2)
+    documents = tokenize_documents(texts(), tokenize, workers=2)
     assert next(documents)[0] == "0"
     assert taken <= 9
-    assert [(name, len(tokens)) for name, tokens, _ in documents] == [(str(index), index) for index in range(1, 50)]
+    assert [(document.name, len(document.tokens)) for document in documents] == [
+        (str(index), index) for index in range(1, 50)
+    ]
 
 
 def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
@@ -431,7 +432,7 @@ def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
     }
     files(tmp_path, content)
     documents = [*walk([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
-    tokens = {name: ids for name, ids, _ in tokenize_documents(documents, SimpleNamespace(tokenize=tokenize), 1)}
+    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, tokenize, 1)}
     assert len(tokens) == 5
     assert bytes(tokens["from a caller"].astype(np.uint8)).decode() == "a\ufffdb\ufffd"
     assert len(pieces) == 5
@@ -443,5 +444,5 @@ def test_a_tokenizer_that_fails_ends_the_run_and_its_threads():
 
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        list(tokenize_documents([("a", "b")] * 20, SimpleNamespace(tokenize=tokenize), workers=2))
+        list(tokenize_documents([("a", "b")] * 20, tokenize, workers=2))
     assert threading.active_count() == before

@@ -21,11 +21,13 @@ import pytest
 from test_build import Counting
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreUnwritable, OptionError
-from rest_local.retrieval import Datastore, build_datastore, indexing, staging, workers
+from rest_local.retrieval import Datastore, build_datastore, shards, walking, workers
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MAX_SEGMENT, VocabularyId
-from rest_local.retrieval.indexing import recipe_of
-from rest_local.retrieval.staging import FIXED_MEMORY, Plan, build_shard, finished, plan, segment_tokens
+from rest_local.retrieval.shards import FIXED_MEMORY, Plan, plan, segment_tokens
+from rest_local.retrieval.sources.walk import Walk
+from rest_local.retrieval.staging import build_shard, finished
+from rest_local.retrieval.walking import recipe_of_walk
 
 MEMORY = 1 << 30
 
@@ -70,8 +72,8 @@ IDENTITY = VocabularyId(Bytes.hash, Bytes.size, Bytes.name)
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """60 files of 2 to 8 KB, in shards of some 16 KB."""
-    monkeypatch.setattr(staging, "LEAST_SHARD", 1 << 14)
-    monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
+    monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
+    monkeypatch.setattr(walking, "SMALL_TEXT", 0)
     folder = tmp_path / "source"
     folder.mkdir()
     numbers = random.Random(5)
@@ -83,7 +85,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def recipe(*paths: Path) -> dict[str, object]:
-    return recipe_of([str(path) for path in paths])
+    return recipe_of_walk(Walk(tuple(map(str, paths))))
 
 
 def content(path: Path) -> dict[str, str]:
@@ -183,7 +185,7 @@ sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 import pydivsufsort, numpy
 import test_staging
-from rest_local.retrieval import build_datastore, staging
+from rest_local.retrieval import build_datastore, shards
 
 def status(key):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
@@ -192,7 +194,7 @@ vocabulary = test_staging.Bytes()
 warm = Path(sys.argv[2]) / "warm.py"
 build_datastore(sys.argv[1] + "-warm", [warm], vocabulary=vocabulary, jobs=1)
 before = status("VmRSS")
-memory = staging.FIXED_MEMORY + staging.SORTED_MEMORY[2] * (4 << 20)
+memory = shards.FIXED_MEMORY + shards.SORTED_MEMORY[2] * (4 << 20)
 built = build_datastore(sys.argv[1], [sys.argv[2]], vocabulary=vocabulary, jobs=1, memory=memory)
 print(len(built.manifest.segments), max(segment.tokens for segment in built.manifest.segments))
 print(status("VmHWM") - before)
@@ -215,7 +217,7 @@ def test_a_build_needs_no_more_memory_than_a_segment_takes(tmp_path: Path) -> No
     segments, largest, peak = map(int, done.stdout.split())
     assert segments >= 3
     assert largest <= 4 << 20
-    assert peak < staging.SORTED_MEMORY[2] * (4 << 20) + (40 << 20)  # and a batch of text
+    assert peak < shards.SORTED_MEMORY[2] * (4 << 20) + (40 << 20)  # and a batch of text
 
 
 def test_memory_decides_the_size_of_a_segment() -> None:
@@ -243,8 +245,8 @@ def test_a_shard_is_built_again_only_if_a_file_changed(source: Path, tmp_path: P
     assert noting.texts == 60
     (source / "f59.py").write_text("changed = 1\n")
     built = build_datastore(tmp_path / "store", [source], vocabulary=noting, jobs=4)
-    shards = plan(recipe(source), MEMORY, IDENTITY, least=4).shards
-    assert 60 < noting.texts <= 60 + max(map(len, shards)) + 1
+    largest = max(map(len, plan(recipe(source), MEMORY, IDENTITY, least=4).shards))
+    assert 60 < noting.texts <= 60 + largest + 1
     assert len(built.manifest.segments) == 4
     with Datastore.open(built.path) as store:
         store.check()
@@ -346,8 +348,8 @@ sys.path[:0] = sys.argv[4:]
 from pathlib import Path
 import test_staging
 from test_build import Counting
-from rest_local.retrieval import build_datastore, indexing, staging
-staging.LEAST_SHARD, indexing.SMALL_TEXT = 1 << 14, 0
+from rest_local.retrieval import build_datastore, shards, walking
+shards.LEAST_SHARD, walking.SMALL_TEXT = 1 << 14, 0
 
 def die(step, name):
     if step == int(sys.argv[3]):

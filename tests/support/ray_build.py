@@ -71,7 +71,7 @@ class Opened:
 def _main(control: Path, least: int, arguments: list[str]) -> None:
     from rest_local.cli.index import common
     from rest_local.cli.main import main
-    from rest_local.retrieval import staging
+    from rest_local.retrieval import shards
     from rest_local.retrieval.cluster import Cluster
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ def _main(control: Path, least: int, arguments: list[str]) -> None:
 
     if (control / "shards").exists():
         Cluster.slots = lambda self, memory: int((control / "shards").read_text())  # type: ignore[method-assign]
-    staging.LEAST_SHARD = least
+    shards.LEAST_SHARD = least
     common.open_vocabulary, common.model_path = vocabulary, lambda model: Path("bytes")  # type: ignore[assignment]
     Cluster.build_shards = changed  # type: ignore[method-assign]
     sys.argv[1:] = ["index", "build", *arguments]
