@@ -18,7 +18,8 @@ from rest_local.retrieval import cluster
 from rest_local.retrieval.cluster import SAMPLE, _shard
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.receiving import Receiving
-from rest_local.retrieval.staging import Plan, build_shard, finished, plan
+from rest_local.retrieval.shards import Plan, plan
+from rest_local.retrieval.staging import build_shard, finished
 
 __all__ = ["source"]
 

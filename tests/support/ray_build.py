@@ -5,7 +5,7 @@
 LEAST: bytes of the smallest shard. Files in the folder CONTROL:
 
     hold    while it is there, a text with its content is not tokenized; `held-NODE-PID` says which task waits
-    die-*   the task that removes one ends its process
+    die-*   the task that removes one ends its process; a text with `value_` does
     change  the path of a file to which a line is added after the plan was made
     ship    no task reads files where it is
     shards  how many tasks there is said to be room for, and so into how many shards the files are divided
@@ -37,7 +37,7 @@ class Bytes:
 
     def tokenize(self, text: str) -> np.ndarray[Any, Any]:
         self._hold(text)
-        for order in self.control.glob("die-*"):
+        for order in self.control.glob("die-*") if "value_" in text else ():  # the driver tokenizes a sample
             with contextlib.suppress(FileNotFoundError):
                 order.unlink()
                 os._exit(7)
