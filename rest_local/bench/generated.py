@@ -7,8 +7,7 @@ order, and EDITED of their tokens replaced. The module knows nothing about datas
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +15,20 @@ import numpy.typing as npt
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.tokenizing import tokenize_documents
 
 EDITED = 0.02  # share of the tokens of a repeated file that are replaced
 
 SYNTHETIC_SIZE = 32_000  # ids of the synthetic text
-_WALK = 5_000  # tokens of a synthetic document
+WALK = 5_000  # tokens of a synthetic document
 
 
-def sources(vocabulary: Vocabulary) -> list[Int32Array]:
-    """The tokens of every Python file of the interpreter and its packages, int32 [length] each. About 0.5 M tokens/s a
-    core."""
+def sources(vocabulary: Vocabulary) -> Iterator[Int32Array]:
+    """The tokens of every Python file of the interpreter and its packages, int32 [length] each."""
     paths = sysconfig.get_paths()
-    texts = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
-    return [document.tokens for document in tokenize_documents(texts, vocabulary) if len(document.tokens)]
+    for _, text, *_ in walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"]):
+        tokens = vocabulary.tokenize(text)
+        if len(tokens):
+            yield tokens
 
 
 def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
@@ -38,7 +37,7 @@ def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
 
 
 def edited(
-    originals: list[Int32Array], ends: npt.NDArray[np.bool_], random: np.random.Generator
+    originals: Sequence[Int32Array], ends: npt.NDArray[np.bool_], random: np.random.Generator
 ) -> Iterator[Int32Array]:
     """The originals in a random order, each with shuffled paragraphs and replaced tokens, again and again."""
     while True:
@@ -58,18 +57,12 @@ def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:
     """Walks over a graph in which each of SYNTHETIC_SIZE tokens has 64 successors, chosen by Zipf's law."""
     successors = (random.zipf(1.2, (SYNTHETIC_SIZE, 64)) - 1) % SYNTHETIC_SIZE
     while True:
-        walks = np.empty((_WALK, 200), np.int32)
+        walks = np.empty((WALK, 200), np.int32)
         at = random.integers(0, SYNTHETIC_SIZE, 200)
-        for step in range(_WALK):
+        for step in range(WALK):
             walks[step] = at
             at = successors[at, (random.zipf(1.5, 200) - 1) % 64]
         yield from np.ascontiguousarray(walks.T)
-
-
-def endless(vocabulary: Vocabulary, random: np.random.Generator) -> Iterator[Int32Array]:
-    """The documents of `sources`, then those of `edited`."""
-    originals = sources(vocabulary)
-    return chain(originals, edited(originals, ends_of_paragraphs(vocabulary), random))
 
 
 def up_to(documents: Iterable[Int32Array], tokens: int) -> Iterator[Int32Array]:
