@@ -33,6 +33,7 @@ from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.core import EngineCore, Unusable
+from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
@@ -80,7 +81,7 @@ class Engine:
         return self._core.model
 
     @property
-    def datastores(self) -> Sequence[Datastore]:
+    def datastores(self) -> list[Datastore]:
         """The datastores that requests draft from."""
         return self._core.datastores
 
@@ -312,6 +313,20 @@ class Engine:
         are left out with a warning in the log. Only while no request runs.
         """
         return self._core.lane.load_cells(path)
+
+    @property
+    def offers(self) -> Offers:
+        """Where other threads put datastores for the next step."""
+        return self._core.offers
+
+    def catch_up(self) -> None:
+        """Use the `offers` now. Not while a request is stepped: with a service, by way of `Service.run`."""
+        self._core.catch_up()
+
+    def look_for_commits(self) -> None:
+        """With `follow`: look for new commits of the datastores now and not at the next time. From any thread."""
+        if self._core.follower:
+            self._core.follower.look_soon()
 
     def use_datastores(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, running requests as well. Those used before are the caller's to close then.
