@@ -5,7 +5,7 @@
 3. Write the manifest under a new name, fsync it, rename it over the old one, fsync the directory.
 4. Then delete the files that the new manifest does not name. The next build deletes the orphans of a killed one.
 
-Knows nothing about models: documents are names and token ids.
+Knows nothing about models: documents are names and token ids, and the states of the files that they were read from.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
+from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import LOCK, Files, unwritable
 from rest_local.retrieval.format import (
-    KINDS,
     MANIFEST,
     MAX_SEGMENT,
     FileEntry,
@@ -35,11 +35,11 @@ from rest_local.retrieval.format import (
     check_recipe,
     file_name,
     owns,
-    pack_documents,
 )
-from rest_local.retrieval.home import folders, writing
-from rest_local.retrieval.rows import Int32Array, order_of, pack, width_of
+from rest_local.retrieval.home import datastore_of, folders, manifests, writing
+from rest_local.retrieval.rows import order_of, pack, width_of
 from rest_local.retrieval.segment import join
+from rest_local.retrieval.tables import encoded, pack_documents, pack_states
 
 SEGMENT_TOKENS = 1 << 26
 """Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
@@ -47,13 +47,15 @@ SEGMENT_TOKENS = 1 << 26
 
 _WRITE = 1 << 24
 
+Documents = Iterable[Document | tuple[str, npt.NDArray[np.integer]]]
+
 Progress = Callable[[str, int], None]
 """Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes)."""
 
 
 def build(
     path: str | os.PathLike[str],
-    documents: Iterable[tuple[str, npt.NDArray[np.integer]]],
+    documents: Documents,
     *,
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
@@ -62,7 +64,7 @@ def build(
     replace: bool = True,
     files: Files | None = None,
 ) -> Manifest:
-    """Build the index of the datastore at `path` for a vocabulary from (name, token ids) and commit it.
+    """Build the index of the datastore at `path` for a vocabulary from documents, or (name, token ids), and commit it.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for others stay. segment_tokens:
     maximum size of a segment, which bounds memory. A larger document gets a segment of its own. files: the file
@@ -95,7 +97,7 @@ def build(
 
 def commit(
     directory: Path,
-    documents: Iterable[tuple[str, npt.NDArray[np.integer]]],
+    documents: Documents,
     *,
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
@@ -124,7 +126,7 @@ class _Builder:
 
     def commit(
         self,
-        groups: Iterator[list[tuple[str, Int32Array]]],
+        groups: Iterator[list[Document]],
         recipe: Mapping[str, Any],
         kept: tuple[SegmentEntry, ...],
     ) -> Manifest:
@@ -138,7 +140,7 @@ class _Builder:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
             self._files.sync_directory(self._directory)
             created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            manifest = Manifest(self._vocabulary, segments, recipe, created)
+            manifest = Manifest(self._vocabulary, segments, recipe, created, _next_revision(self._directory))
             new = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
             self._write(new, manifest.to_bytes())
             if MANIFEST in before:
@@ -156,26 +158,28 @@ class _Builder:
             else:
                 self._drop(set(os.listdir(self._directory)) - before)
             raise
-        keep = {file_name(segment.name, kind) for segment in segments for kind in KINDS}
+        keep = {file_name(segment.name, kind) for segment in segments for kind in segment.files}
         self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
         return manifest
 
-    def _segment(self, group: list[tuple[str, Int32Array]]) -> SegmentEntry:
+    def _segment(self, group: list[Document]) -> SegmentEntry:
         size = self._vocabulary.size
-        names = [_encoded(name) for name, _ in group]
-        starts = np.cumsum([0, *(len(tokens) + 1 for _, tokens in group)]).tolist()
-        packed = pack(join((tokens for _, tokens in group), size), size)
+        starts = np.cumsum([0, *(len(document.tokens) + 1 for document in group)]).tolist()
+        states = [(number, state) for number, document in enumerate(group) for state in document.states]
+        packed = pack(join((document.tokens for document in group), size), size)
         order = order_of(packed, width_of(size))
         self._progress("sorted", starts[-1])
         name = secrets.token_hex(8)
         content: dict[str, bytes | memoryview] = {
             "tokens": packed,
             "order": order.astype("<u4", copy=False).data.cast("B"),
-            "documents": pack_documents(names, starts),
+            "documents": pack_documents([encoded(document.name) for document in group], starts),
         }
-        entries = {kind: self._write(self._directory / file_name(name, kind), content[kind]) for kind in KINDS}
+        if states:
+            content["states"] = pack_states(states)
+        entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in content.items()}
         self._progress("written", starts[-1])
-        return SegmentEntry(name, starts[-1], len(names), entries)
+        return SegmentEntry(name, starts[-1], len(group), entries, len(states))
 
     def _write(self, path: Path, content: bytes | memoryview) -> FileEntry:
         view, digest = memoryview(content), hashlib.sha256()
@@ -208,11 +212,9 @@ class _Builder:
                     self._files.unlink(self._directory / name)
 
 
-def _encoded(name: str) -> bytes:
-    try:
-        return name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return name.encode("utf-8", "replace")
+def _next_revision(directory: Path) -> int:
+    found = manifests(datastore_of(directory)).values()
+    return 1 + max((manifest.revision for manifest in found if isinstance(manifest, Manifest)), default=0)
 
 
 def _check_ours(directory: Path) -> None:
@@ -224,23 +226,23 @@ def _check_ours(directory: Path) -> None:
         raise DatastoreUnwritable(directory, "the directory is not empty and not a datastore; give another path")
 
 
-def _groups(
-    documents: Iterable[tuple[str, npt.NDArray[np.integer]]], vocab_size: int, cap: int
-) -> Iterator[list[tuple[str, Int32Array]]]:
+def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Document]]:
     """Group documents into segments of at most `cap` tokens, including separators. Keeps their order."""
-    group: list[tuple[str, Int32Array]] = []
+    group: list[Document] = []
     total = 0
-    for name, tokens in documents:
+    for given in documents:
+        document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
+        tokens = document.tokens
         if len(tokens) == 0:
             continue
         if len(tokens) + 1 >= MAX_SEGMENT:
             raise CorpusTooLarge(len(tokens))
         if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
-            raise ValueError(f"document {name}: token ids must be from 0 to {vocab_size - 1}")
+            raise ValueError(f"document {document.name}: token ids must be from 0 to {vocab_size - 1}")
         if group and total + len(tokens) + 1 > cap:
             yield group
             group, total = [], 0
-        group.append((name, np.asarray(tokens, np.int32)))
+        group.append(document)
         total += len(tokens) + 1
     if group:
         yield group

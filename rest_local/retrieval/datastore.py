@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreNotFound
-from rest_local.retrieval.format import KINDS, DocumentTable, Manifest, SegmentEntry, file_name
+from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.format import KINDS, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.home import find, indexes, no_such_vocabulary, read_manifest
-from rest_local.retrieval.rows import Context, Int32Array, Rows
+from rest_local.retrieval.rows import Context, Int32Array, Int64Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
+from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
 
 log = logging.getLogger("rest_local.datastore")
 
@@ -169,9 +171,32 @@ class Datastore:
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """All document names, in the order of the text. Raises DatastoreCorrupt if a table is damaged."""
+        """The names of all documents that are not deleted, in the order of the text. Raises DatastoreCorrupt if a table
+        is damaged.
+        """
         self._check_sizes()
-        return [table.name(index) for table in self._documents for index in range(len(table))]
+        return [
+            name
+            for index, entry in enumerate(self.manifest.segments)
+            for name, alive in zip(self.names(index), _alive(entry.dead, entry.documents), strict=True)
+            if alive
+        ]
+
+    def names(self, index: int) -> list[str]:
+        """The names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
+        table = self._documents[index]
+        return [table.name(number) for number in range(len(table))]
+
+    def states(self, index: int) -> StateTable | None:
+        """The file states of a segment, deleted ones too; None if it has none. Reads their file: O(states). Raises
+        DatastoreCorrupt.
+        """
+        entry = self.manifest.segments[index]
+        if not entry.states:
+            return None
+        path = self.directory / file_name(entry.name, "states")
+        data = self._read(path, entry.files["states"].size, mmap=False)
+        return StateTable(bytes(data), self.path, entry.states, entry.documents)
 
     def info(self) -> dict[str, Any]:
         """Its contents and their origin, as JSON-ready values. bytes: on disk, without the manifest."""
@@ -186,25 +211,37 @@ class Datastore:
                 "hash": manifest.vocabulary.hash,
             },
             "tokens": len(self),
-            "documents": sum(segment.documents for segment in manifest.segments),
+            "documents": sum(segment.live for segment in manifest.segments),
+            "revision": manifest.revision,
             "segments": len(manifest.segments),
             "bytes": sum(entries),
             "recipe": dict(manifest.recipe),
         }
 
-    def documents(self, index: int) -> list[tuple[str, Int32Array]]:
-        """Name and tokens of every document of a segment. Raises DatastoreCorrupt for one that no build can write."""
+    def documents(self, index: int) -> list[Document]:
+        """The documents of a segment that are not deleted, with the states of their files that are not deleted. Raises
+        DatastoreCorrupt for one that no build can write.
+        """
         self._check_sizes()
-        table, segment = self._documents[index], self.segments[index]
+        table, segment, entry = self._documents[index], self.segments[index], self.manifest.segments[index]
+        states = self._states_by_document(index)
         found = []
-        for number in range(len(table)):
+        for number in np.flatnonzero(_alive(entry.dead, entry.documents)).tolist():
             start, end = table.start(number), table.start(number + 1) - 1
             if not 0 <= start < end < len(segment):
                 raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
             tokens = segment.slice(start, end)
             self._check_ids(tokens, index, number)
-            found.append((table.name(number), tokens))
+            found.append(Document(table.name(number), tokens, tuple(states.get(number, ()))))
         return found
+
+    def _states_by_document(self, index: int) -> dict[int, list[FileState]]:
+        table, gone = self.states(index), self.manifest.segments[index].gone
+        by_document: dict[int, list[FileState]] = {}
+        if table is not None:
+            for number in np.flatnonzero(_alive(gone, len(table))).tolist():
+                by_document.setdefault(int(table.documents[number]), []).append(table[number])
+        return by_document
 
     def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
         """Read every file of these segments (default: all), compare checksums, and return the number of bytes read.
@@ -213,7 +250,7 @@ class Datastore:
         """
         total = 0
         for entry in self.manifest.segments if segments is None else segments:
-            for kind in KINDS:
+            for kind in entry.files:
                 path = self.directory / file_name(entry.name, kind)
                 try:
                     digest, size = _digest(path)
@@ -284,7 +321,8 @@ class Datastore:
         }
         self._documents.append(DocumentTable(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
-        segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size)
+        dead = _intervals(self._documents[-1], entry.dead)
+        segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead)
         self.segments.append(segment)
         if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # it keeps every match inside the text
             raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")
@@ -320,6 +358,21 @@ def _newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str
     if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
         raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
     return directory, manifest
+
+
+def _alive(deleted: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Which of `count` entries are not in the bitmap `deleted`."""
+    alive = np.ones(count, np.bool_)
+    alive[numbers_in(deleted)] = False
+    return alive
+
+
+def _intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
+    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
+    if not dead:
+        return None
+    numbers = numbers_in(dead)
+    return np.stack([table.starts[numbers], table.starts[numbers + 1]], axis=1).astype(np.int64)
 
 
 def _digest(path: Path) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The on-disk form of a datastore: its manifest and its document tables (docs/FORMAT.md has the byte tables).
+"""The on-disk form of a datastore's manifest (docs/FORMAT.md has the byte tables; `tables` has the document tables).
 
 This module does no I/O: it converts bytes to checked values and back. Every number in a file is checked before it is
 used to multiply, allocate or slice.
@@ -6,29 +6,30 @@ used to multiply, allocate or slice.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreVersion
 from rest_local.retrieval.rows import MAX_VOCABULARY, PADDING, width_of
 
 MAGIC = "rest-local datastore"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)
 MANIFEST = "manifest.json"
 KINDS = ("tokens", "order", "documents")
+OPTIONAL_KINDS = ("states",)
 MAX_SEGMENT = (1 << 31) - 1
 """Maximum number of tokens in a segment, because positions are int32."""
 
-DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
-_DOCUMENTS_HEAD = 24
+DOCUMENTS_HEAD = 24
+STATES_HEAD = 24
+STATE_BYTES = 60  # of a file state, without its name: size, mtime, name offset, document, sha256
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _RECIPE: dict[str, type] = {
@@ -68,22 +69,58 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment in the manifest. tokens: its length, including one separator for each document; files: by kind."""
+    """A segment in the manifest. tokens: its length, including one separator for each document; files: by kind, those
+    of KINDS and some of OPTIONAL_KINDS; states: number of file states in the file of that kind.
+
+    dead: a bitmap of the documents that are deleted (bit i of byte i // 8, the least significant first), empty if there
+    are none; gone: the same of the file states. Deleted text stays in the files until the segment is written again.
+    """
 
     name: str
     tokens: int
     documents: int
     files: Mapping[str, FileEntry]
+    states: int = 0
+    dead: bytes = field(default=b"", repr=False)
+    gone: bytes = field(default=b"", repr=False)
+
+    @property
+    def live(self) -> int:
+        """Number of documents that are not deleted."""
+        return self.documents - _bits(self.dead)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. Fields that a segment of format 1 lacks are left out where they say nothing."""
+        fields: dict[str, Any] = {
+            "name": self.name,
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "files": {kind: {"size": file.size, "sha256": file.sha256} for kind, file in self.files.items()},
+        }
+        if self.states:
+            fields["states"] = self.states
+        for key, bitmap in (("dead", self.dead), ("gone", self.gone)):
+            if bitmap:
+                fields[key] = base64.b64encode(bitmap).decode("ascii")
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a commit. recipe: how to build it again (paths, filters, model); created: UTC, ISO 8601."""
+    """The content of a commit. recipe: how to build it again (paths, filters, model); created: UTC, ISO 8601; revision:
+    one more than the highest of all indexes of the datastore before the commit, 0 in format 1.
+    """
 
     vocabulary: VocabularyId
     segments: tuple[SegmentEntry, ...]
     recipe: Mapping[str, Any]
     created: str
+    revision: int = 0
+
+    @property
+    def age(self) -> tuple[int, str]:
+        """Sorts the commits of a datastore's indexes, the newest last; the clock decides only in format 1."""
+        return self.revision, self.created
 
     def to_bytes(self) -> bytes:
         """The content of `manifest.json`."""
@@ -91,9 +128,10 @@ class Manifest:
             {
                 "magic": MAGIC,
                 "format": FORMAT,
+                "revision": self.revision,
                 "created": self.created,
                 "vocabulary": {name: getattr(self.vocabulary, name) for name in ("hash", "size", "name")},
-                "segments": [asdict(segment) for segment in self.segments],
+                "segments": [segment.to_dict() for segment in self.segments],
                 "recipe": dict(self.recipe),
             }
         )
@@ -118,7 +156,12 @@ def file_name(segment: str, kind: str) -> str:
 def owns(name: str) -> bool:
     """Whether only a build can have written a file of this name in the directory of a datastore."""
     parts = name.split(".")
-    segment_file = len(parts) == 3 and _SEGMENT_NAME.match(parts[0]) and parts[1] in KINDS and parts[2] == "bin"
+    segment_file = (
+        len(parts) == 3
+        and _SEGMENT_NAME.match(parts[0])
+        and parts[1] in (*KINDS, *OPTIONAL_KINDS)
+        and parts[2] == "bin"
+    )
     return bool(segment_file) or name.startswith(f"{MANIFEST}.new-")
 
 
@@ -151,7 +194,7 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
         raise DatastoreCorrupt(path, "the manifest does not match its own checksum")
     if fields.get("magic") != MAGIC:
         raise DatastoreVersion(path, f"of something else ({str(fields.get('magic'))[:40]!r})", str(FORMAT))
-    if fields.get("format") != FORMAT or isinstance(fields["format"], bool):
+    if fields.get("format") not in READABLE or isinstance(fields["format"], bool):
         raise DatastoreVersion(path, str(fields.get("format"))[:40], str(FORMAT))
     return fields
 
@@ -181,7 +224,8 @@ def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
     if not isinstance(fields["recipe"], dict):
         raise ValueError("recipe is not an object")
     check_recipe(fields["recipe"])
-    return Manifest(identity, segments, fields["recipe"], _text(fields, "created"))
+    revision = _number(fields, "revision", 1, 1 << 62) if fields["format"] > 1 else 0
+    return Manifest(identity, segments, fields["recipe"], _text(fields, "created"), revision)
 
 
 def check_recipe(recipe: Mapping[str, Any]) -> None:
@@ -200,71 +244,35 @@ def check_recipe(recipe: Mapping[str, Any]) -> None:
 def _parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
     tokens = _number(fields, "tokens", 1, MAX_SEGMENT - 1)
     documents = _number(fields, "documents", 1, tokens)
+    states = _number(fields, "states", 1, MAX_SEGMENT - 1) if "states" in fields else 0
+    kinds = (*KINDS, *(kind for kind in OPTIONAL_KINDS if kind in fields["files"]))
     files = {
         kind: FileEntry(
             _number(fields["files"][kind], "size", 0, 1 << 62), _text(fields["files"][kind], "sha256", _SHA256)
         )
-        for kind in KINDS
+        for kind in kinds
     }
     expected = {"tokens": (tokens + PADDING) * width, "order": tokens * 4}
     for kind, size in expected.items():
         if files[kind].size != size:
             raise ValueError(f"{tokens} tokens give {size} bytes of {kind}, not {files[kind].size}")
-    if files["documents"].size < _DOCUMENTS_HEAD + 16 * (documents + 1):
+    if files["documents"].size < DOCUMENTS_HEAD + 16 * (documents + 1):
         raise ValueError(f"{files['documents'].size} bytes cannot hold {documents} documents")
-    return SegmentEntry(_text(fields, "name", _SEGMENT_NAME), tokens, documents, files)
+    if ("states" in files) != bool(states) or (states and files["states"].size < STATES_HEAD + STATE_BYTES * states):
+        raise ValueError(f"{states} file states do not fit their file")
+    dead, gone = _bitmap(fields, "dead", documents), _bitmap(fields, "gone", states)
+    return SegmentEntry(_text(fields, "name", _SEGMENT_NAME), tokens, documents, files, states, dead, gone)
 
 
-def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
-    """The content of `documents.bin`. starts: of each document in the forward text, then the text's length."""
-    ends = np.cumsum([0, *(len(name) for name in names)], dtype="<u8")
-    head = DOCUMENTS_MAGIC + len(names).to_bytes(8, "little") + int(ends[-1]).to_bytes(8, "little")
-    return b"".join((head, np.asarray(starts, "<u8").tobytes(), ends.tobytes(), *names))
+def _bitmap(fields: Mapping[str, Any], key: str, count: int) -> bytes:
+    """A bitmap of `count` bits, some but not all of them set; empty without one."""
+    if key not in fields:
+        return b""
+    bitmap = base64.b64decode(_text(fields, key), validate=True)
+    if len(bitmap) != (count + 7) // 8 or not 0 < _bits(bitmap) < count or bitmap[-1] >> (count - 1) % 8 > 1:
+        raise ValueError(f"{key} is no bitmap of {count} bits of which some are set")
+    return bitmap
 
 
-class DocumentTable:
-    """A document table over a buffer (a map, or bytes). Only the requested entries are read.
-
-    Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.
-    """
-
-    def __init__(self, data: Any, path: Path, documents: int, tokens: int) -> None:
-        self.path = path
-        head = bytes(data[:_DOCUMENTS_HEAD])
-        count, names = int.from_bytes(head[8:16], "little"), int.from_bytes(head[16:24], "little")
-        if head[:8] != DOCUMENTS_MAGIC or count != documents:
-            raise DatastoreCorrupt(path, "the document table does not begin as the manifest says")
-        if len(data) != _DOCUMENTS_HEAD + 16 * (count + 1) + names:
-            raise DatastoreCorrupt(path, f"the document table of {len(data)} bytes does not match its header")
-        self._data = data
-        self._names_at = _DOCUMENTS_HEAD + 16 * (count + 1)
-        self.starts: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, _DOCUMENTS_HEAD)
-        self._ends: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, _DOCUMENTS_HEAD + 8 * (count + 1))
-        if int(self.starts[0]) != 0 or int(self.starts[-1]) != tokens:
-            raise DatastoreCorrupt(path, "the document table does not span the text")
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def at(self, position: int) -> int:
-        """The number of the document at a position of the text. O(log documents)."""
-        index = int(np.searchsorted(self.starts, np.uint64(position), side="right")) - 1
-        if not 0 <= index < len(self) or not int(self.starts[index]) <= position < int(self.starts[index + 1]):
-            raise DatastoreCorrupt(self.path, f"the document table is out of order near token {position}")
-        return index
-
-    def start(self, index: int) -> int:
-        """The start of a document in the text."""
-        return int(self.starts[index])
-
-    def name(self, index: int) -> str:
-        """The name of a document. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`."""
-        first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
-        if not self._names_at <= first <= last <= len(self._data):
-            raise DatastoreCorrupt(self.path, f"the name of document {index} lies outside the table")
-        return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
-
-    def release(self) -> None:
-        """Release the buffer."""
-        self.starts = self._ends = np.empty(0, np.uint64)
-        self._data = b""
+def _bits(bitmap: bytes) -> int:
+    return int.from_bytes(bitmap, "little").bit_count()

@@ -253,7 +253,7 @@ class History:
         while store and entries and (full or entries[-1].tokens <= max(MERGE * size, SMALL_SEGMENT)):
             entry = entries.pop()
             store.check([entry])  # damaged tokens must not get a new, valid checksum
-            answers[:0] = store.documents(len(entries))
+            answers[:0] = [(name, tokens) for name, tokens, _ in store.documents(len(entries))]
             size += entry.tokens
         if full:
             sizes = np.cumsum([len(tokens) + 1 for _, tokens in reversed(answers)])

@@ -97,6 +97,11 @@ def folders(path: Path) -> list[Path]:
         return []
 
 
+def datastore_of(directory: Path) -> Path:
+    """The datastore that an index's directory belongs to."""
+    return directory.parent if FOLDER.match(directory.name) else directory
+
+
 def indexes(path: Path) -> list[Path]:
     """The directories of a datastore that hold a commit, the datastore's own directory first."""
     return [directory for directory in (path, *folders(path)) if os.path.exists(directory / MANIFEST)]
@@ -130,7 +135,7 @@ def newest_manifest(path: Path) -> Manifest:
     readable = [manifest for manifest in found if isinstance(manifest, Manifest)]
     if not readable:
         raise next((error for error in found if isinstance(error, DatastoreError)), DatastoreNotFound(path))
-    return max(readable, key=lambda manifest: manifest.created)
+    return max(readable, key=lambda manifest: manifest.age)
 
 
 def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> DatastoreVocabulary:

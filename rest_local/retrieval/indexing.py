@@ -28,6 +28,7 @@ from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, Op
 from rest_local.retrieval.build import Progress, build, commit
 from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, measure, walk
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
@@ -344,9 +345,7 @@ def forget(
         return count
 
 
-def _divided(
-    store: Datastore, names: set[str], size: int
-) -> tuple[tuple[SegmentEntry, ...], list[tuple[str, Int32Array]]]:
+def _divided(store: Datastore, names: set[str], size: int) -> tuple[tuple[SegmentEntry, ...], list[Document]]:
     """The segments that stay, and the documents of the other segments except those in `names`, oldest first.
 
     `size`: number of tokens that the new segment gets in addition.
@@ -361,14 +360,9 @@ def _divided(
     store.check([entries[index] for index in sorted(touched)])  # damaged tokens must not get a new, valid checksum
     documents = [document for index in sorted(touched) for document in store.documents(index)]
     keep = tuple(entry for index, entry in enumerate(entries) if index not in touched)
-    return keep, [(name, tokens) for name, tokens in documents if name not in names]
+    return keep, [document for document in documents if document.name not in names]
 
 
 def _touched(store: Datastore, names: set[str]) -> set[int]:
     """The numbers of the segments that hold a document with one of these names."""
-    held, touched, start = store.document_names(), set(), 0
-    for index, entry in enumerate(store.manifest.segments):
-        if not names.isdisjoint(held[start : start + entry.documents]):
-            touched.add(index)
-        start += entry.documents
-    return touched
+    return {index for index in range(len(store.manifest.segments)) if not names.isdisjoint(store.names(index))}

@@ -43,8 +43,17 @@ class Segment:
     inside the text as long as a separator ends it, as a separator ends every document.
     """
 
-    def __init__(self, tokens: bytes | mmap, order: object, *, length: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokens: bytes | mmap,
+        order: object,
+        *,
+        length: int,
+        vocab_size: int,
+        dead: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.length = length
+        self.dead = dead
         self.vocab_size = vocab_size
         self.width = width_of(vocab_size)
         if len(tokens) != (length + MAX_DEPTH + MAX_MATCH) * self.width:

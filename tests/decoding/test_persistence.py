@@ -57,7 +57,7 @@ def finish(engine: Engine, n: int = 60, **options: object) -> Result:
 def kept() -> list[list[int]]:
     (name,) = [listed.name for listed in list_histories()]
     with Datastore.open(history_home() / name) as store:
-        return [tokens.tolist() for i in range(len(store.segments)) for _, tokens in store.documents(i)]
+        return [tokens.tolist() for i in range(len(store.segments)) for _, tokens, _ in store.documents(i)]
 
 
 @pytest.mark.usefixtures("keen")

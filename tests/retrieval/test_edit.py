@@ -36,9 +36,9 @@ def contents(path: Path) -> dict[str, str]:
     with Datastore.open(path) as store:
         store.check()
         found = [document for index in range(len(store.segments)) for document in store.documents(index)]
-        assert [name for name, _ in found] == store.document_names()
-    assert len({name for name, _ in found}) == len(found)
-    return {name: bytes(ids.astype(np.uint8)).decode() for name, ids in found}
+        assert [name for name, *_ in found] == store.document_names()
+    assert len({name for name, *_ in found}) == len(found)
+    return {name: bytes(ids.astype(np.uint8)).decode() for name, ids, _ in found}
 
 
 def put(path: Path, **documents: str) -> None:

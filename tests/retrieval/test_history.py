@@ -40,7 +40,7 @@ def answers_in(path: Path) -> list[list[int]]:
     """All committed answers, oldest first. Compares every checksum."""
     with Datastore.open(path) as store:
         store.check()
-        return [tokens.tolist() for i in range(len(store.segments)) for _, tokens in store.documents(i)]
+        return [tokens.tolist() for i in range(len(store.segments)) for _, tokens, _ in store.documents(i)]
 
 
 def plain(rows: Any) -> list[tuple[int, list[int]]]:

@@ -204,7 +204,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "manifest cut": lambda path: os.truncate(path / MANIFEST, 100),
     "manifest empty": lambda path: (path / MANIFEST).write_bytes(b""),
     "manifest foreign": lambda path: (path / MANIFEST).write_bytes(b"GGUF" * 100),
-    "newer format": reseal(lambda fields: fields.update(format=2)),
+    "newer format": reseal(lambda fields: fields.update(format=3)),
     "another vocabulary": reseal(lambda fields: fields["vocabulary"].update(hash="cd" * 32)),
     "another size": reseal(lambda fields: fields["vocabulary"].update(size=5000)),
     "not a history": reseal(lambda fields: fields.update(recipe={})),

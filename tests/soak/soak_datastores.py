@@ -119,7 +119,7 @@ def opened(path: Path) -> dict[str, list[int]]:
     with Datastore.open(path) as store:
         found: dict[str, list[int]] = {}
         for index in range(len(store.segments)):
-            found |= {name: tokens.tolist() for name, tokens in store.documents(index)}
+            found |= {name: tokens.tolist() for name, tokens, _ in store.documents(index)}
         return found
 
 

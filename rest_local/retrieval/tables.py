@@ -1,0 +1,153 @@
+"""The tables of a segment: its documents, and the states of the files that they were read from (docs/FORMAT.md).
+
+This module does no I/O: it converts bytes to checked values and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.errors import DatastoreCorrupt
+from rest_local.retrieval.documents import FileState
+from rest_local.retrieval.format import DOCUMENTS_HEAD, STATES_HEAD
+from rest_local.retrieval.rows import Int64Array
+
+DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
+STATES_MAGIC = b"RLSTAT\x00\x01"
+_DIGEST = 32
+
+
+def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
+    """The content of `documents.bin`. starts: of each document in the forward text, then the text's length."""
+    ends = np.cumsum([0, *(len(name) for name in names)], dtype="<u8")
+    head = DOCUMENTS_MAGIC + len(names).to_bytes(8, "little") + int(ends[-1]).to_bytes(8, "little")
+    return b"".join((head, np.asarray(starts, "<u8").tobytes(), ends.tobytes(), *names))
+
+
+class DocumentTable:
+    """A document table over a buffer (a map, or bytes). Only the requested entries are read.
+
+    Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.
+    """
+
+    def __init__(self, data: Any, path: Path, documents: int, tokens: int) -> None:
+        self.path = path
+        head = bytes(data[:DOCUMENTS_HEAD])
+        count, names = int.from_bytes(head[8:16], "little"), int.from_bytes(head[16:24], "little")
+        if head[:8] != DOCUMENTS_MAGIC or count != documents:
+            raise DatastoreCorrupt(path, "the document table does not begin as the manifest says")
+        if len(data) != DOCUMENTS_HEAD + 16 * (count + 1) + names:
+            raise DatastoreCorrupt(path, f"the document table of {len(data)} bytes does not match its header")
+        self._data = data
+        self._names_at = DOCUMENTS_HEAD + 16 * (count + 1)
+        self.starts: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, DOCUMENTS_HEAD)
+        self._ends: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, DOCUMENTS_HEAD + 8 * (count + 1))
+        if int(self.starts[0]) != 0 or int(self.starts[-1]) != tokens:
+            raise DatastoreCorrupt(path, "the document table does not span the text")
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def at(self, position: int) -> int:
+        """The number of the document at a position of the text. O(log documents)."""
+        index = int(np.searchsorted(self.starts, np.uint64(position), side="right")) - 1
+        if not 0 <= index < len(self) or not int(self.starts[index]) <= position < int(self.starts[index + 1]):
+            raise DatastoreCorrupt(self.path, f"the document table is out of order near token {position}")
+        return index
+
+    def start(self, index: int) -> int:
+        """The start of a document in the text."""
+        return int(self.starts[index])
+
+    def name(self, index: int) -> str:
+        """The name of a document. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`."""
+        first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
+        if not self._names_at <= first <= last <= len(self._data):
+            raise DatastoreCorrupt(self.path, f"the name of document {index} lies outside the table")
+        return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
+
+    def release(self) -> None:
+        """Release the buffer."""
+        self.starts = self._ends = np.empty(0, np.uint64)
+        self._data = b""
+
+
+def encoded(name: str) -> bytes:
+    """The stored form of a name: the bytes that `os.fsdecode` turned into it."""
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return name.encode("utf-8", "replace")
+
+
+def pack_states(states: Sequence[tuple[int, FileState]]) -> bytes:
+    """The content of `states.bin`: (number of the document in the segment, state of a file with its content)."""
+    names = [encoded(state.name) for _, state in states]
+    ends = np.cumsum([0, *map(len, names)], dtype="<u8")
+    columns = (
+        np.array([state.size for _, state in states], "<u8").tobytes(),
+        np.array([state.mtime_ns for _, state in states], "<i8").tobytes(),
+        ends.tobytes(),
+        np.array([document for document, _ in states], "<u4").tobytes(),
+        *(state.sha256 for _, state in states),
+        *names,
+    )
+    return b"".join((STATES_MAGIC, len(states).to_bytes(8, "little"), int(ends[-1]).to_bytes(8, "little"), *columns))
+
+
+class StateTable:
+    """The file states of a segment, over a buffer. documents: int64 [states], number of the document of each.
+
+    Raises DatastoreCorrupt if a header or a value does not fit the buffer or the manifest. O(states).
+    """
+
+    def __init__(self, data: bytes, path: Path, states: int, documents: int) -> None:
+        head = data[:STATES_HEAD]
+        names = int.from_bytes(head[16:24], "little")
+        fixed = STATES_HEAD + 16 * states + 8 * (states + 1) + 4 * states + _DIGEST * states
+        if head[:8] != STATES_MAGIC or int.from_bytes(head[8:16], "little") != states or len(data) != fixed + names:
+            raise DatastoreCorrupt(path, "the table of file states does not match its header or the manifest")
+        self._data, self._names_at, self._digests_at = data, fixed, fixed - _DIGEST * states
+        self._sizes = np.frombuffer(data, "<u8", states, STATES_HEAD)
+        self._mtimes = np.frombuffer(data, "<i8", states, STATES_HEAD + 8 * states)
+        self._ends = np.frombuffer(data, "<u8", states + 1, STATES_HEAD + 16 * states)
+        at = STATES_HEAD + 16 * states + 8 * (states + 1)
+        self.documents: Int64Array = np.frombuffer(data, "<u4", states, at).astype(np.int64)
+        orderly = (
+            int(self._ends[0]) == 0 and int(self._ends[-1]) == names and bool((np.diff(self._ends) <= names).all())
+        )
+        if not orderly or int(self.documents.max()) >= documents:
+            raise DatastoreCorrupt(path, "the table of file states points outside itself")
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, index: int) -> FileState:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        at = self._digests_at + _DIGEST * index
+        return FileState(
+            self.name(index), int(self._sizes[index]), int(self._mtimes[index]), self._data[at : at + _DIGEST]
+        )
+
+    def name(self, index: int) -> str:
+        """The name of a file, as `DocumentTable.name`."""
+        first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
+        return self._data[first:last].decode("utf-8", "surrogateescape")
+
+
+def bitmap_of(numbers: Iterable[int], count: int) -> bytes:
+    """The bitmap of `count` bits with these set; empty if there are none."""
+    bits = np.zeros(count, np.uint8)
+    bits[list(numbers)] = 1
+    return np.packbits(bits, bitorder="little").tobytes() if bits.any() else b""
+
+
+def numbers_in(bitmap: bytes) -> Int64Array:
+    """The numbers of the bits that are set, ascending: int64."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little"))
