@@ -21,30 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
-from pathspec import GitIgnoreSpec
-
-from rest_local.errors import (
-    DatastoreError,
-    DatastoreLocked,
-    DatastoreNotFound,
-    DatastoreVocabulary,
-    RestLocalError,
-    printable,
-)
-from rest_local.retrieval.corpus import EXTENSIONS, NAMES
-from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import Manifest
-from rest_local.retrieval.home import find, is_walk, read_manifest
-from rest_local.retrieval.indexing import DocumentTokenizer
+from rest_local.retrieval.watched import Batch, Commit, Target, Update, Watched
 
 log = logging.getLogger("rest_local.watching")
 
@@ -52,75 +34,9 @@ STEP_MS = 50
 DEBOUNCE_MS = 400
 TICK_MS = 250
 POLL_S = 5.0  # between full updates where the system cannot watch
-MANY = 2000  # changed files at once, from which on a walk over all of them costs no more
-SETTLE_S = 10.0
-SOON = (10, 60.0)  # a full update waits so many times as long as the one before took, and so many seconds at most
-SETTLED = (50, 600.0)
-RETRY_S = 1.0  # for a lock or a disk to be free
-_NEVER_HELD = frozenset({"__pycache__", "node_modules"})
-_GITIGNORE = ".gitignore"
-
-ADDED, MODIFIED, DELETED = 1, 2, 3  # of `watchfiles.Change`
-
-Batch = Collection[tuple[int, str]]
-"""Changes, each its kind and an absolute path."""
 
 Events = Callable[[Sequence[Path], threading.Event], Generator[Batch, None, None]]
 """Batches of changes below directories, an empty one now and then, until the event is set. Raises OSError."""
-
-
-class Counts(Protocol):
-    """What an update did (`retrieval.updating.Updated`)."""
-
-    @property
-    def added(self) -> int: ...
-    @property
-    def changed(self) -> int: ...
-    @property
-    def deleted(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def manifest(self) -> Manifest: ...
-
-
-class Update(Protocol):
-    """`retrieval.updating.update`."""
-
-    def __call__(self, path: Path, *, vocabulary: DocumentTokenizer, only: Collection[str] | None = None) -> Counts: ...
-
-
-@dataclass(frozen=True)
-class Target:
-    """One index to keep up to date. name: for messages; path: of the datastore."""
-
-    name: str
-    path: Path
-    vocabulary: DocumentTokenizer
-
-
-@dataclass(frozen=True)
-class Commit:
-    """An update that changed an index."""
-
-    target: Target
-    counts: Counts
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. tokens: of the files that were read; total: of the index."""
-        counts = self.counts
-        return {
-            "name": self.target.name,
-            "vocabulary": self.target.vocabulary.name,
-            "added": counts.added,
-            "changed": counts.changed,
-            "deleted": counts.deleted,
-            "tokens": counts.tokens,
-            "total": sum(segment.tokens for segment in counts.manifest.segments),
-            "documents": sum(segment.documents for segment in counts.manifest.segments),
-            "seconds": round(self.seconds, 3),
-        }
 
 
 def system_events(roots: Sequence[Path], stop: threading.Event) -> Generator[Batch, None, None]:
@@ -197,8 +113,8 @@ class Watcher:
         self.indexes += [self._index(target) for target in more or ()]
         return bool(self.indexes) or more is not None
 
-    def _index(self, target: Target) -> _Index:
-        return _Index(target, self._update, self._report, self._clock)
+    def _index(self, target: Target) -> Watched:
+        return Watched(target, self._update, self._report, self._clock)
 
     def _polls(self, stop: threading.Event) -> Generator[Batch, None, None]:
         while not stop.wait(TICK_MS / 1000):
@@ -209,195 +125,3 @@ class Watcher:
     def _give_up(self, error: Exception) -> None:
         self._poll_s = POLL_S
         log.warning("the system cannot watch these files (%s); looking at all of them every %.0f s", error, POLL_S)
-
-
-@dataclass
-class _Root:
-    """A recorded path. identity: None while it is gone; another one for another directory of the same name."""
-
-    path: Path
-    identity: tuple[int, ...] | None = None
-    is_directory: bool = False
-
-    def look(self, may_be_empty: Callable[[Path], bool]) -> bool:
-        """Whether it is another one than before. may_be_empty: whether an empty directory is as it should be."""
-        before = self.identity
-        try:
-            status = os.stat(self.path)
-            self.is_directory = stat.S_ISDIR(status.st_mode)
-            self.identity = (status.st_dev, status.st_ino)
-            if not self.is_directory:  # a save may replace it or not
-                self.identity += (status.st_mtime_ns, status.st_size)
-            elif not _has_entries(self.path) and not may_be_empty(self.path):
-                self.identity = None
-        except OSError:
-            self.identity, self.is_directory = None, False
-        return self.identity != before
-
-
-@dataclass(eq=False)
-class _Index:
-    """The index of one target. pending: files to look at."""
-
-    target: Target
-    update: Update
-    report: Callable[[Commit], object]
-    clock: Callable[[], float]
-    roots: list[_Root] = field(default_factory=list)
-    is_gone: bool = False
-    pending: set[str] = field(default_factory=set)
-    _full_at: float = 0.0
-    _full_ended: float = 0.0
-    _full_took: float = 0.0
-    _wait_until: float = 0.0
-    _include: GitIgnoreSpec | None = None
-    _warned: str = ""
-
-    def __post_init__(self) -> None:
-        self._use(read_manifest(find(self.target.path, self.target.vocabulary.hash)).recipe)
-        self.look_at_roots()
-
-    def _use(self, recipe: Mapping[str, Any]) -> None:
-        if not is_walk(recipe):
-            raise DatastoreError(f"datastore {self.target.name}: it was not built from files that can be watched")
-        paths = [Path(path).resolve() for path in recipe["paths"]]
-        if paths != [root.path for root in self.roots]:
-            self.roots = [_Root(path) for path in paths]
-        include = recipe.get("include")
-        self._include = GitIgnoreSpec.from_lines(include) if include else None
-
-    def look_at_roots(self) -> bool:
-        """Whether a recorded path vanished, came back or was replaced."""
-        changed = [root for root in self.roots if root.look(self._holds_nothing_of)]
-        if changed:
-            self._full_at = self.clock()
-            gone = [str(root.path) for root in self.roots if root.identity is None]
-            if gone:
-                what = f"{', '.join(gone)} vanished or is empty; what it held stays until there is something again"
-                self._warn(f"datastore {self.target.name}: {what}")
-        return bool(changed)
-
-    def _holds_nothing_of(self, root: Path) -> bool:
-        below = os.path.join(root, "")
-        known = self.target.vocabulary.hash
-        try:
-            with Datastore.open(self.target.path, vocabulary_hash=known, mmap=True) as store:
-                return not any(name.startswith(below) for name in store.document_names())
-        except DatastoreError:
-            return False
-
-    def note(self, batch: Batch) -> None:
-        """Note changed files, and whether a full update is needed."""
-        added = {path for kind, path in batch if kind == ADDED}
-        doubtful = unsettled = False
-        for kind, path in batch:
-            root = self._root_of(path)
-            if root is None:
-                continue
-            relative = path[len(os.path.join(root.path, "")) :]
-            if os.path.basename(path) == _GITIGNORE:
-                doubtful = True
-            elif not _may_hold(relative):
-                continue
-            elif self._is_wanted(relative):
-                self.pending.add(path)
-            elif kind == ADDED and os.path.isdir(path) and not os.path.islink(path):
-                self.pending.update(self._below(path, root))
-            elif kind == DELETED and path not in added:  # it may have been a directory
-                doubtful |= not os.path.splitext(path)[1]
-                unsettled = True
-        if len(self.pending) > MANY:
-            self.pending.clear()
-            doubtful = True
-        if doubtful:
-            self._full_no_later_than(self._full_ended + min(SOON[0] * self._full_took, SOON[1]))
-        elif unsettled:
-            self._full_when_settled()
-
-    def _root_of(self, path: str) -> _Root | None:
-        found = next((root for root in self.roots if path.startswith(os.path.join(root.path, ""))), None)
-        return found if found and found.identity else None
-
-    def _is_wanted(self, relative: str) -> bool:
-        if self._include is not None:
-            return self._include.match_file(relative)
-        name = os.path.basename(relative)
-        return os.path.splitext(name)[1].lower() in EXTENSIONS or name in NAMES
-
-    def _below(self, directory: str, root: _Root) -> Iterator[str]:
-        """Wanted files in a new directory: those that were there before it was watched have no events."""
-        base = os.path.join(root.path, "")
-        for folder, folders, names in os.walk(directory):
-            folders[:] = [name for name in folders if _may_hold(name)]
-            paths = [os.path.join(folder, name) for name in names]
-            yield from (path for path in paths if _may_hold(path[len(base) :]) and self._is_wanted(path[len(base) :]))
-            if len(self.pending) > MANY:
-                return
-
-    def full_within(self, seconds: float) -> None:
-        """A full update at the latest so long after the last one."""
-        self._full_no_later_than(self._full_ended + seconds)
-
-    def _full_no_later_than(self, moment: float) -> None:
-        self._full_at = min(self._full_at, max(moment, self.clock()))
-
-    def _full_when_settled(self) -> None:
-        share, most = SETTLED
-        self._full_no_later_than(self.clock() + max(SETTLE_S, min(share * self._full_took, most)))
-
-    def work(self) -> None:
-        """Make the update that is due, if any."""
-        now = self.clock()
-        if now < self._wait_until:
-            return
-        if now >= self._full_at and all(root.identity for root in self.roots):
-            self.pending.clear()
-            self._full_at = float("inf")
-            self._full_took = self._update(None)
-            self._full_ended = self.clock()
-        elif only := frozenset(path for path in self.pending if self._root_of(path)):
-            self.pending.clear()
-            self._update(only)
-            self._full_when_settled()
-
-    def _update(self, only: Collection[str] | None) -> float:
-        """Update the index, and return how many seconds it took. What could not be done is due again later."""
-        began = self.clock()
-        try:
-            counts = self.update(self.target.path, vocabulary=self.target.vocabulary, only=only)
-        except DatastoreLocked:  # another writer: its commit comes first
-            self._again(only)
-        except (DatastoreNotFound, DatastoreVocabulary) as error:
-            self.is_gone = True
-            self._warn(f"{error}; no longer watched")
-        except RestLocalError as error:
-            self._again(only)
-            self._warn(f"{error}; it stays as it is")
-        else:
-            self._warned = ""
-            self._use(counts.manifest.recipe)
-            if counts.added or counts.changed or counts.deleted:
-                self.report(Commit(self.target, counts, self.clock() - began))
-        return self.clock() - began
-
-    def _again(self, only: Collection[str] | None) -> None:
-        self._wait_until = self.clock() + RETRY_S
-        if only is None:
-            self._full_at = self._wait_until
-        else:
-            self.pending.update(only)
-
-    def _warn(self, message: str) -> None:
-        if message != self._warned:
-            self._warned = message
-            log.warning("%s", printable(message))
-
-
-def _has_entries(directory: Path) -> bool:
-    with os.scandir(directory) as entries:
-        return any(True for _ in entries)
-
-
-def _may_hold(relative: str) -> bool:
-    """Whether a walk looks at a path at all: no part of it is hidden, or a folder of packages."""
-    return not any(part.startswith(".") or part in _NEVER_HELD for part in relative.split(os.sep))

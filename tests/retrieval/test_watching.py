@@ -14,9 +14,10 @@ import pytest
 from stores import VOCABULARY, make
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
-from rest_local.retrieval import watching
+from rest_local.retrieval import watched
 from rest_local.retrieval.home import find, read_manifest, remove
-from rest_local.retrieval.watching import ADDED, DELETED, MODIFIED, Batch, Commit, Target, Watcher
+from rest_local.retrieval.watched import ADDED, DELETED, MODIFIED, Batch, Commit, Target
+from rest_local.retrieval.watching import Watcher
 
 TOY = SimpleNamespace(hash=VOCABULARY.hash, size=VOCABULARY.size, name=VOCABULARY.name)
 Script = Sequence["Batch | Callable[[], object]"]
@@ -163,9 +164,9 @@ def test_files_of_a_new_directory_need_no_events(project: Project) -> None:
     assert project.update.calls == [None, {wanted}]
 
 
-def test_a_directory_that_is_gone_makes_a_full_update(project: Project) -> None:
+def test_a_directory_that_is_gone_is_one_path_to_look_at(project: Project) -> None:
     project.run([(DELETED, project.path("gone"))])
-    assert project.update.calls == [None, None]
+    assert project.update.calls == [None, {project.path("gone")}]
 
 
 def test_a_directory_with_a_dot_is_noticed_later(project: Project) -> None:
@@ -174,7 +175,7 @@ def test_a_directory_with_a_dot_is_noticed_later(project: Project) -> None:
 
 
 def test_full_updates_take_a_small_share_of_the_time(project: Project) -> None:
-    """A build that deletes and makes folders all the time on a tree whose walk takes two seconds."""
+    """Something that writes rules of git all the time, on a tree whose walk takes two seconds."""
     real = project.update.__call__
 
     def slow(path: Path, *, vocabulary: Any, only: Collection[str] | None = None) -> Any:
@@ -183,12 +184,12 @@ def test_full_updates_take_a_small_share_of_the_time(project: Project) -> None:
 
     project.update = slow  # type: ignore[assignment]
     noted = real.__self__  # type: ignore[attr-defined]
-    project.run(*([[(DELETED, project.path("out"))], project.clock.later(0.5)] * 40))
+    project.run(*([[(MODIFIED, project.path("out/.gitignore"))], project.clock.later(0.5)] * 80))
     assert 1 <= noted.full - 1 <= 2
 
 
 def test_many_files_at_once_make_a_full_update(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MANY", 3)
+    monkeypatch.setattr(watched, "MANY", 3)
     project.run([(MODIFIED, project.path(f"{number}.py")) for number in range(4)])
     assert project.update.calls == [None, None]
 
