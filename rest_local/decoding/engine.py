@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +67,7 @@ class Engine:
         """
         self._core = EngineCore(config, unusable)
         self._running: Stream | None = None
+        self._at_close = ExitStack()
 
     @classmethod
     def load(cls, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> Engine:
@@ -334,9 +336,16 @@ class Engine:
         """
         self._core.use(datastores)
 
+    def at_close(self, call: Callable[[], object]) -> None:
+        """Call it when the engine is closed, first."""
+        self._at_close.callback(call)
+
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
-        self._core.close()
+        try:
+            self._at_close.close()
+        finally:
+            self._core.close()
 
     def __enter__(self) -> Engine:
         return self
