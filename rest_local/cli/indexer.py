@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rest_local.cli.checkout import Code
 from rest_local.cli.messages import say, warn
+
+if TYPE_CHECKING:
+    from rest_local.cli.checkout import Code
 
 END_S = 2.0  # for the child to end by itself
 _LAST_LINES = 3
@@ -56,6 +57,8 @@ class Indexer:
     """
 
     def __init__(self, model: Path, names: Sequence[str] = (), code: Code | None = None) -> None:
+        import subprocess
+
         self.committed: Callable[[], None] = lambda: None
         self._code, self._closing = code, False
         request = {"model": str(model), "names": list(names), "code": [[code.name, str(code.root)]] if code else []}
@@ -75,13 +78,15 @@ class Indexer:
 
     def close(self) -> None:
         """End the child; a second call does nothing. Datastores survive its end at any moment."""
+        from subprocess import TimeoutExpired
+
         self._closing = True
         if self._child.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._child.stdin.close()
         try:
             self._child.wait(END_S)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._child.kill()
             self._child.wait()
         self._thread.join()

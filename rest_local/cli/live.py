@@ -42,14 +42,14 @@ ASLEEP = Live()
 
 
 def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --code and --no-code; the argument is `live`. Takes `watch` too where the command has it."""
+    """Add --code and --no-code; the argument is `live`. Takes `watch` too where the command has it. --no-code may be
+    configured, and --code counts all the same.
+    """
 
     @functools.wraps(command)
     def gathered(*, code: Path | None, no_code: bool, watch: bool = False, **values: Any) -> Any:
         from rest_local.cli import checkout
 
-        if code is not None and no_code:
-            raise click.UsageError("--code and --no-code exclude each other")
         found = None if code is None else checkout.code_of(code)
         return command(live=Live(found, watch, offers=not no_code), **values)
 
@@ -61,7 +61,5 @@ def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shell_complete=completion.paths,
         help="Draft from this folder, or the git checkout around it; indexed in the background, kept up to date.",
     )
-    without = _engine(
-        "--no-code", is_flag=True, allow_from_autoenv=False, help="Draft from no checkout, and do not ask whether to."
-    )
+    without = _engine("--no-code", is_flag=True, help="Do not ask whether to draft from the checkout, and do not.")
     return with_code(without(gathered))
