@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.corrections import GIVEN, Corrections, Deviations
+from rest_local.calibration.corrections import GIVEN, OUTLIER, STEP_ERROR, Corrections, Deviations
 from rest_local.calibration.corrections import LARGEST as LARGEST
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
 LEAST_SD = 0.01  # t(1) has a deviation of 0, and must not outweigh all others
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
+FEWEST = 3  # batches that can show another speed of the machine; fewer may be spikes
 WINDOW_MS = 5.0  # of steps between two questions about other processes, which take 4 us each with cold caches
 _BUCKET = 8  # bits: steps within 256 tokens of context are learned from together
 
@@ -223,7 +224,7 @@ class CostCurve:
         """
         if self._window:
             self._judge()
-        if not self._queue:
+        if not self._queue or not self._learn_speed():
             return
         queue, self._queue = self._queue, []
         groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}
@@ -239,6 +240,42 @@ class CostCurve:
             if n == 1 and len(seen) > 3:
                 self._corrections.learn_noise(1.48 * sorted(abs(value - middle) for value in logs)[len(logs) // 2])
         self._outdated = True
+
+    def _learn_speed(self) -> bool:
+        """Correct the speed by the queued batches where none is a plain step and most take a time that no correction
+        of their size explains. False: they are too few to tell that from a spike, and have to wait for the next.
+        """
+        if any(n == 1 for n, *_ in self._queue):
+            return True
+        if self._outdated:
+            self._refresh()
+        noise = OUTLIER * math.hypot(self.noise, STEP_ERROR)
+        lengths = {n_ctx >> _BUCKET: n_ctx for _, n_ctx, *_ in self._queue}
+        logs = {at: np.log(self._line(self._rows, self._slope, n_ctx)).tolist() for at, n_ctx in lengths.items()}
+        off = [math.log(ms) - logs[n_ctx >> _BUCKET][n - 1] for n, n_ctx, ms, _ in self._queue]
+        if abs(sorted(off)[len(off) // 2]) <= noise:  # the usual case
+            return True
+        least = {at: self._least(logs[at], n_ctx) for at, n_ctx in lengths.items()}
+        found: list[tuple[float, float, int]] = []  # what a size does not explain, the whole difference, the length
+        for difference, (n, n_ctx, ms, _) in zip(off, self._queue, strict=True):
+            seen, at = math.log(ms), n_ctx >> _BUCKET
+            explained = min(max(seen, least[at][n - 1]), logs[at][0] + math.log(n))
+            found.append((seen - explained, difference, n_ctx))
+        excess, difference, n_ctx = sorted(found)[len(found) // 2]
+        if abs(excess) <= noise:
+            return True
+        if len(found) < FEWEST:
+            return False
+        base, attention = self._parts(1, n_ctx)
+        self._corrections.learn(1, attention / (base + attention), difference, len(found), False)
+        return True
+
+    def _least(self, line: list[float], n_ctx: int) -> list[float]:
+        """The least logarithm of t(n) that a correction of the size explains. A time up to n t(1) is always explained:
+        then drafts cease, and a plain step tells the speed.
+        """
+        sd = self._corrections.ratio_sd(self._attention_share(n_ctx)).tolist()
+        return [max(expected - OUTLIER * each, line[0]) for expected, each in zip(line, sd, strict=True)]
 
     def _parts(self, n: int, n_ctx: int) -> tuple[float, float]:
         """The expected time of n tokens in two parts: up to the first length, and attention to tokens beyond it."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Options = Mapping[str, Sequence[click.Option]]
 
 HEADER = "# Options of rest-local, as `rest-local config show --all` lists them."
+
+WAIT_S = 10.0  # for another process that changes the file
 
 _PLACES = ("cache", "config", "data", "datastores", "models", "shared")  # directories and files, which no option sets
 
@@ -96,10 +99,8 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
     fault = settings.fault_of(options[key], value)
     if fault:
         raise OptionError(f"{key}: {fault}")
-    document = _document(path)
-    table = _table(document, profile)
-    table[key] = value
-    _write(path, document)
+    with _changed(path) as document:
+        _table(document, profile)[key] = value
     click.echo(printable(f"{key} = {_toml(value)} in {_place(path, profile)}"))
     if os.environ.get(variable_of(key)):
         warn(f"{variable_of(key)} is set in the environment and counts instead")
@@ -111,15 +112,14 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
 def unset(key: str, profile: str | None) -> None:
     """Remove a key from the file: the default of the program counts again."""
     path = _path()
-    document = _document(path)
-    tables: Any = document.get(PROFILE, {}) if profile is not None else {PROFILE: document}
-    table = tables.get(profile if profile is not None else PROFILE, {})
-    if key not in table or (table is document and key == PROFILE):
-        raise RestLocalError(f"{key} is not set in {_place(path, profile)}; `rest-local config show` lists what is")
-    del table[key]
-    if profile is not None and not table:
-        del tables[profile]
-    _write(path, document)
+    with _changed(path) as document:
+        tables: Any = document.get(PROFILE, {}) if profile is not None else {PROFILE: document}
+        table = tables.get(profile if profile is not None else PROFILE, {})
+        if key not in table or (table is document and key == PROFILE):
+            raise RestLocalError(f"{key} is not set in {_place(path, profile)}; `rest-local config show` lists what is")
+        del table[key]
+        if profile is not None and not table:
+            del tables[profile]
     click.echo(printable(f"{key} removed from {_place(path, profile)}"))
 
 
@@ -230,6 +230,34 @@ def _scalar(option: click.Option, text: str) -> Any:
     return text
 
 
+@contextmanager
+def _changed(path: Path) -> Iterator[TOMLDocument]:
+    """The file, to be changed in the block and written after it. No other process does that meanwhile: the lock lies
+    in the data directory, so that nothing appears beside a file that is kept with others. Raises ConfigInvalid.
+    """
+    from filelock import FileLock, Timeout
+
+    from rest_local.paths import data_dir
+
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # /dev/null, say: it would be replaced by a file
+        raise ConfigInvalid(path, None, "not a regular file; REST_LOCAL_CONFIG names another one")
+    try:
+        with _writable(path):
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = FileLock(data_dir() / "config.lock", timeout=WAIT_S, mode=0o600)
+            lock.acquire()
+    except Timeout:
+        raise ConfigInvalid(path, None, f"another process has been changing it for {WAIT_S:.0f} s") from None
+    try:
+        document = _document(path)
+        yield document
+        with _writable(path):
+            _write(target, document)
+    finally:
+        lock.release()
+
+
 def _document(path: Path) -> TOMLDocument:
     """The file, with its comments. Raises ConfigInvalid."""
     import tomlkit
@@ -253,18 +281,22 @@ def _table(document: TOMLDocument, profile: str | None) -> Any:
     return profiles[profile]
 
 
-def _write(path: Path, document: TOMLDocument) -> None:
-    """Replace the file, the target of a link, and keep its mode. Raises ConfigInvalid."""
+def _write(target: Path, document: TOMLDocument) -> None:
+    """Replace the file and keep its mode."""
     from rest_local.paths import write_atomically
 
-    target = path.resolve()
-    if target.exists() and not target.is_file():  # /dev/null, say: it would be replaced by a file
-        raise ConfigInvalid(path, None, "not a regular file; REST_LOCAL_CONFIG names another one")
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+    write_atomically(target, document.as_string().encode(), durable=True)
+    target.chmod(mode)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Map an OSError to ConfigInvalid."""
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-        write_atomically(target, document.as_string().encode(), durable=True)
-        target.chmod(mode)
+        yield
+    except TimeoutError:  # of a lock, which is an OSError as well
+        raise
     except OSError as error:
         cause = f"cannot be written: {error.strerror or error}; REST_LOCAL_CONFIG names another file"
         raise ConfigInvalid(path, None, cause) from error

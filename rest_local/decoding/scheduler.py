@@ -30,7 +30,7 @@ log = logging.getLogger("rest_local.scheduler")
 
 NO_ROOM = 1  # of `llama_decode`
 STALL_MS = 100.0  # what a part of a prompt may add to a step of sequences that generate
-LEAST_PART = 16  # tokens of it
+LEAST_PART = 16  # tokens of it, and least of a part whose time tells how many more another may have
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 CHARGED_PASSES = 16
 SHIFT_KEEPS = 0.5  # of the text after the kept tokens
@@ -71,6 +71,7 @@ class Scheduler:
         self.admitted: list[Sequence] = []  # the oldest first
         self.stall_ms = STALL_MS
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
+        self._part_ms = 0.0  # a token of the newest pass with LEAST_PART tokens of prompts; 0: none was measured
         self._shares = capability.shares
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
@@ -250,11 +251,15 @@ class Scheduler:
         return parts
 
     def _largest_part(self, n_running: int) -> int:
-        """A whole batch where no sequence generates; else what adds `stall_ms`, on the last slope of the cost curve."""
+        """A whole batch where no sequence generates; else what adds `stall_ms`, on the last slope of the cost curve.
+
+        However slow the machine is by the curve: no less than what takes `stall_ms` at the speed of the newest part.
+        """
         if not n_running:
             return self.backend.n_batch
         slope = self._curve.per_token(sum(len(sequence.tokens) for sequence in self.admitted))
-        return max(LEAST_PART, min(self.backend.n_batch, int(self.stall_ms / slope)))
+        measured = int(min(self.stall_ms / self._part_ms, self.backend.n_batch)) if self._part_ms else 0
+        return max(LEAST_PART, measured, min(self.backend.n_batch, int(self.stall_ms / slope)))
 
     # What came of it
 
@@ -262,7 +267,7 @@ class Scheduler:
         self._share_time(done)
         if done.parts:
             self._held = None  # there is more to share now
-            self.part_seconds.append(time.perf_counter() - begun)
+            self._time_parts(time.perf_counter() - begun, sum(n for _, n in done.parts))
         self._charge_idle(len(done.running))
         for sequence, outcome in zip(done.served, outcomes, strict=True):
             if not sequence.done:  # it failed while the pass was computed, or was cancelled when another was delivered
@@ -270,6 +275,11 @@ class Scheduler:
                     self._receive(sequence, outcome, begun)
         if not self.forward.overlaps:
             self.deliver()
+
+    def _time_parts(self, seconds: float, n: int) -> None:
+        self.part_seconds.append(seconds)
+        if n >= LEAST_PART:  # the time of a few tokens is that of the pass
+            self._part_ms = 1e3 * seconds / n
 
     def _share_time(self, done: _Pass) -> None:
         """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""

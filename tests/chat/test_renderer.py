@@ -47,6 +47,7 @@ def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent's address space stays the same, except for what threads and pipes need."""
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("the system does not say how large a process is")
+    monkeypatch.setattr(module, "SECONDS", 3600.0)  # a busy machine takes longer than the limit to fill the memory
 
     def size() -> int:
         with open("/proc/self/statm") as file:

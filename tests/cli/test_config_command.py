@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import tomlkit
 
 from rest_local import paths
-from rest_local.cli import settings
+from rest_local.cli import config, settings
 
 Call = Callable[..., Any]
 
@@ -36,6 +37,7 @@ ctx = 32768
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REST_LOCAL_CONFIG", str(tmp_path / "folder" / "config.toml"))
     monkeypatch.delenv("REST_LOCAL_NO_CODE", raising=False)
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder" / "config.toml"
 
@@ -326,3 +328,35 @@ def test_show_into_a_closed_pipe_is_quiet(path: Path) -> None:
     )  # fmt: skip
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_changes_at_one_moment_are_all_kept(path: Path) -> None:
+    """By threads, and so by processes: the lock belongs to the open file."""
+    profiles = [f"model-{n}" for n in range(8)]
+    barrier = threading.Barrier(len(profiles))
+
+    def change(profile: str) -> None:
+        barrier.wait(60)
+        for n in range(1, 6):
+            with config._changed(path) as document:
+                config._table(document, profile)["top-k"] = n
+
+    threads = [threading.Thread(target=change, args=(profile,)) for profile in profiles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(path) == {"profile": {profile: {"top-k": 5} for profile in profiles}}
+
+
+def test_a_file_that_another_process_changes_is_waited_for(
+    call: Call, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "WAIT_S", 0.0)
+    with config._changed(path) as document:
+        document["top-k"] = 20
+        done = call("config", "set", "ctx", "4096")
+        assert (done.code, done.err.count("\n")) == (1, 1)
+        assert "another process has been changing it" in done.err
+    assert call("config", "set", "ctx", "4096").code == 0
+    assert read(path) == {"top-k": 20, "ctx": 4096}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -259,10 +260,12 @@ def test_another_conversation_does_not_push_out_a_longer_one() -> None:
     assert again.statistics.cached_tokens >= len(long) - 1
 
 
-def test_a_long_prompt_is_evaluated_in_parts_while_others_generate() -> None:
+def test_a_long_prompt_is_evaluated_in_parts_while_others_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass gives each running request a token, and no part is larger than its time allows."""
     slow = CostCurve.from_points([0], [1, 64], [[10.0, 200.0]])  # 3 ms a token: 100 ms are 33
     backend = FakeBackend(n_ctx=2048, n_batch=512, n_slots=4)
+    clock = SimpleNamespace(perf_counter=lambda: 1e-3 * (7 * backend.calls + 3 * backend.evaluated))
+    monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
     scheduler = scheduler_of(backend, slow)
     running = [sequence_of(backend, prompt, 400) for prompt in prompts_of(2, 5)]
     for sequence in running:

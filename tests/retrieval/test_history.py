@@ -218,7 +218,8 @@ def test_a_history_is_forgotten_while_another_process_has_it_open() -> None:
     assert answers_in(kept.path) == [[7, 8]]  # the forgotten answer does not return
 
 
-def _write(path: Path, answers: list[list[int]], barrier: Any) -> None:
+def _write(path: Path, answers: list[list[int]], barrier: Any, forgotten: Any = None) -> None:
+    """`forgotten`: an event to wait for after the first answer."""
     warnings: list[str] = []
     logging.getLogger("rest_local.history").addFilter(lambda record: warnings.append(record.getMessage()) or True)
     barrier.wait(120)
@@ -226,6 +227,7 @@ def _write(path: Path, answers: list[list[int]], barrier: Any) -> None:
         kept = History.open(path, VOCABULARY, wait_s=60)
         kept.add(answer)
         kept.close()
+        assert forgotten is None or forgotten.wait(120)
     assert warnings == []
 
 
@@ -249,23 +251,22 @@ def test_concurrent_writers_lose_nothing(home: Path) -> None:
 
 
 def test_concurrent_writing_and_forgetting_never_fail(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both run at full speed. The content at the end is intact."""
+    """Both run at full speed once the first answer is forgotten. The content at the end is intact."""
     monkeypatch.setattr("rest_local.retrieval.histories.WAIT_S", 120.0)  # a busy machine finds no gap within 2 s
     context = multiprocessing.get_context("forkserver")
-    barrier = context.Barrier(2)
+    barrier, forgotten = context.Barrier(2), context.Event()
     answers = random_answers(60, 20)
-    writer = context.Process(target=_write, args=(home / "toy", answers, barrier), daemon=True)
+    writer = context.Process(target=_write, args=(home / "toy", answers, barrier, forgotten), daemon=True)
     writer.start()
     barrier.wait(120)
-    forgotten = 0
     while writer.is_alive():
         for listed in list_histories():
             with contextlib.suppress(HistoryNotFound):  # the history may not exist at the moment
                 forget_history(listed.name)
-                forgotten += 1
+                forgotten.set()
     writer.join(120)
     assert writer.exitcode == 0
-    assert forgotten > 0
+    assert forgotten.is_set()
     assert [listed for listed in list_histories() if listed.error] == []
     if (home / "toy" / "manifest.json").exists():
         found = answers_in(home / "toy")
