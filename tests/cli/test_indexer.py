@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,14 @@ def documents(name: str) -> list[str]:
     with Datastore.open(datastore_path(name)) as store:
         store.check()
         return sorted(Path(each).name for each in store.document_names())
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -268,7 +277,7 @@ def test_a_killed_watch_leaves_a_good_datastore(kill_after: int, code: Code, wat
     child = watching("--json")
     assert child.stdout is not None
     for number in range(kill_after):
-        (code.root / f"{number}.py").write_text(TEXT * (number + 1))
+        (code.root / f"{number}.py").write_text(f"{TEXT}# {number}\n")
         if number < kill_after - 1:
             child.stdout.readline()
     child.kill()
@@ -277,17 +286,14 @@ def test_a_killed_watch_leaves_a_good_datastore(kill_after: int, code: Code, wat
     again = watching("--json")
     assert again.stdout is not None
     (code.root / "last.py").write_text("x = 1\n")
-    while "last.py" not in documents("mine"):
-        assert again.stdout.readline()
-    assert len(documents("mine")) == kill_after + 2
+    until(lambda: len(documents("mine")) == kill_after + 2)
 
 
 def test_two_watches_of_one_datastore(code: Code, watching: Watching) -> None:
     children = [watching("--json") for _ in range(2)]
     for number in range(3):
-        (code.root / f"{number}.py").write_text(TEXT)
-    while len(documents("mine")) < 4:
-        pass
+        (code.root / f"{number}.py").write_text(f"{TEXT}# {number}\n")
+    until(lambda: len(documents("mine")) == 4)
     for child in children:
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
