@@ -23,7 +23,6 @@ from rest_local.planning.auto import Auto
 from rest_local.retrieval import Datastore, VocabularyId, build
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import remove
-from rest_local.retrieval.indexing import add
 
 TinyModel = Callable[..., Path]
 TOY = VocabularyId("ab" * 32, 1000, "toy")
@@ -43,8 +42,13 @@ class StubEngine:
         return self.datastores
 
 
-def write(path: Path, name: str, tokens: list[int] | None = None) -> None:
-    add(path, [(name, np.array(tokens or [1, 2, 3], np.int32))], vocabulary=TOY)
+def write(path: Path, name: str) -> None:
+    """Commit one more document."""
+    held: list[str] = []
+    if path.exists():
+        with Datastore.open(path) as store:
+            held = store.document_names()
+    build(path, [(each, np.array([1, 2, 3])) for each in (*held, name)], vocabulary=TOY)
 
 
 def names(engine: StubEngine) -> list[list[str]]:
@@ -236,9 +240,9 @@ def following(tmp_path: Path, tiny_model: TinyModel) -> Iterator[Engine]:
 
 
 def save(engine: Engine, tokens: list[int]) -> None:
-    """A document in the datastore of the engine, as another process would add it."""
+    """A document in the datastore of the engine, as another process would write it."""
     (path,) = engine.config.datastores
-    add(Path(path), [("saved", np.array(tokens, np.int32))], vocabulary=VocabularyId(*engine.model.vocabulary.identity))
+    build(path, [("saved", np.array(tokens))], vocabulary=VocabularyId(*engine.model.vocabulary.identity))
 
 
 @pytest.mark.usefixtures("keen")
