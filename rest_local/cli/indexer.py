@@ -60,7 +60,10 @@ class Indexer:
         import subprocess
 
         self.committed: Callable[[], None] = lambda: None
-        self._code, self._closing = code, False
+        self._closing = False
+        self._ready: str | None = None
+        self._tells_ready = False
+        self._lock = threading.Lock()
         request = {"model": str(model), "names": list(names), "code": [[code.name, str(code.root)]] if code else []}
         self._child = subprocess.Popen(
             [sys.executable, "-m", "rest_local.cli.index.worker"],
@@ -75,6 +78,11 @@ class Indexer:
             self._child.stdin.flush()
         self._thread = threading.Thread(target=self._read, name="rest-local-indexer", daemon=True)
         self._thread.start()
+
+    def tell_ready(self) -> None:
+        """Tell the user when the code is there to draft from, at once if it is."""
+        self._tells_ready = True
+        self._show_ready()
 
     def close(self) -> None:
         """End the child; a second call does nothing. Datastores survive its end at any moment."""
@@ -98,13 +106,20 @@ class Indexer:
             if kind in ("warning", "failed"):
                 _tell(warn, str(event.get("message")))
             elif kind == "ready":
-                _tell(say, f"ready: {held(event['tokens'], event['documents'])}")
+                self._ready = f"ready: {held(event['tokens'], event['documents'])}"
+                self._show_ready()
             if kind in ("ready", "commit"):
                 self.committed()
         code = self._child.wait()
         if code and not self._closing:
             why = " / ".join(last) or f"exit code {code}"
             _tell(warn, f"datastores are not kept up to date any more: the indexing process ended: {why}")
+
+    def _show_ready(self) -> None:
+        with self._lock:  # called in two threads
+            text, self._ready = (self._ready, None) if self._tells_ready else (None, self._ready)
+        if text is not None:
+            _tell(say, text)
 
     def _events(self, last: deque[str]) -> Iterator[dict[str, Any]]:
         """What the child tells. Other lines are its last words where it fails, and go to `last`."""

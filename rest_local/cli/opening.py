@@ -48,7 +48,7 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     for warning in engine.warnings:
         warn(warning)
     if indexer is not None:
-        _announce(engine, live)
+        _announce(engine, live, indexer)
     return engine
 
 
@@ -70,7 +70,7 @@ def _awaited(live: Live) -> Callable[[str], bool]:
     return lambda name: live.watch or (live.code is not None and name == live.code.name)
 
 
-def _announce(engine: Engine, live: Live) -> None:
+def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
     """What is drafted from now, and what will be."""
     from rest_local.cli.indexer import held
     from rest_local.retrieval.home import datastore_path
@@ -81,6 +81,7 @@ def _announce(engine: Engine, live: Live) -> None:
         if live.code is not None and name == live.code.name:
             if store is None:
                 say(f"indexing {live.code.root} in the background; drafts use it when it is ready")
+                indexer.tell_ready()
             elif sys.stderr.isatty():
                 say(f"drafting from {live.code.root}: {held(len(store), store.info()['documents'])}")
         elif store is None and live.watch:

@@ -46,7 +46,7 @@ def write(path: Path, name: str) -> None:
     """Commit one more document."""
     held: list[str] = []
     if path.exists():
-        with Datastore.open(path) as store:
+        with Datastore.open(path, vocabulary_hash=TOY.hash) as store:
             held = store.document_names()
     build(path, [(each, np.array([1, 2, 3])) for each in (*held, name)], vocabulary=TOY)
 

@@ -89,7 +89,7 @@ def build(name: str, root: str, model: Path, vocabulary: Vocabulary, stop: threa
     from rest_local.retrieval.home import datastore_path
     from rest_local.retrieval.indexing import build_datastore
 
-    existed = manifest = manifest_of(datastore_path(name), vocabulary)
+    manifest = manifest_of(datastore_path(name), vocabulary)
     while manifest is None and not stop.is_set():
         try:
             recipe = {"model": str(model.absolute())}
@@ -99,7 +99,7 @@ def build(name: str, root: str, model: Path, vocabulary: Vocabulary, stop: threa
             manifest = manifest_of(datastore_path(name), vocabulary)
         except DatastoreExists:
             manifest = manifest_of(datastore_path(name), vocabulary)
-    if manifest is not None and existed is None:
+    if manifest is not None:
         tokens, documents = (sum(getattr(one, what) for one in manifest.segments) for what in ("tokens", "documents"))
         tell("ready", name=name, tokens=tokens, documents=documents)
 
