@@ -112,7 +112,7 @@ def _text(tokens: int, random: np.random.Generator, model: str | None) -> tuple[
         identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
         parts, total = [], 0
         for part in _forever(random):
-            (_, ids), *_ = tokenize_documents([("", part)], vocabulary.tokenize, 1)
+            (_, ids, _), *_ = tokenize_documents([("", part)], vocabulary.tokenize, 1)
             parts.append(ids)
             total += len(ids)
             if total >= tokens:

@@ -27,6 +27,7 @@ from rest_local.llama.model import Model
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 from rest_local.retrieval.indexing import build_datastore, recipe_of
+from rest_local.retrieval.sources.walk import Walk
 
 SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
 
@@ -182,5 +183,5 @@ def is_current(path: Path, vocabulary_hash: str, library: Path) -> bool:
         return False
     if manifest.recipe.get("kind") != KIND:
         raise DatastoreUnwritable(path, "it is not the demo's, which would overwrite it; move it to another name")
-    wanted = {**recipe_of([str(library.absolute())], *filters()), **recipe_fields()}
+    wanted = {**recipe_of([Walk((str(library),), *filters()).prepared()]), **recipe_fields()}
     return manifest.vocabulary.hash == vocabulary_hash and dict(manifest.recipe) == wanted

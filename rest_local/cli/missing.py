@@ -26,6 +26,7 @@ from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFoun
 if TYPE_CHECKING:
     from rest_local.decoding.core import Unusable
     from rest_local.llama.model import Model
+    from rest_local.retrieval.sources.source import Source
 
 
 def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] = lambda name: False) -> Unusable:
@@ -49,15 +50,15 @@ def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] 
 def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
     """Build the index for the model's vocabulary if that is wanted, else say how. Whether it was built."""
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
-    from rest_local.retrieval.indexing import recorded_recipe
+    from rest_local.retrieval.indexing import recorded_sources
 
     path, vocabulary = datastore_path(name), model.vocabulary
     asks = build is None and building.can_ask() and not _noted("declined", path, vocabulary.hash)
     try:
         if build or asks:
-            recipe = recorded_recipe(path)
-            if build or _wanted(name, model, recipe):
-                return _build(name, model, recipe)
+            sources = recorded_sources(path)
+            if build or _wanted(name, model, sources):
+                return _build(name, model, sources)
             _note("declined", path, vocabulary.hash)
     except RestLocalError as error:  # the answer can do without
         warn(f"{error}; going on without it")
@@ -70,10 +71,11 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
     return False
 
 
-def _wanted(name: str | Path, model: Model, recipe: dict[str, object]) -> bool:
+def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
+    from rest_local.decoding.transcripts import turn_renderer
     from rest_local.retrieval.indexing import estimate
 
-    guess = estimate(recipe, model.vocabulary)
+    guess = estimate(sources, model.vocabulary, turn_renderer(model, sources))
     takes = f"about {in_bytes(guess.disk)} on disk and {duration(max(guess.seconds, 1))}"
     return building.ask(
         f"Datastore {name} has nothing for this model's vocabulary ({model.vocabulary.name}) yet. "
@@ -82,13 +84,16 @@ def _wanted(name: str | Path, model: Model, recipe: dict[str, object]) -> bool:
     )
 
 
-def _build(name: str | Path, model: Model, recipe: dict[str, object]) -> bool:
-    from rest_local.retrieval.corpus import measure
-    from rest_local.retrieval.indexing import rebuild_datastore
+def _build(name: str | Path, model: Model, sources: list[Source]) -> bool:
+    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.retrieval.indexing import build_from_sources
 
-    with building.progress(False, lambda: measure(**recipe)[1]) as progress:  # type: ignore[arg-type]
+    with building.progress(False, lambda: sum(source.measure()[1] for source in sources)) as progress:
         made = {"model": str(model.path.absolute())}
-        rebuild_datastore(name, vocabulary=model.vocabulary, recipe=made, progress=progress, replace=False)
+        render = turn_renderer(model, sources)
+        build_from_sources(
+            name, sources, vocabulary=model.vocabulary, recipe=made, progress=progress, replace=False, render=render
+        )
     return True
 
 

@@ -42,6 +42,7 @@ from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import STRICT, Predictions, Request, Strict
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
+from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
@@ -61,7 +62,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.indexing import rebuild_datastore
+from rest_local.retrieval.indexing import build_from_sources, recorded_sources
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
@@ -113,8 +114,9 @@ def _build_missing(config: EngineConfig) -> Unusable:
     def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
         if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
             raise error
-        recipe = {"model": str(model.path.absolute())}
-        rebuild_datastore(name, vocabulary=model.vocabulary, recipe=recipe, replace=False)
+        recipe, sources = {"model": str(model.path.absolute())}, recorded_sources(datastore_path(name))
+        render = turn_renderer(model, sources)
+        build_from_sources(name, sources, vocabulary=model.vocabulary, recipe=recipe, replace=False, render=render)
         return True
 
     return unusable

@@ -2,7 +2,7 @@
 
 from rest_local.paths import datastores_home
 from rest_local.retrieval.build import build
-from rest_local.retrieval.corpus import Skipped, walk
+from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.growing import GrowingText
@@ -12,12 +12,14 @@ from rest_local.retrieval.home import datastore_path, list_datastores, remove
 from rest_local.retrieval.indexing import (
     Built,
     build_datastore,
+    build_from_sources,
     build_from_texts,
     rebuild_datastore,
     tokenize_documents,
 )
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.skipped import Skipped
 
 __all__ = [
     "MAX_DEPTH",
@@ -32,6 +34,7 @@ __all__ = [
     "VocabularyId",
     "build",
     "build_datastore",
+    "build_from_sources",
     "build_from_texts",
     "datastore_path",
     "datastores_home",

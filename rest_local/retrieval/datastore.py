@@ -182,6 +182,10 @@ class Datastore:
             if alive
         ]
 
+    def table(self, index: int) -> DocumentTable:
+        """The document table of a segment, deleted ones too. Valid until the datastore is closed."""
+        return self._documents[index]
+
     def names(self, index: int) -> list[str]:
         """The names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
         table = self._documents[index]
@@ -234,6 +238,16 @@ class Datastore:
             self._check_ids(tokens, index, number)
             found.append(Document(table.name(number), tokens, tuple(states.get(number, ()))))
         return found
+
+    def spans(self, index: int) -> Int64Array:
+        """The tokens of each document of a segment that is not deleted, without its separator: int64 [documents, 2],
+        half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
+        """
+        entry, starts = self.manifest.segments[index], self._documents[index].starts.astype(np.int64)
+        spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[_alive(entry.dead, entry.documents)]
+        if (spans[:, 0] < 0).any() or (spans[:, 0] >= spans[:, 1]).any() or (spans[:, 1] >= entry.tokens).any():
+            raise DatastoreCorrupt(self.path, f"a document of segment {index} lies outside the text")
+        return spans
 
     def _states_by_document(self, index: int) -> dict[int, list[FileState]]:
         table, gone = self.states(index), self.manifest.segments[index].gone

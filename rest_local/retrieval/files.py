@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -83,6 +84,10 @@ class Files:
         """Remove a name. Readers that have mapped the file keep it."""
         path.unlink(missing_ok=True)
 
+    def unlink_tree(self, path: Path) -> None:
+        """Remove a directory with all that is in it. Links are not followed."""
+        shutil.rmtree(path)
+
 
 @contextlib.contextmanager
 def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> Iterator[None]:
@@ -145,6 +150,18 @@ def _take_lock(directory: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a process holds the lock of a directory. Makes no file. Without permission to write the answer is no."""
+    try:
+        descriptor = os.open(_lock_path(directory), os.O_RDWR | AS_IT_IS)
+    except OSError:
+        return False
+    try:
+        return not lock_descriptor(descriptor, blocking=False)
+    finally:
+        os.close(descriptor)
 
 
 def _check_lock(directory: Path, path: Path, descriptor: int) -> None:

@@ -27,6 +27,7 @@ from rest_local.errors import (
 from rest_local.paths import datastores_home
 from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
+from rest_local.retrieval.sources.registry import can_repeat
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
@@ -146,15 +147,10 @@ def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> Datastore
     return DatastoreVocabulary(path, ", ".join(held), f"{name} ({vocabulary_hash[:12]})", way)
 
 
-def is_walk(recipe: Mapping[str, Any]) -> bool:
-    """Whether a walk over the recorded paths gives the text again, so that an index can be built from the recipe."""
-    return bool(recipe.get("paths")) and "kind" not in recipe
-
-
 def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:
     """The command line that builds a datastore's index for a model, given by its path."""
     name = short_name(path)
-    words = ["rebuild", name] if is_walk(recipe) else ["build", "PATH", "-o", name]
+    words = ["rebuild", name] if can_repeat(recipe) else ["build", "PATH", "-o", name]
     return shlex.join(["rest-local", "index", *words, "-m", model])
 
 
@@ -233,11 +229,16 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
         files.sync_directory(trash)
         if directory.parent != trash:
             files.sync_directory(directory.parent)
-        _delete(gone, files)
+        delete_files(gone, files)
     # Leftovers of a killed remove. Nothing can lock them by name any more.
-    for leftover in trash.glob(f"{_REMOVED}*"):
+    for leftover in leftovers(trash):
         with contextlib.suppress(OSError):
-            _delete(leftover, files)
+            delete_files(leftover, files)
+
+
+def leftovers(trash: Path) -> list[Path]:
+    """What killed removals left in a directory: datastores and indexes that were renamed and not deleted."""
+    return sorted(path for path in trash.glob(f"{_REMOVED}*") if path.is_dir() and not path.is_symlink())
 
 
 def holds_files(path: Path) -> bool:
@@ -249,7 +250,8 @@ def holds_files(path: Path) -> bool:
     return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path))
 
 
-def _delete(directory: Path, files: Files) -> None:
+def delete_files(directory: Path, files: Files) -> None:
+    """Delete a datastore that has no name any more. A file of other origin stays, with its directory: OSError."""
     for part in (*folders(directory), directory):
         files.unlink(part / MANIFEST)
         for name in sorted(os.listdir(part)):

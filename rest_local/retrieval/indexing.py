@@ -15,20 +15,20 @@ ones at the end, which are merged into the new segment, so that many small addit
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
 from rest_local.retrieval.build import Progress, build, commit
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Skipped, measure, walk
+from rest_local.retrieval.corpus import MAX_FILE_SIZE
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document
+from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
@@ -36,22 +36,24 @@ from rest_local.retrieval.home import (
     datastore_path,
     find,
     holds_files,
-    is_walk,
     newest_manifest,
     remove_index_locked,
 )
+from rest_local.retrieval.parts import TokenizeParts, tokens_of
 from rest_local.retrieval.rows import Int32Array, width_of
+from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.source import Reading, Render, Source
+from rest_local.retrieval.sources.walk import Walk
 
-WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
 SAMPLE_S = 0.5
 SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
-Tokenize = Callable[[str], Int32Array]
+Tokenize = TokenizeParts
 
 
 class DocumentTokenizer(Protocol):
-    """A vocabulary. `tokenize` is called from several threads at once."""
+    """A vocabulary. `tokenize` is called from several threads at once; `special`: for transcripts of chats alone."""
 
     @property
     def hash(self) -> str: ...
@@ -59,7 +61,7 @@ class DocumentTokenizer(Protocol):
     def size(self) -> int: ...
     @property
     def name(self) -> str: ...
-    def tokenize(self, text: str) -> Int32Array: ...
+    def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
 
 
 @dataclass(frozen=True)
@@ -114,33 +116,51 @@ def build_datastore(
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
-    `rest_local.retrieval.corpus.walk` decides which files are taken. `recipe`: fields to record in addition to paths
-    and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
+    `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
+    paths and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
 
     Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
     DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
     """
-    report = progress or (lambda what, amount: None)
-    skipped, given = Skipped(), [str(Path(path).expanduser().absolute()) for path in paths]
-    noted = recipe_of(given, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    files = walk(**noted, skipped=skipped, looked_at=lambda size: report("read", size))
+    walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    return build_from_sources(name, [walk], vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+
+
+def build_from_sources(
+    name: str | os.PathLike[str],
+    sources: Sequence[Source],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+    render: Render | None = None,
+) -> Built:
+    """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
+    `render`: for transcripts of chats (`sources.source.Render`).
+    """
+    report, skipped = progress or (lambda what, amount: None), Skipped()
+    sources = [source.prepared() for source in sources]
+    reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
+    texts = chain.from_iterable([source.texts(reading) for source in sources])
+    recorded = {**recipe_of(sources), **(recipe or {})}
     try:
         return build_from_texts(
             name,
-            files,
+            texts,
             vocabulary=vocabulary,
-            recipe={**noted, **(recipe or {})},
+            recipe=recorded,
             progress=progress,
             skipped=skipped,
             replace=replace,
         )
     except CorpusEmpty as error:
-        raise CorpusEmpty(", ".join(str(path) for path in paths), skipped.summary()) from error
+        raise CorpusEmpty(", ".join(source.about() for source in sources), skipped.summary()) from error
 
 
 def build_from_texts(
     name: str | os.PathLike[str],
-    texts: Iterable[tuple[str, str]],
+    texts: Iterable[Text | tuple[str, str]],
     *,
     vocabulary: DocumentTokenizer,
     recipe: Mapping[str, Any] | None = None,
@@ -148,7 +168,7 @@ def build_from_texts(
     skipped: Skipped | None = None,
     replace: bool = True,
 ) -> Built:
-    """As `build_datastore`, from (document name, text) of any origin."""
+    """As `build_datastore`, from texts, or (document name, text), of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
     documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
@@ -163,24 +183,38 @@ def rebuild_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
+    render: Render | None = None,
 ) -> Built:
-    """Build a datastore for a vocabulary from the paths and filters that its newest index was built from.
+    """Build a datastore for a vocabulary from the sources that its newest index was built from.
 
-    `recipe`: fields to record in addition. Raises as `build_datastore`, and `recorded_recipe`.
+    `recipe`: fields to record in addition. Raises as `build_from_sources`, and `recorded_sources`.
     """
-    noted = recorded_recipe(datastore_path(name))
-    return build_datastore(name, **noted, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+    sources = recorded_sources(datastore_path(name))
+    return build_from_sources(
+        name, sources, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace, render=render
+    )
 
 
-def recorded_recipe(path: Path) -> dict[str, Any]:
-    """The arguments of a walk over the text of a datastore: those that its newest index was built with.
+def recorded_sources(path: Path) -> list[Source]:
+    """The sources that the newest index of a datastore was built from.
 
-    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, and DatastoreError if it holds text of another origin.
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, OptionError for a source that this version does not
+    know, and DatastoreError if it holds text of another origin, or some that cannot be read again.
     """
-    recipe = newest_manifest(path).recipe
-    if not is_walk(recipe):
+    sources = from_recipe(newest_manifest(path).recipe)
+    if not sources:
         raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
-    return recipe_of(**{key: recipe[key] for key in WALK if key in recipe})
+    for source in sources:
+        if not is_repeatable(source):
+            raise DatastoreError(
+                f"datastore {path}: it was built from {source.about()}, which cannot be read again; build it anew"
+            )
+    return sources
+
+
+def recipe_of(sources: Sequence[Source]) -> dict[str, Any]:
+    """The recipe of sources for the manifest."""
+    return {"sources": [source.to_dict() for source in sources]}
 
 
 @dataclass(frozen=True)
@@ -193,19 +227,22 @@ class Estimate:
     seconds: float
 
 
-def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estimate:
-    """Estimate a build from a `recorded_recipe`: tokenizes for SAMPLE_S seconds. Raises as `walk`.
+def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: Render | None = None) -> Estimate:
+    """Estimate a build from `recorded_sources`: tokenizes for SAMPLE_S seconds. Raises as `build_from_sources`.
 
     The sample is of the first files in order, and what else the machine does changes its speed: a rough figure.
     """
-    files, text = measure(**recipe)
+    measured = [source.measure() for source in sources]
+    files, text = sum(files for files, _ in measured), sum(size for _, size in measured)
     sizes: deque[int] = deque()
+    reading = Reading(Skipped(), render=render)
+    texts = _noting_sizes(chain.from_iterable([source.texts(reading) for source in sources]), sizes)
     done = tokens = 0
     began = sampled = time.perf_counter()
-    for number, (_, ids) in enumerate(tokenize_documents(_noting_sizes(walk(**recipe), sizes), vocabulary.tokenize)):
+    for number, document in enumerate(tokenize_documents(texts, vocabulary.tokenize)):
         if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
             began, done, tokens = sampled, 0, 0
-        done, tokens, sampled = done + sizes.popleft(), tokens + len(ids), time.perf_counter()
+        done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
         if number and sampled - began > SAMPLE_S:
             break
     share = text / done if done else 0.0
@@ -213,69 +250,46 @@ def estimate(recipe: Mapping[str, Any], vocabulary: DocumentTokenizer) -> Estima
     return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
 
 
-def _noting_sizes(documents: Iterable[tuple[str, str]], sizes: deque[int]) -> Iterator[tuple[str, str]]:
-    for name, text in documents:
-        sizes.append(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
-        yield name, text
+def _noting_sizes(texts: Iterable[Text], sizes: deque[int]) -> Iterator[Text]:
+    for text in texts:
+        if text.text is not None:
+            sizes.append(len(text.text) if text.text.isascii() else len(text.text.encode("utf-8", "surrogatepass")))
+            yield text
 
 
-def recipe_of(
-    paths: Sequence[str],
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    *,
-    allow_secrets: bool = False,
-    max_file_size: int = MAX_FILE_SIZE,
-) -> dict[str, Any]:
-    """The recipe of a walk for the manifest."""
-    return {
-        "paths": list(paths),
-        "include": list(include),
-        "exclude": list(exclude),
-        "allow_secrets": allow_secrets,
-        "max_file_size": max_file_size,
-    }
-
-
-def _counted(documents: Iterator[tuple[str, Int32Array]], progress: Progress) -> Iterator[tuple[str, Int32Array]]:
-    for name, tokens in documents:
-        progress("tokenized", len(tokens))
-        yield name, tokens
+def _counted(documents: Iterator[Document], progress: Progress) -> Iterator[Document]:
+    for document in documents:
+        progress("tokenized", len(document.tokens))
+        yield document
 
 
 def tokenize_documents(
-    documents: Iterable[tuple[str, str]], tokenize: Tokenize, workers: int | None = None
-) -> Iterator[tuple[str, Int32Array]]:
-    """(name, token ids) of each (name, text), in order.
+    texts: Iterable[Text | tuple[str, str]], tokenize: Tokenize, workers: int | None = None
+) -> Iterator[Document]:
+    """The document of each text, or (name, text), in order. Texts that were not read are left out.
 
     Works in threads, because a tokenizer that is called through ctypes does not hold the GIL. workers: by default one
     for each core. At most four documents for each worker are in memory, whatever the size of the corpus.
     """
     workers = workers or os.cpu_count() or 1
-    waiting: deque[tuple[str, Future[Int32Array]]] = deque()
+    waiting: deque[Future[Document]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
     try:
-        for name, text in documents:
-            waiting.append((name, pool.submit(_tokens, tokenize, text)))
+        for given in texts:
+            text = given if isinstance(given, Text) else Text(*given)
+            if text.text is None:
+                continue
+            waiting.append(pool.submit(_document, text, tokenize))
             if len(waiting) >= 4 * workers:
-                done, future = waiting.popleft()
-                yield done, future.result()
+                yield waiting.popleft().result()
         while waiting:
-            done, future = waiting.popleft()
-            yield done, future.result()
+            yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _tokens(tokenize: Tokenize, text: str) -> Int32Array:
-    """The tokens of a text. Lone surrogates, which JSON or file names may contain, become U+FFFD, because UTF-8 cannot
-    encode them.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = _SURROGATES.sub("\ufffd", text)
-    return tokenize(text)
+def _document(text: Text, tokenize: Tokenize) -> Document:
+    return Document(text.name, tokens_of(text, tokenize), (text.state,) if text.state else ())
 
 
 def add(

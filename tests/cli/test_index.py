@@ -73,7 +73,7 @@ def test_build_info_list_check_remove(corpus):
     assert built["documents"] == 2
     assert built["skipped"] == {"binary": 1}
     (info,) = answer("info", "mine")["indexes"]
-    assert info["recipe"]["paths"] == [str(corpus)]
+    assert [source["paths"] for source in info["recipe"]["sources"]] == [[str(corpus)]]
     assert info["tokens"] == built["tokens"]
     assert [row["name"] for row in answer("list")["datastores"]] == ["mine"]
     assert answer("check", "mine")["ok"] is True
@@ -223,7 +223,8 @@ def test_a_name_holds_an_index_for_each_vocabulary(corpus, other):
     (corpus / "d.py").write_text("more = 1\n")
     assert answer("rebuild", "mine")["documents"] == 3
     assert vocabularies() == [("bytes", size), ("others", size + 10)]
-    assert [row["recipe"]["paths"] for row in answer("info", "mine")["indexes"]] == [[str(corpus)]] * 2
+    sources = [row["recipe"]["sources"] for row in answer("info", "mine")["indexes"]]
+    assert [source["paths"] for (source,) in sources] == [[str(corpus)]] * 2
     assert answer("search", "mine", "more = ")["places"] == 1
     other()
     assert answer("search", "mine", "more = ")["match"] < 7
@@ -316,3 +317,26 @@ def test_what_was_not_built_from_files_cannot_be_built_again(corpus):
         call("rebuild", "texts", "--replace")
     with pytest.raises(DatastoreNotFound):
         call("rebuild", "nothing")
+
+
+def test_prune_says_what_is_left(corpus):
+    text = (corpus / "a.py").read_text()
+    (corpus / "longer.py").write_text(text + "# the end\n")
+    answer("build", corpus, "-o", "mine")
+    line = call("prune", "mine", "seen:2", "--dry-run").stdout
+    assert "would be left: 1 of 3 files" in line
+    assert answer("info", "mine")["indexes"][0]["documents"] == 3
+    pruned = answer("prune", "mine", "seen:2")
+    assert pruned["target"] == "seen:2"
+    (row,) = pruned["indexes"]
+    assert row["documents"] == {"before": 3, "after": 1}
+    (info,) = answer("info", "mine")["indexes"]
+    assert (info["documents"], info["bytes"]) == (1, row["bytes"]["after"])
+    assert info["recipe"]["pruned"] == "seen:2"
+    built = answer("build", corpus, "-o", "other", "--prune", "seen:2")
+    assert built["pruned"]["bytes"] == row["bytes"]
+    with pytest.raises(OptionError, match="seen:2"):
+        call("build", corpus, "-o", "third", "--prune", "2")
+    assert not datastore_path("third").exists()
+    with pytest.raises(DatastoreNotFound):
+        call("prune", "third", "seen:2")

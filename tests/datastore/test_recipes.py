@@ -1,85 +1,105 @@
-"""The recipes of `datastore/` run as a user runs them, on small data, and their datastores open."""
+"""The recipes of `datastore/` are valid and shipped; one of the user's own is checked."""
 
 from __future__ import annotations
 
-import os
-import runpy
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
-from support.repository import Repository
+import tomlkit
 
-from rest_local import Datastore, Engine
-from rest_local.paths import demo_model
+from rest_local.errors import InputInvalid, OptionError
+from rest_local.retrieval.sources import Chat, Git, Python, Walk, recipes
+from rest_local.retrieval.sources.recipes import list_recipes, read_recipe
 
-RECIPES = Path(__file__).parents[2] / "datastore"
-
-
-def recipe(name: str, *arguments: str | Path, expected: int = 0) -> str:
-    """The output of a recipe. `expected`: its exit code."""
-    command = [sys.executable, str(RECIPES / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(RECIPES.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == expected, done.stderr
-    return done.stdout + done.stderr
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "datastore").glob("*.toml"))
+GOOD = '[[sources]]\nkind = "walk"\npaths = ["src"]\n'
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A repository of three commits, which add a line, change it, and add a key and another file."""
-    made = Repository(tmp_path / "repository")
-    for text in ("first = 1\n", "second = 2\n"):
-        made.commit("+++ b/no file", {"naïve name.py": f"import os\n{text}print(os)\n"})
-    made.commit("third", {"id_rsa": "x\n", "b.py": "++ b/strange\n-- a/strange\ncommit me\n"})
-    return made.path
+def test_every_recipe_is_shipped_and_described() -> None:
+    wheel = tomlkit.parse((ROOT / "pyproject.toml").read_text()).unwrap()["tool"]["hatch"]["build"]["targets"]["wheel"]
+    shipped = {name: to for name, to in wheel["force-include"].items() if name.startswith("datastore/")}
+    assert shipped == {f"datastore/{name}.toml": f"rest_local/data/recipes/{name}.toml" for name in NAMES}
+    described = (ROOT / "datastore" / "README.md").read_text()
+    for recipe in list_recipes():
+        assert f"| `{recipe.name}` |" in described
+        assert recipe.description
+        assert recipe.licence
+        assert recipe.size
+        assert recipe.recorded() == {
+            "recipe": recipe.name, "description": recipe.description, "licence": recipe.licence,
+        }  # fmt: skip
+    assert [recipe.name for recipe in list_recipes()] == NAMES
 
 
-def texts(path: Path) -> dict[str, str]:
-    """The documents of a datastore, without their commits."""
-    with Engine.load(demo_model(), n_ctx=64, threads=1) as engine, Datastore.open(path) as store:
-        piece, found, start = engine.model.vocabulary.piece, {}, 0
-        ids = [int(token) for segment in store.segments for token in segment.slice(0, len(segment))]
-        for name in store.document_names():
-            end = ids.index(store.manifest.vocabulary.size, start)
-            found[name.partition(":")[2] + ("*" if name.partition(":")[2] in found else "")] = b"".join(
-                map(piece, ids[start:end])
-            ).decode()
-            start = end + 1
-        return found
+def test_the_sources_of_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", "/data")
+    assert read_recipe("python").sources == (Python(),)
+    assert read_recipe("site-packages").sources == (Python(True),)
+    assert read_recipe("git-history").sources == (Git(".", history=True),)
+    assert read_recipe("chats").sources == (Chat("/data/sessions/*.json"),)
+    for name in ("c-headers", "documentation", "node-modules"):
+        (source,) = read_recipe(name).sources
+        assert isinstance(source, Walk)
+        assert source.include
 
 
-def test_the_history_of_a_checkout(repository: Path, tmp_path: Path) -> None:
-    output = recipe("git_history.py", repository, "-m", demo_model(), "-o", tmp_path / "store")
-    assert "3 changes; skipped: 1 secret" in output
-    assert texts(tmp_path / "store") == {
-        "b.py": "++ b/strange\n-- a/strange\ncommit me\n",
-        "naïve name.py": "import os\nsecond = 2\nprint(os)\n",
-        "naïve name.py*": "import os\nfirst = 1\nprint(os)\n",
-    }
-    assert "1 changes" in recipe("git_history.py", repository, "-o", tmp_path / "store", "--commits", "1", "--replace")
+def test_an_installed_package_has_its_own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "rest_local" / "retrieval" / "sources" / "recipes.py"
+    (tmp_path / "rest_local" / "data" / "recipes").mkdir(parents=True)
+    (tmp_path / "rest_local" / "data" / "recipes" / "mine.toml").write_text(GOOD)
+    monkeypatch.setattr(recipes, "__file__", str(module))
+    assert [recipe.name for recipe in list_recipes()] == ["mine"]
 
 
-def test_a_folder_without_repository_is_named(tmp_path: Path) -> None:
-    output = recipe("git_history.py", tmp_path, "-o", tmp_path / "store", expected=1)
-    assert output.startswith(f"error: repository {tmp_path}: ")
-    assert (output.count("\n"), "not a git repository" in output) == (1, True)
-    assert not (tmp_path / "store" / "manifest.json").exists()
+def test_of_several_paths_those_that_exist_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "notes").mkdir(parents=True)
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD.replace('"src"', '"src", "~/notes"'))
+    recipe = read_recipe(str(path))
+    assert recipe.name == "mine"
+    assert recipe.present() == [Walk((str(tmp_path / "home" / "notes"),))]
+    (tmp_path / "home" / "notes").rmdir()
+    with pytest.raises(InputInvalid, match=f"recipe mine: this machine has none of: {tmp_path}/src, "):
+        recipe.present()
 
 
-@pytest.mark.parametrize("given", [[], ["--site-packages"]])
-def test_installed_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
-    """A small library stands in for the interpreter's, through `sysconfig.get_paths`."""
-    for folder in ("stdlib/test", "stdlib/site-packages", "packages/tests"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "left_out.py").write_text("import os\n")
-    (tmp_path / "stdlib" / "queue.py").write_text("import threading\n")
-    (tmp_path / "packages" / "click.py").write_text("import sys\n")
-    paths = {"stdlib": str(tmp_path / "stdlib"), "purelib": str(tmp_path / "packages")}
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
-    monkeypatch.setattr(sys, "argv", ["installed_python.py", *given, "-o", str(tmp_path / "store")])
-    runpy.run_path(str(RECIPES / "installed_python.py"), run_name="__main__")
-    with Datastore.open(tmp_path / "store") as store:
-        assert [Path(name).name for name in store.document_names()] == (["click.py"] if given else ["queue.py"])
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[[sources", "mine.toml: "),
+        ("", "give at least one table"),
+        ("sources = []", "give at least one table"),
+        ("sources = [5]", "not known here"),
+        (f"tokens = 5\n{GOOD}", "unknown field 'tokens'"),
+        (f"size = 5\n{GOOD}", "must be texts"),
+        (GOOD.replace("walk", "torrent"), "'torrent': not known here"),
+        (GOOD.replace("paths", "path"), "unknown field 'path'"),
+        ("\x00", "mine.toml: "),
+        ("a = " + "[" * 100_000, "mine.toml: "),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(InputInvalid, match=complaint):
+        read_recipe(str(path))
+
+
+def test_an_unknown_recipe_names_the_others(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"recipe 'pyhton': not known; give .* python, site-packages"):
+        read_recipe("pyhton")
+    with pytest.raises(InputInvalid, match="no such file"):
+        read_recipe(str(tmp_path / "gone.toml"))
+    (tmp_path / "x.toml").write_bytes(b"\xff")
+    with pytest.raises(InputInvalid, match=r"x\.toml"):
+        read_recipe(str(tmp_path / "x.toml"))
+
+
+def test_recipes_are_read_alike_without_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list_recipes()
+    monkeypatch.setattr(sys, "version_info", (3, 10))
+    assert list_recipes() == before

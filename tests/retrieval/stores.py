@@ -87,6 +87,7 @@ def kill_at_every_step(directory: Path, steps: int, write: str) -> None:
             str(directory),
             str(steps),
             str(here),
+            str(here.parent),
             str(here.parents[1]),
         ],
         check=True,

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from rest_local.errors import InputInvalid, OptionError, printable
-from rest_local.retrieval import Skipped, corpus, git, tokenize_documents, walk
-from rest_local.retrieval.corpus import MAX_LINE, secret_content, secret_name
+from rest_local.retrieval import Skipped, corpus, git, listing, tokenize_documents, walk
+from rest_local.retrieval.corpus import MAX_LINE
+from rest_local.retrieval.secrecy import secret_content, secret_name
 
 
 def files(root: Path, content: dict[str, str | bytes]) -> Path:
@@ -311,8 +312,8 @@ def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_numbe
     top = str(tmp_path.resolve())
     folders = [Entry(f"folder{number}", True) for number in range(FOLDERS)]
     names = [Entry(f"{number:03}.{'py' if number % 100 == 0 else f'x{number}'}", False) for number in range(1000)]
-    monkeypatch.setattr(corpus, "git_files", lambda root: None)
-    monkeypatch.setattr(corpus.os, "scandir", lambda path: contextlib.nullcontext(folders if path == top else names))
+    monkeypatch.setattr(listing, "git_files", lambda root, only: None)
+    monkeypatch.setattr(listing.os, "scandir", lambda path: contextlib.nullcontext(folders if path == top else names))
     skipped = Skipped()
     walking = corpus.walk([tmp_path], skipped=skipped)
     tracemalloc.start()
@@ -411,7 +412,9 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
     documents = tokenize_documents(texts(), tokenize, workers=2)
     assert next(documents)[0] == "0"
     assert taken <= 9
-    assert [(name, len(tokens)) for name, tokens in documents] == [(str(index), index) for index in range(1, 50)]
+    assert [(document.name, len(document.tokens)) for document in documents] == [
+        (str(index), index) for index in range(1, 50)
+    ]
 
 
 def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
@@ -429,7 +432,7 @@ def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
     }
     files(tmp_path, content)
     documents = [*walk([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
-    tokens = dict(tokenize_documents(documents, tokenize, 1))
+    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, tokenize, 1)}
     assert len(tokens) == 5
     assert bytes(tokens["from a caller"].astype(np.uint8)).decode() == "a\ufffdb\ufffd"
     assert len(pieces) == 5

@@ -117,7 +117,8 @@ def test_all_of_the_package_is_complete():
     offered = rest_local.retrieval.__all__
     assert offered == sorted(offered, key=lambda name: (name.islower(), not name.isupper(), name))
     public = {name for name in vars(rest_local.retrieval) if not name.startswith("_")}
-    modules = {path.stem for path in Path(rest_local.retrieval.__file__).parent.glob("*.py")}
+    folder = Path(rest_local.retrieval.__file__).parent
+    modules = {path.stem for path in (*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py")))}
     assert public - (modules - {"build"}) == set(offered)
 
 

@@ -53,11 +53,16 @@ def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: 
         assert (info["tokens"], info["bytes"]) == (built.tokens, built.bytes)
         assert info["vocabulary"] == {"hash": Bytes.hash, "size": 256, "name": "bytes"}
         assert info["recipe"] == {
-            "paths": [str(source)],
-            "include": ["*.py"],
-            "exclude": [],
-            "allow_secrets": False,
-            "max_file_size": 1 << 20,
+            "sources": [
+                {
+                    "kind": "walk",
+                    "paths": [str(source)],
+                    "include": ["*.py"],
+                    "exclude": [],
+                    "allow_secrets": False,
+                    "max_file_size": 1 << 20,
+                }
+            ],
             "why": "a test",
         }
     assert json.loads(json.dumps(built.to_dict()))["skipped"] == dict(built.skipped.counts)
@@ -66,7 +71,7 @@ def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: 
 def test_a_relative_path_is_recorded_as_an_absolute_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     built = build_datastore("mine", ["source"], vocabulary=Bytes())
-    assert built.manifest.recipe["paths"] == [str(source)]
+    assert [walk["paths"] for walk in built.manifest.recipe["sources"]] == [[str(source)]]
 
 
 def test_texts_without_files(tmp_path: Path) -> None:

@@ -307,7 +307,8 @@ class Tokenizer:
 
 def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rest_local.retrieval import build_datastore
-    from rest_local.retrieval.indexing import recorded_recipe
+    from rest_local.retrieval.indexing import recorded_sources
+    from rest_local.retrieval.sources import Walk
 
     source, path = tmp_path / "source", tmp_path / "store"
     source.mkdir()
@@ -315,13 +316,14 @@ def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: p
         (source / name).write_text(name * 10)
     given: dict[str, Any] = {"include": ["*.py"], "exclude": ["b.py"], "max_file_size": 1000, "allow_secrets": True}
     build_datastore(path, [source], vocabulary=Tokenizer("a"), **given)
-    assert recorded_recipe(path) == {"paths": [str(source)], **given}
+    walk = Walk((str(source),), ("*.py",), ("b.py",), True, 1000)
+    assert recorded_sources(path) == [walk]
     built = rebuild_datastore(path, vocabulary=Tokenizer("b"), recipe={"model": "b.gguf"})
     assert built.documents == 1
-    assert dict(built.manifest.recipe) == {"paths": [str(source)], **given, "model": "b.gguf"}
-    guess = estimate(recorded_recipe(path), Tokenizer("b"))
+    assert dict(built.manifest.recipe) == {"sources": [walk.to_dict()], "model": "b.gguf"}
+    guess = estimate(recorded_sources(path), Tokenizer("b"))
     assert (guess.files, guess.text) == (1, 40)
     assert guess.disk == 40 * 6
     assert guess.seconds >= 0
     (source / "a.py").unlink()
-    assert estimate(recorded_recipe(path), Tokenizer("b")).files == 0
+    assert estimate(recorded_sources(path), Tokenizer("b")).files == 0

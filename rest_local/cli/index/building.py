@@ -13,6 +13,8 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building, completion
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
+from rest_local.cli.index.pruning import described, prune_index, prune_option, target_of
+from rest_local.cli.index.sourcing import chosen_sources, described_sources, source_options
 from rest_local.cli.options import json_option
 from rest_local.errors import printable
 
@@ -20,56 +22,35 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.indexing import Built
+    from rest_local.retrieval.pruning import Pruned
+    from rest_local.retrieval.sources.source import Render, Source
 
 
 @index.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=completion.paths)
+@source_options
 @click.option(
     "-o",
     "--output",
     "name",
-    default="default",
-    show_default=True,
     metavar="NAME",
     shell_complete=completion.datastores,
-    help="Name or path.",
+    help="Name or path; default: the name of the recipe, else `default`.",
 )
 @model_option
-@click.option(
-    "--include", multiple=True, metavar="GLOB", help="Take these files, not the usual extensions; repeatable."
-)
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out these files; repeatable.")
-@click.option("--allow-secrets", is_flag=True, help="Take files that look as if they held keys or passwords.")
-@click.option(
-    "--max-file-size",
-    type=click.IntRange(min=1),
-    default=1 << 20,
-    show_default=True,
-    metavar="BYTES",
-    help="Skip larger files.",
-)
+@prune_option
 @replace_option
 @json_option
-def build(
-    paths: tuple[str, ...],
-    name: str,
-    model: str | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    allow_secrets: bool,
-    max_file_size: int,
-    replace: bool,
-    as_json: bool,
-) -> None:
-    """Index the text files below PATH... for one model's vocabulary.
+def build(name: str | None, model: str | None, prune: str | None, replace: bool, as_json: bool, **given: Any) -> None:
+    """Index the text files below PATH... and other text for one model's vocabulary.
 
-    Hidden, git-ignored, binary, oversized and minified files are skipped, and files that look like secrets. What the
-    datastore has for other vocabularies stays.
+    Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
+    datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
     """
-    from rest_local.retrieval.indexing import recipe_of
-
-    recipe = recipe_of(paths, include, exclude, allow_secrets=allow_secrets, max_file_size=max_file_size)
-    _build(name, common.model_path(model), recipe, replace, as_json)
+    if prune is not None:
+        target_of(prune)  # a wrong one should not be found after minutes
+    chosen = chosen_sources(**given)
+    path = common.model_path(model)
+    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, prune)
 
 
 @index.command()
@@ -78,29 +59,59 @@ def build(
 @replace_option
 @json_option
 def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
-    """Index the files that a datastore was built from again, for one model's vocabulary.
+    """Index what a datastore was built from again, for one model's vocabulary.
 
     So a datastore gets an index for another model, or the present text.
     """
-    from rest_local.retrieval.home import datastore_path
-    from rest_local.retrieval.indexing import recorded_recipe
+    from rest_local.retrieval.home import datastore_path, newest_manifest
+    from rest_local.retrieval.indexing import recorded_sources
 
-    _build(name, common.model_path(model), recorded_recipe(datastore_path(name)), replace, as_json)
+    path = datastore_path(name)
+    sources, recipe = recorded_sources(path), newest_manifest(path).recipe
+    fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
+    _build(name, common.model_path(model), sources, fields, replace, as_json)
 
 
-def _build(name: str, model: Path, recipe: Mapping[str, Any], replace: bool, as_json: bool) -> None:
-    from rest_local.retrieval.corpus import measure
-    from rest_local.retrieval.indexing import build_datastore
+def _build(
+    name: str,
+    model: Path,
+    sources: list[Source],
+    fields: Mapping[str, str],
+    replace: bool,
+    as_json: bool,
+    prune: str | None = None,
+) -> None:
+    from rest_local.retrieval.indexing import build_from_sources
 
-    made = {"model": str(model.absolute())}
+    recipe = {**fields, "model": str(model.absolute())}
     with common.open_vocabulary(model) as vocabulary:
-        replace = replace or _may_replace(name, vocabulary)
+        replace, render = replace or _may_replace(name, vocabulary), _renderer(model, sources)
         began = time.perf_counter()
-        with building.progress(as_json, lambda: measure(**recipe)[1]) as progress:
-            built = build_datastore(
-                name, **recipe, vocabulary=vocabulary, recipe=made, progress=progress, replace=replace
+        with building.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress:
+            built = build_from_sources(
+                name,
+                sources,
+                vocabulary=vocabulary,
+                recipe=recipe,
+                progress=progress,
+                replace=replace,
+                render=render,
             )
-    _report(built, time.perf_counter() - began, as_json)
+        pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
+    _report(built, time.perf_counter() - began, as_json, pruned)
+
+
+def _renderer(path: Path, sources: list[Source]) -> Render | None:
+    """What renders the transcripts of chats among the sources, None if there are none."""
+    from rest_local.retrieval.sources.chat import Chat
+
+    if not any(isinstance(source, Chat) for source in sources):
+        return None
+    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.llama.model import Model
+
+    with Model.open(path, vocab_only=True) as model:
+        return turn_renderer(model, sources)
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
@@ -125,17 +136,20 @@ def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
 
 def _about(manifest: Manifest) -> str:
     tokens = sum(segment.tokens for segment in manifest.segments)
-    paths = ", ".join(manifest.recipe.get("paths", ()))
-    return f"{tokens:,} tokens{f' of {paths}' if paths else ''}, built {manifest.created[:10]}"
+    what = ", ".join(described_sources(manifest.recipe))
+    return f"{tokens:,} tokens{f' of {what}' if what else ''}, built {manifest.created[:10]}"
 
 
-def _report(built: Built, seconds: float, as_json: bool) -> None:
+def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) -> None:
     if as_json:
-        return print_json({**built.to_dict(), "seconds": round(seconds, 3)})
+        fields = {**built.to_dict(), "seconds": round(seconds, 3)}
+        return print_json(fields if pruned is None else {**fields, "pruned": pruned.to_dict()})
     click.echo(
         f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {in_bytes(built.bytes)}, "
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
+    if pruned is not None:
+        click.echo(described(pruned))
     for secret in built.skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     for other in _others(built):
@@ -147,10 +161,9 @@ def _others(built: Built) -> list[Manifest]:
     """The datastore's indexes for other vocabularies that were built from other files or in another way."""
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
-    from rest_local.retrieval.indexing import WALK
 
-    def walked(manifest: Manifest) -> list[Any]:
-        return [manifest.recipe.get(key) for key in WALK]
+    def walked(manifest: Manifest) -> list[str]:
+        return described_sources(manifest.recipe, in_full=True)
 
     found = [manifest for manifest in manifests(built.path).values() if isinstance(manifest, Manifest)]
     return [manifest for manifest in found if walked(manifest) != walked(built.manifest)]

@@ -20,6 +20,7 @@ from rest_local.cli.index.common import (
     recorded_model,
     vocabulary_option,
 )
+from rest_local.cli.index.sourcing import OF_SOURCES, described_sources
 from rest_local.cli.options import json_option
 from rest_local.errors import DatastoreError, printable
 
@@ -54,7 +55,12 @@ def _described(found: Mapping[str, Any]) -> str:
         f"size        {in_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token",
         f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}",
     ]
-    for key, value in found["recipe"].items():
+    recipe = found["recipe"]
+    sources = described_sources(recipe, in_full=True)
+    lines += [f"{'source':<11} {source}" for source in sources]
+    for key, value in recipe.items():
+        if key in OF_SOURCES and sources:
+            continue
         lines.append(f"{key:<11} {', '.join(map(str, value)) if isinstance(value, list) else value}")
     return "\n".join(map(printable, lines))
 

@@ -1,0 +1,300 @@
+"""Looks at every file of a datastore and lists each fault, without changing anything. `repair` acts on the list.
+
+Checksums find damage on the disk. The content is looked at as well, because a wrong file may have a right checksum: one
+that a broken machine wrote, or that came from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rest_local.errors import DatastoreCorrupt, DatastoreError
+from rest_local.retrieval.files import is_held
+from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId, file_name, owns
+from rest_local.retrieval.home import folders, leftovers, read_manifest
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
+from rest_local.retrieval.tables import DocumentTable, StateTable
+
+STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")
+IMPORTING = re.compile(r"\.importing-[0-9a-f]{16}\Z")  # of `moving`, next to the datastores
+LEFT = ("orphan", "staging", "removed", "importing")
+"""Kinds of faults that are only left over from killed processes. They take room and do no harm."""
+
+_CHUNK = 6 << 20  # bytes read at a time, of whole tokens of 2 or 3 bytes
+_SAMPLE = 1000
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault. directory: of the index; name: of the file or directory in it; what: for people.
+
+    kind: "manifest", "version", "missing", "unreadable", "size", "checksum", "table", "ids", "order", or one of LEFT.
+    segment: empty for a fault of no segment; part: the kind of the segment's file; bytes: of what is left over.
+    """
+
+    directory: Path
+    name: str
+    kind: str
+    what: str
+    segment: str = ""
+    part: str = ""
+    bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        fields = {name: getattr(self, name) for name in ("name", "kind", "what", "segment", "bytes")}
+        return {"directory": str(self.directory), **fields}
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at an index found. manifest: None if it cannot be read; seal: the bytes that it was read from; bytes:
+    of the segments' files that were read.
+    """
+
+    directory: Path
+    manifest: Manifest | None
+    seal: bytes
+    faults: tuple[Fault, ...]
+    bytes: int = 0
+
+    def faults_of(self, entry: SegmentEntry) -> set[str]:
+        """The kinds of a segment's files that have a fault."""
+        return {fault.part for fault in self.faults if fault.segment == entry.name}
+
+
+def look(path: Path, directories: Iterable[Path] | None = None, *, thorough: bool = False) -> list[Looked]:
+    """Look at these indexes of the datastore at `path`; None: at all of it, and at what killed processes left.
+
+    Every byte of the segments' files is read once, in little memory. The order of a segment is compared with its text
+    at _SAMPLE places; thorough: as a whole, which sorts the text again: O(n log n), with the memory of a build. Changes
+    nothing and needs no lock. A commit in the meantime makes it look again.
+    """
+    if directories is not None:
+        return [_look_at(directory, thorough) for directory in directories]
+    found = [_look_at(directory, thorough) for directory in (path, *folders(path)) if directory.is_dir()]
+    return [*found, Looked(path.parent, None, b"", tuple(_removed(path.parent)))]
+
+
+def _look_at(directory: Path, thorough: bool) -> Looked:
+    for _ in range(_ATTEMPTS):
+        found = _look_once(directory, thorough)
+        if not found.faults or found.seal == seal_of(directory):
+            break
+    return found
+
+
+def _look_once(directory: Path, thorough: bool) -> Looked:
+    seal, manifest, faults, total = seal_of(directory), None, [], 0
+    try:
+        manifest = read_manifest(directory)
+    except DatastoreCorrupt as error:
+        faults.append(Fault(directory, MANIFEST, "manifest", error.what))
+    except DatastoreError as error:
+        if os.path.lexists(directory / MANIFEST):
+            faults.append(Fault(directory, MANIFEST, "version", str(error)))
+    for entry in manifest.segments if manifest else ():
+        found = segment_faults(directory, entry, manifest.vocabulary, thorough=thorough) if manifest else []
+        faults += found
+        total += sum(entry.files[kind].size for kind in {*entry.files} - {fault.part for fault in found})
+    if not any(fault.kind in ("manifest", "version") for fault in faults):  # else nothing says what is in use
+        faults += _left(directory, manifest)
+    faults += _removed(directory)
+    return Looked(directory, manifest, seal, tuple(faults), total)
+
+
+def seal_of(directory: Path) -> bytes:
+    """The sha256 of the manifest's bytes, empty without one: tells whether there was a commit in between."""
+    try:
+        return hashlib.sha256((directory / MANIFEST).read_bytes()).digest()
+    except OSError:
+        return b""
+
+
+def segment_faults(
+    directory: Path, entry: SegmentEntry, vocabulary: VocabularyId, *, thorough: bool = False
+) -> list[Fault]:
+    """All faults of a segment, at most one for each of its files."""
+    found = _Segment(directory, entry, vocabulary)
+    for kind in entry.files:
+        found.read(kind)
+    for kind, check in (("documents", found.check_documents), ("states", found.check_states)):
+        found.check(kind, {kind}, check)
+    found.check("tokens", {"tokens", "documents"}, found.check_separators)
+    found.check("order", {"tokens", "order"}, found.check_whole_order if thorough else found.check_some_order)
+    return found.faults
+
+
+class _Segment:
+    """A look at the files of one segment. good: the kinds of its files without a fault so far."""
+
+    def __init__(self, directory: Path, entry: SegmentEntry, vocabulary: VocabularyId) -> None:
+        self.directory, self.entry, self.vocabulary = directory, entry, vocabulary
+        self.width = width_of(vocabulary.size)
+        self.faults: list[Fault] = []
+        self.good = set(entry.files)
+        self.ends: list[np.ndarray[Any, np.dtype[np.int64]]] = []  # of the separators: indices in the file of tokens
+        self.outside = 0
+
+    def fault(self, part: str, kind: str, what: str) -> None:
+        name = file_name(self.entry.name, part)
+        self.good.discard(part)
+        self.faults.append(Fault(self.directory, name, kind, what, self.entry.name, part))
+
+    def read(self, part: str) -> None:
+        """Compare the size and the checksum of a file, and look at the ids of tokens on the way."""
+        wanted = self.entry.files[part]
+        try:
+            digest, size = scan(self.path(part), self._look_at_ids if part == "tokens" else None)
+        except FileNotFoundError:
+            return self.fault(part, "missing", "is missing")
+        except OSError as error:
+            return self.fault(part, "unreadable", f"cannot be read: {error.strerror or error}")
+        if size != wanted.size:
+            return self.fault(part, "size", f"has {size} bytes, the manifest says {wanted.size}")
+        if digest != wanted.sha256:
+            return self.fault(part, "checksum", "does not match its checksum")
+        if part == "tokens" and self.outside:
+            self.fault(part, "ids", f"holds {self.outside} ids outside the vocabulary")
+        return None
+
+    def check(self, part: str, needs: set[str], check: Callable[[], None]) -> None:
+        """Run a check of a file's content if the files that it needs are there and intact so far."""
+        if needs <= self.good:
+            try:
+                check()
+            except DatastoreCorrupt as error:
+                self.fault(part, "table", error.what)
+            except OSError as error:
+                self.fault(part, "unreadable", f"cannot be read: {error.strerror or error}")
+
+    def path(self, part: str) -> Path:
+        return self.directory / file_name(self.entry.name, part)
+
+    def table(self) -> DocumentTable:
+        path = self.path("documents")
+        return DocumentTable(path.read_bytes(), path, self.entry.documents, self.entry.tokens)
+
+    def check_documents(self) -> None:
+        table = self.table()
+        starts = table.starts
+        if not (starts[1:] > starts[:-1] + np.uint64(1)).all():
+            self.fault("documents", "table", "the documents are not in order")
+        for number in range(len(table)):
+            table.name(number)
+
+    def check_states(self) -> None:
+        path = self.path("states")
+        StateTable(path.read_bytes(), path, self.entry.states, self.entry.documents)
+
+    def check_separators(self) -> None:
+        """Each document ends in a separator, and there is none elsewhere."""
+        length, backwards = self.entry.tokens, np.concatenate(self.ends)
+        before, after = np.arange(MAX_DEPTH), np.arange(MAX_DEPTH + length, PADDING + length)
+        inside = MAX_DEPTH + length - self.table().starts[:0:-1].astype(np.int64)
+        if not np.array_equal(backwards, np.concatenate([before, inside, after])):
+            self.fault("tokens", "ids", "the separators are not at the ends of the documents")
+
+    def _look_at_ids(self, chunk: bytes, at: int) -> None:
+        whole = len(chunk) // self.width * self.width
+        ids = from_big_endian(np.frombuffer(chunk[:whole], np.uint8), self.width)
+        self.outside += int(np.count_nonzero(ids > self.vocabulary.size))
+        self.ends.append(np.flatnonzero(ids == self.vocabulary.size) + at // self.width)
+
+    def check_some_order(self) -> None:
+        """Compare neighbours in the order at places all over the file."""
+        count = self.entry.files["order"].size // 4
+        with self.path("order").open("rb") as order, self.path("tokens").open("rb") as tokens:
+
+            def text(entry: int) -> list[int]:
+                tokens.seek((MAX_DEPTH + entry) * self.width)
+                window = np.frombuffer(tokens.read(MAX_MATCH * self.width), np.uint8)
+                ids: list[int] = from_big_endian(window, self.width).tolist()
+                size = self.vocabulary.size
+                return ids[: ids.index(size) + 1] if size in ids else ids  # equal up to a separator is equal
+
+            for rank in sorted({count * part // _SAMPLE for part in range(_SAMPLE)}):
+                order.seek(4 * rank)
+                entries = np.frombuffer(order.read(8), "<u4").tolist()
+                if max(entries) >= self.entry.tokens:
+                    return self.fault("order", "order", f"rank {rank} lies outside the text")
+                if len(set(entries)) < len(entries) or text(entries[0]) > text(entries[-1]):
+                    return self.fault("order", "order", f"is not sorted at rank {rank}")
+        return None
+
+    def check_whole_order(self) -> None:
+        """Sort the text again: the file has to be that order, without repetitions."""
+        order = np.fromfile(self.path("order"), "<u4")
+        if len(order) and int(order.max()) >= self.entry.tokens:
+            return self.fault("order", "order", "points outside the text")
+        held = np.zeros(self.entry.tokens, np.bool_)
+        held[order] = True
+        sorted_ = order_of(self.path("tokens").read_bytes(), self.width)
+        if not np.array_equal(sorted_[held[sorted_]], order):
+            return self.fault("order", "order", "is not the order of the text")
+        return None
+
+
+def scan(path: Path, look_at: Callable[[bytes, int], None] | None = None) -> tuple[str, int]:
+    """(sha256, size) of a file. look_at: called with each part of _CHUNK bytes and its offset."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if look_at:
+                look_at(chunk, size)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+def _left(directory: Path, manifest: Manifest | None) -> Iterator[Fault]:
+    """What a killed writer left in the directory of an index. Nothing while a writer works there."""
+    used = {file_name(entry.name, kind) for entry in (manifest.segments if manifest else ()) for kind in entry.files}
+    with os.scandir(directory) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    staging = [entry for entry in found if STAGING.match(entry.name) and entry.is_dir(follow_symlinks=False)]
+    orphans = [entry for entry in found if owns(entry.name) and entry.name not in used]
+    if orphans and not is_held(directory):
+        for entry in orphans:
+            with contextlib.suppress(FileNotFoundError):
+                size = entry.stat(follow_symlinks=False).st_size
+                yield Fault(directory, entry.name, "orphan", "is of no commit: a killed process left it", bytes=size)
+    for entry in staging:
+        where = Path(entry.path)
+        if not is_held(where):
+            yield Fault(directory, entry.name, "staging", "is of a build that was killed", bytes=size_of(where))
+
+
+def _removed(directory: Path) -> Iterator[Fault]:
+    """What killed removals and imports left in a directory."""
+    for path in leftovers(directory):
+        if not is_held(path):
+            yield Fault(directory, path.name, "removed", "is of a removal that was killed", bytes=size_of(path))
+    for path in importing(directory):
+        yield Fault(directory, path.name, "importing", "is of an import that was killed", bytes=size_of(path))
+
+
+def importing(directory: Path) -> list[Path]:
+    """Directories of imports in `directory` whose processes are gone."""
+    try:
+        with os.scandir(directory) as entries:
+            found = [Path(entry.path) for entry in entries if IMPORTING.match(entry.name)]
+    except OSError:
+        return []
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not is_held(path))
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of the files below a directory."""
+    found = (os.path.join(where, name) for where, _, names in os.walk(directory) for name in names)
+    return sum(os.lstat(path).st_size for path in found if os.path.lexists(path))

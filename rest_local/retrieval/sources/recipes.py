@@ -1,0 +1,137 @@
+"""Recipes of datastores: TOML files that name sources, what they are, their licence and how large they become.
+
+description = "what it is"
+licence = "under which terms the text may be used"
+size = "how many tokens, about"
+
+[[sources]]
+kind = "walk"
+paths = ["~/notes"]
+
+Paths are relative to the working directory; `~` is the home directory and `{data}` the data directory of rest-local. Of
+several paths those that do not exist are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.paths import data_home
+from rest_local.retrieval.sources.registry import source_of
+from rest_local.retrieval.sources.source import Source
+from rest_local.retrieval.sources.walk import Walk, absolute
+
+_ENDING = ".toml"
+_TEXTS = ("description", "licence", "size")
+_PLACES = ("path", "paths", "repository")
+_MOST = 1 << 20  # bytes of a recipe that are read
+
+
+class Recipe(NamedTuple):
+    """A recipe. name: of its file without the ending, and of the datastore unless another is given."""
+
+    name: str
+    description: str
+    licence: str
+    size: str
+    sources: tuple[Source, ...]
+
+    def recorded(self) -> dict[str, str]:
+        """What the manifest says about the recipe in addition to its sources."""
+        return {"recipe": self.name, "description": self.description, "licence": self.licence}
+
+    def present(self) -> list[Source]:
+        """The sources with those of their paths that exist. Raises InputInvalid if none of a source's do."""
+        return [_present(self.name, source) for source in self.sources]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**self._asdict(), "sources": [source.to_dict() for source in self.sources]}
+
+
+def list_recipes() -> list[Recipe]:
+    """The recipes that come with rest-local, by name."""
+    return [_parsed(path) for path in sorted(_home().glob(f"*{_ENDING}"))]
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe of this name, or in this file: a name with a path separator or the ending `.toml` is a path.
+
+    Raises OptionError for an unknown name, and InputInvalid for a file that is no recipe.
+    """
+    if os.sep in name or name.endswith(_ENDING):
+        return _parsed(Path(name).expanduser())
+    path = _home() / f"{name}{_ENDING}"
+    if not path.is_file():
+        known = ", ".join(sorted(path.stem for path in _home().glob(f"*{_ENDING}")))
+        raise OptionError(f"recipe {name!r}: not known; give the path of a TOML file, or one of: {known}")
+    return _parsed(path)
+
+
+def _home() -> Path:
+    """The folder of the recipes: package data where installed, `datastore` in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    installed = package / "data" / "recipes"
+    return installed if installed.is_dir() else package.parent / "datastore"
+
+
+def _parsed(path: Path) -> Recipe:
+    try:
+        with path.open("rb") as file:
+            fields = _toml(file.read(_MOST).decode())
+        return _recipe(path.name.removesuffix(_ENDING), fields)
+    except OSError as error:
+        raise InputInvalid("recipe", printable(str(path)), (error.strerror or "cannot be read").lower()) from error
+    except (OptionError, ValueError, RecursionError) as error:
+        raise InputInvalid("recipe", printable(str(path)), printable(str(error))) from error
+
+
+def _recipe(name: str, fields: Mapping[str, Any]) -> Recipe:
+    sources, texts = fields.get("sources"), {key: fields.get(key, "") for key in _TEXTS}
+    if unknown := sorted(fields.keys() - {*_TEXTS, "sources"}):
+        raise OptionError(f"unknown field {unknown[0]!r}; known: {', '.join(_TEXTS)}, sources")
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise OptionError(f"{', '.join(_TEXTS)} must be texts")
+    if not isinstance(sources, list) or not sources:
+        raise OptionError("give at least one table [[sources]]")
+    return Recipe(name, **texts, sources=tuple(source_of(_expanded(source)) for source in sources))
+
+
+def _expanded(fields: Any) -> Any:
+    """The fields of a source with `{data}` and `~` replaced in its paths."""
+    if not isinstance(fields, dict):
+        return fields
+
+    def expand(value: Any) -> Any:
+        if isinstance(value, list):
+            return [expand(item) for item in value]
+        return os.path.expanduser(value.replace("{data}", str(data_home()))) if isinstance(value, str) else value
+
+    return {key: expand(value) if key in _PLACES else value for key, value in fields.items()}
+
+
+def _present(recipe: str, source: Source) -> Source:
+    if not isinstance(source, Walk):
+        return source
+    paths = tuple(path for path in source.paths if os.path.exists(path))
+    if not paths:
+        where = ", ".join(map(absolute, source.paths))
+        raise InputInvalid("recipe", recipe, f"this machine has none of: {printable(where)}")
+    return replace(source, paths=paths)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """Raises ValueError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    import tomlkit
+
+    return dict(tomlkit.parse(text).unwrap())

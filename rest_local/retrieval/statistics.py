@@ -1,0 +1,166 @@
+"""What an index holds, in numbers that a user asks for: documents, files, tokens, sizes, and what changed since."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.documents import FileState
+from rest_local.retrieval.tables import numbers_in
+
+TOP = 10  # entries of each list
+_TIERS = (1 << 16, 1 << 20, 1 << 24, 1 << 26)  # tokens, upper ends
+
+
+def statistics(directory: Path, *, changes: bool = False) -> dict[str, Any]:
+    """The statistics of the index in `directory`, JSON-ready. Reads the tables of the documents and of their files, not
+    the text: O(documents).
+
+    - documents, tokens: those that are not deleted; tokens include one separator for each document
+    - dead: what is deleted and waits for a merge
+    - files: those that were read; duplicates: those of them whose text another file gave; 0 where no states are kept
+    - tiers: segments by number of tokens; bytes: on disk by kind of file; age_s: seconds since the commit
+    - largest, extensions, folders: the first TOP by tokens; folders are those below the one that holds all documents
+    - changed: only with `changes`, which looks at the size and the time of every file: `changed_since`
+
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion.
+    """
+    with Datastore.open(directory, mmap=True) as store:
+        entries, info = store.manifest.segments, store.info()
+        sizes = [size for index in range(len(entries)) for size in _documents(store, index)]
+        states = [state for index in range(len(entries)) for state in _live_states(store, index)]
+        duplicates, by_kind = _duplicates(store), _by_kind(store)
+    tokens, on_disk = sum(size for _, size in sizes), info["bytes"]
+    files = len(states) or len(sizes)
+    found = {
+        **{key: info[key] for key in ("path", "created", "revision", "vocabulary", "recipe")},
+        "age_s": _age(info["created"]),
+        "documents": len(sizes),
+        "files": files,
+        "duplicates": duplicates,
+        "tokens": tokens,
+        "dead": {
+            "documents": sum(entry.documents for entry in entries) - len(sizes),
+            "tokens": sum(entry.tokens for entry in entries) - tokens,
+        },
+        "segments": len(entries),
+        "tiers": _tiers([entry.tokens for entry in entries]),
+        "bytes": {"all": on_disk, **by_kind},
+        "bytes_a_token": round(on_disk / tokens, 3),
+        **_tops(sizes),
+    }
+    return {**found, "changed": changed_since(states)} if changes else found
+
+
+def changed_since(states: list[FileState]) -> dict[str, int]:
+    """How many recorded files look changed: number of "same", "changed", "missing" and "unknown" ones.
+
+    An estimate at the cost of one look (`stat`) at each file: of the same size and time is the same; of the same size,
+    but with an uncertain time, is unknown. New files are not looked for; `rest-local index update` finds them.
+    """
+    found = Counter(_change(state) for state in states)
+    return {key: found[key] for key in ("same", "changed", "missing", "unknown")}
+
+
+def _change(state: FileState) -> str:
+    try:
+        now = os.stat(state.name)
+    except (OSError, ValueError):
+        return "missing"
+    if now.st_size != state.size:
+        return "changed"
+    if not state.mtime_ns:
+        return "unknown"
+    return "same" if now.st_mtime_ns == state.mtime_ns else "changed"
+
+
+def _documents(store: Datastore, index: int) -> Iterator[tuple[str, int]]:
+    """(name, tokens with the separator) of each document of a segment that is not deleted."""
+    dead = set(numbers_in(store.manifest.segments[index].dead).tolist())
+    table = store.table(index)
+    for number in range(len(table)):
+        if number not in dead:
+            yield table.name(number), table.start(number + 1) - table.start(number)
+
+
+def _live_states(store: Datastore, index: int) -> Iterator[FileState]:
+    table = store.states(index)
+    gone = set(numbers_in(store.manifest.segments[index].gone).tolist())
+    yield from (table[number] for number in range(len(table or ())) if table and number not in gone)
+
+
+def _duplicates(store: Datastore) -> int:
+    """Number of files beyond the first of each document."""
+    count = 0
+    for index, entry in enumerate(store.manifest.segments):
+        table, gone = store.states(index), set(numbers_in(entry.gone).tolist())
+        if table is not None:
+            live = [document for number, document in enumerate(table.documents.tolist()) if number not in gone]
+            count += len(live) - len(set(live))
+    return count
+
+
+def _by_kind(store: Datastore) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    for entry in store.manifest.segments:
+        sizes.update({kind: file.size for kind, file in entry.files.items()})
+    return dict(sizes)
+
+
+def _tiers(tokens: list[int]) -> list[dict[str, int | None]]:
+    """Segments and their tokens by size; `up_to` is None for the largest."""
+    tiers: list[dict[str, int | None]] = []
+    lower = 0
+    for upper in (*_TIERS, None):
+        inside = [count for count in tokens if lower < count and (upper is None or count <= upper)]
+        if inside:
+            tiers.append({"up_to": upper, "segments": len(inside), "tokens": sum(inside)})
+        lower = upper or 0
+    return tiers
+
+
+def _tops(sizes: list[tuple[str, int]]) -> dict[str, list[dict[str, Any]]]:
+    """The lists `largest`, `extensions` and `folders`."""
+    names = [os.path.dirname(name) for name, _ in sizes]
+    shared = os.path.commonpath(names) if names and _comparable(names) else ""
+    extensions: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
+    for name, tokens in sizes:
+        extensions[os.path.splitext(name)[1] or os.path.basename(name)] += tokens
+        folders[_folder(name, shared)] += tokens
+    return {
+        "largest": _top(Counter(dict(sizes))),
+        "extensions": _top(extensions),
+        "folders": _top(folders),
+    }
+
+
+def _comparable(names: list[str]) -> bool:
+    return len({os.path.isabs(name) for name in names}) == 1
+
+
+def _folder(name: str, shared: str) -> str:
+    """The folder right below `shared` that holds a file, `shared` itself for a file in it."""
+    below = os.path.relpath(name, shared) if shared else name
+    first, separator, _ = below.partition(os.sep)
+    return os.path.join(shared, first) if separator else shared or "."
+
+
+def _top(tokens: Mapping[str, int]) -> list[dict[str, Any]]:
+    first = sorted(tokens.items(), key=lambda item: (-item[1], item[0]))[:TOP]
+    return [{"name": name, "tokens": count} for name, count in first]
+
+
+def _age(created: str) -> float | None:
+    """Seconds since a time in a manifest, None if it is none. Never negative: clocks differ."""
+    try:
+        then = datetime.datetime.fromisoformat(created)
+        now = datetime.datetime.now(datetime.timezone.utc)
+        return max((now - then).total_seconds(), 0.0) if then.tzinfo else None
+    except ValueError:
+        return None

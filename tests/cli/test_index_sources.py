@@ -1,0 +1,183 @@
+"""`rest-local index build` from sources of every kind, and `index recipes`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from support.repository import Repository
+
+from rest_local.chat.conversation import ChatTemplate
+from rest_local.cli import index as command
+from rest_local.cli.index import common
+from rest_local.cli.index.sourcing import described_sources, row_source, split_revision
+from rest_local.decoding import transcripts
+from rest_local.errors import DatastoreError, InputInvalid, OptionError
+from rest_local.llama.model import Model
+from rest_local.retrieval import Datastore, datastore_path
+from rest_local.retrieval.sources import Jsonl, Parquet
+
+Bytes = SimpleNamespace(
+    name="bytes",
+    size=256,
+    hash="b0" * 32,
+    tokenize=lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32),
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory, with a byte vocabulary in place of a model's."""
+
+    @contextmanager
+    def vocabulary(path: Path) -> Iterator[Any]:
+        yield Bytes
+
+    monkeypatch.setattr(common, "open_vocabulary", vocabulary)
+    monkeypatch.setattr(common, "model_path", lambda value: Path(value or "toy.gguf"))
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path.resolve()
+
+
+def call(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(command.index, arguments, catch_exceptions=False, **options)
+
+
+def build(*arguments: str, **options: Any) -> dict[str, Any]:
+    result = call("build", *arguments, "--json", **options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def names(name: str = "default") -> list[str]:
+    with Datastore.open(datastore_path(name)) as store:
+        return [Path(document).name for document in store.document_names()]
+
+
+def test_several_sources_in_one_datastore(home: Path) -> None:
+    (home / "src").mkdir()
+    (home / "src" / "a.py").write_text("import os\n")
+    (home / "rows.jsonl").write_text('{"text": "one"}\n{"no": 1}\n')
+    repository = Repository(home / "repository")
+    repository.commit("one", {"b.py": "import sys\n"})
+    repository.git("branch", "old")
+    repository.commit("two", {"b.py": "import re\n"})
+    built = build("src", "rows.jsonl:text", "-", "--git", "repository@old", "--history", input="typed\n")
+    assert names() == ["a.py", "rows.jsonl:1", "-", "repository@old:b.py", names()[4]]
+    assert names()[4].endswith(":b.py")
+    assert (built["documents"], built["skipped"]) == (5, {"without text in the field": 1})
+    info = call("info", "default").stdout
+    assert f"source      {home}/src\n" in info
+    assert f"source      {home}/repository@old with its history (revision old; commit " in info
+    with pytest.raises(DatastoreError, match="the standard input, which cannot be read again"):
+        call("rebuild", "default", "--replace")
+
+
+def test_a_datastore_is_built_again_from_its_sources(home: Path) -> None:
+    repository = Repository(home / "repository")
+    repository.commit("one", {"b.py": "import sys\n"})
+    build("--git", "repository", "--include", "*.py", "-o", "mine")
+    repository.commit("two", {"c.py": "import re\n", "d.md": "x\n"})
+    assert json.loads(call("rebuild", "mine", "--replace", "--json").stdout)["documents"] == 2
+    recipe = json.loads(call("info", "mine", "--json").stdout)["indexes"][0]["recipe"]
+    (source,) = recipe["sources"]
+    assert (source["revision"], source["include"], len(source["commit"])) == ("HEAD", ["*.py"], 40)
+    assert described_sources({"sources": [{"kind": "torrent"}]}) == ['[{"kind": "torrent"}]']
+
+
+def test_a_recipe_names_the_datastore(home: Path) -> None:
+    (home / "mine.toml").write_text('licence = "MIT"\n[[sources]]\nkind = "walk"\npaths = ["src", "gone"]\n')
+    (home / "src").mkdir()
+    (home / "src" / "a.py").write_text("import os\n")
+    build("--recipe", "mine.toml")
+    assert names("mine") == ["a.py"]
+    build("--recipe", "mine.toml", "-o", "other")
+    for name in ("mine", "other"):
+        recipe = json.loads(call("info", name, "--json").stdout)["indexes"][0]["recipe"]
+        assert (recipe["recipe"], recipe["licence"]) == ("mine", "MIT")
+    json.loads(call("rebuild", "mine", "--replace", "--json").stdout)
+    assert json.loads(call("info", "mine", "--json").stdout)["indexes"][0]["recipe"] == recipe
+
+
+def test_the_recipes_are_listed() -> None:
+    found = json.loads(call("recipes", "--json").stdout)["recipes"]
+    printed = call("recipes").stdout.splitlines()
+    assert len(printed) == len(found) >= 7
+    assert [line.split()[0] for line in printed] == [recipe["name"] for recipe in found]
+    assert {"name", "description", "licence", "size", "sources"} == found[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "complaint"),
+    [
+        (["--text", "a.txt:x"], OptionError, "--text a.txt:x: give FILE:FIELD"),
+        (["--text", "a.jsonl"], OptionError, "give FILE:FIELD"),
+        (["a.jsonl:x"], InputInvalid, r"a\.jsonl: no such file"),
+        (["gone"], InputInvalid, "no such file"),
+        (["--git", "gone@main"], InputInvalid, "gone: no such directory; clone it first"),
+        (["--recipe", "none"], OptionError, "recipe 'none': not known"),
+    ],
+)
+def test_wrong_sources_are_named(arguments: list[str], error: type[Exception], complaint: str) -> None:
+    with pytest.raises(error, match=complaint):
+        call("build", *arguments)
+    assert not datastore_path("default").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["src", "--history"]])
+def test_no_source_is_wrong_usage(arguments: list[str]) -> None:
+    result = call("build", *arguments)
+    assert result.exit_code == 2
+    assert "--git" in result.output
+
+
+def test_names_with_colons_and_at_signs(home: Path) -> None:
+    assert row_source("a/b.jsonl.gz:a.b") == Jsonl("a/b.jsonl.gz", "a.b")
+    assert row_source("C:\\b.PARQUET:a") == Parquet("C:\\b.PARQUET", "a")
+    assert row_source("a.py:x") is row_source("a.jsonl") is row_source("a.jsonl:") is None
+    assert split_revision("a@b@main") == ("a@b", "main")
+    (home / "a@b").mkdir()
+    assert split_revision("a@b") == ("a@b", "HEAD")
+    assert split_revision("@") == ("@", "HEAD")
+    (home / "a.jsonl:x").write_text("a file with this very name\n")
+    build("a.jsonl:x")
+    assert names() == ["a.jsonl:x"]
+
+
+def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Callable[[str], Path]
+) -> None:
+    """With a real vocabulary: the tokens are those of the prompt that the chat template gives, then of the answer, and
+    a special token that a user spells out is none.
+    """
+    monkeypatch.undo()
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(home / "home"))
+    monkeypatch.chdir(home)
+    path = shared_data("ggml-vocab-qwen2.gguf")
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    monkeypatch.setattr(transcripts, "chat_template", lambda model: ChatTemplate(template))
+    question = [{"role": "user", "content": "What is <b>?"}]
+    for number, answer in enumerate(("It is bold.", "It is <|im_end|> there.")):
+        row = {"messages": [*question, {"role": "assistant", "content": answer}]}
+        (home / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
+        build("--chat", f"{number}.jsonl", "-m", str(path), "-o", str(number))
+        with Model.open(path, vocab_only=True) as model, Datastore.open(datastore_path(str(number))) as store:
+            tokenize, (segment,) = model.vocabulary.tokenize, store.segments
+            prompt = "<|im_start|>user\nWhat is <b>?<|im_end|>\n<|im_start|>assistant\n"
+            expected = tokenize(prompt + answer + "<|im_end|>", special=True).tolist()
+            stored = segment.slice(0, len(segment)).tolist()[:-1]
+            end = model.vocabulary.special_token("<|im_end|>")
+            assert (stored == expected) == (number == 0)
+            assert (stored.count(end), stored[-1]) == (2, end)
+            assert store.rows(tokenize(prompt, special=True), depth=4).match[0] >= 10

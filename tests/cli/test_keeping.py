@@ -1,0 +1,189 @@
+"""`rest-local index check`, `export`, `import` and `stats`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rest_local.cli import building
+from rest_local.cli import index as command
+from rest_local.errors import DatastoreError, DatastoreExists, DatastoreNotFound, InputInvalid, OptionError
+from rest_local.retrieval import VocabularyId, build, datastore_path
+from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.format import file_name
+from rest_local.retrieval.home import read_manifest
+
+VOCABULARY = VocabularyId("b0" * 32, 256, "bytes")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The datastore "mine" of three files in three segments; two files have the same content."""
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    documents = []
+    for name, text in (("a.py", "alpha = 1\n" * 9), ("sub/b.py", "beta = 2\n" * 5), ("sub/Makefile", "all:\n")):
+        file = source / name
+        file.write_text(text)
+        states = [_state(file, file.stat().st_mtime_ns)]
+        if name == "a.py":
+            (source / "copy.py").write_text(text)
+            states.append(_state(source / "copy.py", 0))
+        tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        documents.append(Document(str(file), tokens, tuple(states)))
+    recipe = {"paths": [str(source)]}
+    build(datastore_path("mine"), documents, vocabulary=VOCABULARY, recipe=recipe, segment_tokens=10)
+    return source
+
+
+def _state(file: Path, mtime_ns: int) -> FileState:
+    return FileState(str(file), file.stat().st_size, mtime_ns, b"s" * 32)
+
+
+def call(*arguments: str | Path, stdin: bytes | str = b"") -> Result:
+    return CliRunner().invoke(command.index, [str(one) for one in arguments], input=stdin, catch_exceptions=False)
+
+
+def answer(*arguments: str | Path) -> dict:
+    lines = call(*arguments, "--json").stdout.splitlines()
+    assert len(lines) == 1
+    return json.loads(lines[0])
+
+
+def damage(number: int, kind: str) -> Path:
+    path = datastore_path("mine")
+    file = path / file_name(read_manifest(path).segments[number].name, kind)
+    file.write_bytes(b"?" + file.read_bytes()[1:])
+    return file
+
+
+def test_check_lists_every_fault_and_exits_with_1(corpus):
+    assert call("check", "mine").exit_code == 0
+    assert "no damage" in call("check", "mine", "--thorough").stdout
+    files = [damage(0, "order"), damage(1, "tokens")]
+    (datastore_path("mine") / f"{'0' * 16}.order.bin").write_bytes(b"x" * 2000)
+    done = call("check", "mine")
+    assert done.exit_code == 1
+    assert all(f"{file}: does not match its checksum" in done.stdout for file in files)
+    assert "a killed process left it, 2 kB" in done.stdout
+    assert "3 faults" in done.stdout
+    assert "check mine --repair" in done.stdout
+    found = answer("check", "mine")
+    assert (found["ok"], found["repaired"]) == (False, [])
+    assert sorted(fault["kind"] for fault in found["faults"]) == ["checksum", "checksum", "orphan"]
+    assert call("check", "mine", "--vocabulary", "bytes").exit_code == 1
+    with pytest.raises(DatastoreNotFound):
+        call("check", "nothing")
+
+
+def test_a_repair_without_loss_asks_nothing(corpus):
+    damage(0, "order")
+    done = call("check", "mine", "--repair")
+    assert done.exit_code == 0
+    assert "1 segments were written again" in done.stdout
+    assert answer("check", "mine")["ok"]
+
+
+def test_a_repair_with_loss_asks_first_and_names_what_is_lost(corpus, monkeypatch):
+    damage(1, "tokens")
+    with pytest.raises(OptionError, match=r"--yes.*46 tokens are lost, of .*sub/b\.py"):
+        call("check", "mine", "--repair")
+    monkeypatch.setattr(building, "can_ask", lambda: True)
+    assert call("check", "mine", "--repair", stdin="n\n").exit_code == 1
+    assert not answer("check", "mine")["ok"]
+    done = call("check", "mine", "--repair", stdin="y\n")
+    assert done.exit_code == 0
+    assert "sub/b.py" in done.stdout
+    assert "`rest-local index update mine` reads those files again" in done.stdout
+    assert answer("stats", "mine")["indexes"][0]["documents"] == 2
+
+
+def test_a_repair_as_json(corpus):
+    damage(1, "tokens")
+    (repaired,) = answer("check", "mine", "--repair", "--yes")["repaired"]
+    assert repaired["dropped_documents"] == [str(corpus / "sub" / "b.py")]
+    assert answer("check", "mine")["ok"]
+
+
+def test_what_cannot_be_repaired_exits_with_1(corpus):
+    (datastore_path("mine") / "manifest.json").write_text("{}")
+    done = call("check", "mine", "--repair", "--yes")
+    assert done.exit_code == 1
+    assert "not repaired" in done.stdout
+    assert "build it again" in done.stdout
+
+
+def test_export_and_import_by_file_and_by_pipe(corpus, tmp_path):
+    done = call("export", "mine")
+    assert "in mine.tar" in done.stdout
+    with pytest.raises(DatastoreError, match="exists already"):
+        call("export", "mine")
+    assert call("export", "mine", "--replace").exit_code == 0
+    with pytest.raises(DatastoreExists):
+        call("import", "mine.tar")
+    told = call("import", "mine.tar", "-o", "copy").stdout
+    assert f"`rest-local index update` and `rebuild` will read these paths on this machine: {corpus}" in told
+    piped = call("export", "mine", "-o", "-", "--without-recipe")
+    assert piped.stdout_bytes.startswith(b"rest-local-export-1.json")
+    assert "standard output" in piped.stderr
+    told = call("import", "-", "-o", "piped", stdin=piped.stdout_bytes).stdout
+    assert "on this machine" not in told
+    assert "for bytes" in told
+    for name in ("copy", "piped"):
+        assert answer("check", name)["ok"]
+        assert answer("stats", name)["indexes"][0]["tokens"] == 143
+    found = answer("import", "mine.tar", "--replace")
+    assert (found["paths"], found["vocabularies"]) == ([str(corpus)], ["bytes"])
+    (tmp_path / "other.txt").write_text("x")
+    with pytest.raises(DatastoreError, match=r"other\.txt: this is no datastore"):
+        call("import", "other.txt")
+    with pytest.raises(InputInvalid, match="No such file"):
+        call("import", "missing.tar")
+
+
+def test_stats(corpus):
+    (found,) = answer("stats", "mine")["indexes"]
+    assert (found["documents"], found["files"], found["duplicates"], found["tokens"]) == (3, 4, 1, 143)
+    assert found["dead"] == {"documents": 0, "tokens": 0}
+    assert found["tiers"] == [{"up_to": 65536, "segments": 3, "tokens": 143}]
+    assert found["bytes"]["all"] == sum(size for kind, size in found["bytes"].items() if kind != "all")
+    assert found["largest"][0] == {"name": str(corpus / "a.py"), "tokens": 91}
+    assert found["extensions"] == [{"name": ".py", "tokens": 137}, {"name": "Makefile", "tokens": 6}]
+    assert found["folders"] == [{"name": str(corpus), "tokens": 91}, {"name": str(corpus / "sub"), "tokens": 52}]
+    assert 0 <= found["age_s"] < 3600
+    assert "changed" not in found
+    printed = call("stats", "mine").stdout
+    assert "4, 1 of them duplicates" in printed
+    assert str(corpus / "sub") in printed
+    assert "seconds ago" in printed
+
+
+def test_stats_count_the_files_that_look_changed(corpus):
+    assert answer("stats", "mine", "--changes")["indexes"][0]["changed"] == {
+        "same": 3,
+        "changed": 0,
+        "missing": 0,
+        "unknown": 1,
+    }
+    os.utime(corpus / "a.py", ns=(1, 1))
+    (corpus / "copy.py").write_text("longer")
+    (corpus / "sub" / "b.py").unlink()
+    done = call("stats", "mine", "--changes").stdout
+    assert "1 same, 2 changed, 1 missing, 0 unknown" in done
+
+
+def test_control_characters_of_a_file_reach_no_terminal(corpus):
+    evil = "\x1b[31mred\n"
+    tokens = np.array([1, 2, 3], np.int32)
+    identity = VocabularyId("b0" * 32, 256, evil)
+    state = FileState(evil, 1, 1, b"s" * 32)
+    build(datastore_path("mine"), [Document(evil, tokens, (state,))], vocabulary=identity, recipe={"paths": [evil]})
+    for arguments in (("stats", "mine"), ("export", "mine"), ("import", "mine.tar", "-o", "copy")):
+        assert call(*arguments).stdout.replace("\n", "").isprintable()

@@ -1,0 +1,243 @@
+"""`checking` lists every fault of a datastore, and changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stores import NEW, OLD, OTHER, VOCABULARY, make
+from support.files import overwrite
+from test_datastore import FROZEN, rewrite
+
+from rest_local.retrieval import VocabularyId, checking
+from rest_local.retrieval.build import build
+from rest_local.retrieval.checking import Fault, look, segment_faults
+from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.files import locked
+from rest_local.retrieval.format import MANIFEST, file_name, sealed
+from rest_local.retrieval.home import read_manifest
+
+STATE = FileState("new.py", 5, 7, b"s" * 32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Three documents in three segments, with file states."""
+    documents = [Document(name, np.array(tokens, np.int32), (STATE,)) for name, tokens in NEW.items()]
+    build(tmp_path / "home" / "store", documents, vocabulary=VOCABULARY, segment_tokens=6)
+    return tmp_path / "home" / "store"
+
+
+def faults(path: Path, *, thorough: bool = False) -> list[Fault]:
+    return [fault for one in look(path, thorough=thorough) for fault in one.faults]
+
+
+def kinds(path: Path, *, thorough: bool = False) -> list[tuple[str, str]]:
+    return [(fault.kind, fault.part or fault.name) for fault in faults(path, thorough=thorough)]
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_an_intact_datastore_has_no_fault_and_every_byte_is_read(store):
+    assert faults(store) == faults(store, thorough=True) == []
+    sizes = [file.stat().st_size for file in store.glob("*.bin")]
+    assert sum(one.bytes for one in look(store)) == sum(sizes)
+    assert len(sizes) == 12
+
+
+def test_format_1_is_checked_as_well(tmp_path):
+    shutil.copytree(FROZEN, tmp_path / "frozen")
+    assert faults(tmp_path / "frozen", thorough=True) == []
+
+
+def test_every_damaged_file_is_listed_and_nothing_is_changed(store):
+    make(store, OLD, vocabulary=OTHER)
+    (order, *_), (documents, *_), (states, *_) = (
+        sorted(store.glob(f"*.{kind}.bin")) for kind in ("order", "documents", "states")
+    )
+    order.unlink()
+    overwrite(documents, documents.read_bytes()[:-1] + b"?")
+    overwrite(states, states.read_bytes() + b"?")
+    (tokens,) = store.glob("vocabulary-*/*.tokens.bin")
+    tokens.write_bytes(b"")
+    before = content(store)
+    assert sorted(kinds(store)) == [
+        ("checksum", "documents"),
+        ("missing", "order"),
+        ("size", "states"),
+        ("size", "tokens"),
+    ]
+    assert content(store) == before
+
+
+@pytest.mark.parametrize("kind", ["tokens", "order", "documents", "states"])
+def test_every_flipped_bit_is_a_fault_of_its_file(store, kind):
+    file = sorted(store.glob(f"*.{kind}.bin"))[0]
+    data = file.read_bytes()
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        overwrite(file, bytes(changed))
+        assert kinds(store) == [("checksum", kind)]
+
+
+def sign(path: Path, kind: str, change: Callable[[bytearray], None]) -> None:
+    """Change a file of the first segment, and give it a right checksum."""
+    segment = read_manifest(path).segments[0]
+    file = path / file_name(segment.name, kind)
+    data = bytearray(file.read_bytes())
+    change(data)
+    overwrite(file, bytes(data))
+
+    def again(fields):
+        fields["segments"][0]["files"][kind]["sha256"] = hashlib.sha256(data).hexdigest()
+
+    rewrite(path, again)
+
+
+def put(at: int, value: bytes) -> Callable[[bytearray], None]:
+    def change(data: bytearray) -> None:
+        data[at : at + len(value)] = value
+
+    return change
+
+
+FIRST = 64 * 2  # the first token in the file
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "found"),
+    [
+        ("tokens", put(FIRST + 4, b"\xff\xff"), ("ids", "tokens")),  # outside the vocabulary
+        ("tokens", put(FIRST + 4, b"\x03\xe8"), ("ids", "tokens")),  # a separator inside of a document
+        ("tokens", put(FIRST, b"\0\1"), ("ids", "tokens")),  # none at the end
+        ("tokens", put(0, b"\0\1"), ("ids", "tokens")),  # none before the text
+        ("order", put(0, b"\xff\xff\xff\xff"), ("order", "order")),
+        ("documents", put(0, b"R?"), ("table", "documents")),
+        ("documents", put(8, b"\2"), ("table", "documents")),
+        ("documents", put(24 + 8, b"\4"), ("table", "documents")),  # the end of the text
+        ("documents", put(24 + 16 + 8, b"\xff"), ("table", "documents")),  # the end of a name
+        ("states", put(0, b"R?"), ("table", "states")),
+        ("states", put(24 + 8 + 8 + 16, b"\1"), ("table", "states")),  # the number of the document
+    ],
+)
+def test_wrong_content_with_a_right_checksum(store, kind, change, found):
+    sign(store, kind, change)
+    assert kinds(store) == [found]
+
+
+def test_documents_out_of_order(tmp_path):
+    path = make(tmp_path / "store", {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8]})
+    sign(path, "documents", put(24 + 8, b"\x09"))
+    assert kinds(path) == [("table", "documents")]
+    sign(path, "documents", put(24 + 8, b"\x05"))  # in order, but at no separator
+    assert kinds(path) == [("ids", "tokens")]
+
+
+def swapped(data: bytearray) -> None:
+    data[:] = data[4:8] + data[:4] + data[8:]
+
+
+def repeated(data: bytearray) -> None:
+    data[:4] = data[4:8]
+
+
+@pytest.mark.parametrize("change", [swapped, repeated])
+def test_an_order_that_is_none(store, change):
+    sign(store, "order", change)
+    assert kinds(store) == kinds(store, thorough=True) == [("order", "order")]
+
+
+def test_only_a_thorough_look_finds_one_swap_in_a_large_order(tmp_path):
+    rng = np.random.default_rng(1)
+    path = make(tmp_path / "store", {"a": rng.integers(0, 1000, 20_000).tolist()})
+    rank = 20_001 // 1000 * 7 + 9  # between two samples
+    segment = read_manifest(path).segments[0]
+    data = np.fromfile(path / file_name(segment.name, "order"), "<u4")
+    first, second = data[rank : rank + 2].tobytes(), data[rank : rank + 1].tobytes()
+    sign(path, "order", put(4 * rank, first[4:] + second))
+    assert kinds(path) == []
+    assert kinds(path, thorough=True) == [("order", "order")]
+
+
+def test_an_order_of_equal_tokens_and_of_wide_ones(tmp_path):
+    wide = VocabularyId("ee" * 32, 70_000, "wide")
+    content = {"equal": [7] * 3000, "wide": list(range(69_000, 70_000)), "one": [1]}
+    assert faults(make(tmp_path / "store", content, vocabulary=wide), thorough=True) == []
+
+
+def test_a_damaged_manifest_makes_no_file_an_orphan(store):
+    (store / MANIFEST).write_bytes((store / MANIFEST).read_bytes()[:-2])
+    (store / f"{'0' * 16}.order.bin").write_bytes(b"x")
+    assert kinds(store) == [("manifest", MANIFEST)]
+
+
+def test_another_format_is_told_and_nothing_in_it_is_an_orphan(store):
+    fields = json.loads((store / MANIFEST).read_bytes())
+    del fields["sha256"]
+    (store / MANIFEST).write_bytes(sealed({**fields, "format": 99}))
+    (found,) = faults(store)
+    assert found.kind == "version"
+    assert "99" in found.what
+
+
+def test_what_killed_processes_left_is_listed_with_its_size(store):
+    (store / f"{'0' * 16}.order.bin").write_bytes(b"x" * 10)
+    (store / f"{MANIFEST}.new-1234").write_bytes(b"x" * 20)
+    for directory in (
+        store / f"staging-{'0' * 16}",
+        store.parent / ".removed-12",
+        store.parent / ".importing-0123456789abcdef",
+    ):
+        directory.mkdir()
+        (directory / "lock").touch()
+        (directory / "some.bin").write_bytes(b"x" * 30)
+    assert [(fault.kind, fault.bytes) for fault in faults(store)] == [
+        ("orphan", 10),
+        ("orphan", 20),
+        ("staging", 30),
+        ("removed", 30),
+        ("importing", 30),
+    ]
+
+
+def test_the_files_of_a_running_writer_are_no_fault(store):
+    (store / f"{'0' * 16}.order.bin").write_bytes(b"x")
+    staging, place = store / f"staging-{'0' * 16}", store.parent / ".importing-0123456789abcdef"
+    staging.mkdir()
+    place.mkdir()
+    with locked(store), locked(staging), locked(place):
+        assert faults(store) == []
+    assert [fault.kind for fault in faults(store)] == ["orphan", "staging", "importing"]
+
+
+def test_a_commit_in_the_meantime_is_no_damage(store, monkeypatch):
+    """The files of the first look are deleted by a build before they are read."""
+    looks = []
+
+    def late(*arguments, **options):
+        if not looks:
+            make(store, OLD)
+        looks.append(arguments)
+        return segment_faults(*arguments, **options)
+
+    monkeypatch.setattr(checking, "segment_faults", late)
+    assert faults(store) == []
+    assert len(looks) > 1
+
+
+def test_a_file_that_cannot_be_read(store, unprivileged):
+    file = sorted(store.glob("*.order.bin"))[0]
+    file.chmod(0)
+    assert kinds(store) == [("unreadable", "order")]
+    file.chmod(0o600)
+    store.chmod(0o500)
+    assert faults(store) == []
+    store.chmod(0o700)

@@ -1,0 +1,256 @@
+"""Pruning: what is kept, that the result is a regular index, and that a failed one changes nothing."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import VOCABULARY, content_of, make
+
+from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.files import Files
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
+from rest_local.retrieval.tables import bitmap_of
+
+COMMON = [1, 2, 3, 4, 5, 6, 7, 8]
+CONTENT = {
+    "copy.py": COMMON,
+    "more.py": [*COMMON, 9, 10, 11, 12, 13],
+    "last.py": [*COMMON, 9, 10, 11, 12, 13, 40],
+    "alone.py": list(range(500, 560)),
+}
+
+
+def contexts(tokens: list[int]) -> list[tuple[int, ...]]:
+    return [tuple(tokens[i : i + CONTEXT + 1]) for i in range(len(tokens) - CONTEXT)]
+
+
+def bytes_on_disk(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.glob("*.bin"))
+
+
+def test_targets_are_read_and_named() -> None:
+    assert Target.parse("seen:2") == Target(seen=2)
+    assert Target.parse("1.5GB") == Target(size=1_500_000_000)
+    assert Target.parse("200 kB") == Target(size=200_000)
+    for target in (Target(seen=3), Target(size=200_000_000), Target(size=1_500)):
+        assert Target.parse(str(target)) == target
+
+
+@pytest.mark.parametrize(
+    "text", ["", "seen:1", "seen:", "seen:70000", "0MB", "-5MB", "200", "200 MiB", "seen:2x", "1e3MB"]
+)
+def test_another_target_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="seen:2"):
+        Target.parse(text)
+
+
+def test_a_target_is_one_of_the_two() -> None:
+    for wrong in ({}, {"seen": 2, "size": 5}, {"seen": -1}, {"seen": 1 << 16}):
+        with pytest.raises(ValueError, match="target"):
+            Target(**wrong)
+
+
+def test_what_is_seen_twice_stays_and_the_rest_goes(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", CONTENT)
+    pruned = prune(path, Target(seen=2))
+    assert content_of(path) == {"more.py": CONTENT["more.py"]}  # it has every context that is seen twice
+    assert pruned.documents == (4, 1)
+    assert pruned.tokens[1] == len(CONTENT["more.py"]) + 1
+    assert pruned.bytes[1] == bytes_on_disk(path) < pruned.bytes[0]
+    with Datastore.open(path) as store:
+        assert store.manifest.recipe == {"paths": ["src"], "pruned": "seen:2"}
+        match, _, positions = store.find(np.array(COMMON))
+        assert match == len(COMMON)
+        assert store.locate(int(positions[0])) == ("more.py", len(COMMON))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=8),
+    st.integers(2, 4),
+)
+def test_every_context_seen_often_enough_is_kept(documents: list[list[int]], seen: int) -> None:
+    arrays = [np.array(tokens, np.int32) for tokens in documents]
+    counts = Counter(context for tokens in documents for context in contexts(tokens))
+    wanted = {context for context, count in counts.items() if count >= seen}
+    total = sum(map(len, arrays))
+    kept = choose([len(a) + 1 for a in arrays], arrays.__getitem__, Target(seen=seen), total).tolist()
+    assert kept == sorted(set(kept))
+    held = [set(contexts(documents[number])) & wanted for number in kept]
+    assert set().union(*held) == wanted
+    for tokens in held:
+        assert tokens  # no document without such a context is kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=40), min_size=1, max_size=8),
+    st.integers(1, 3000),
+)
+def test_a_size_is_never_exceeded(documents: list[list[int]], size: int) -> None:
+    arrays = [np.array(tokens, np.int32) for tokens in documents]
+    sizes = [size_of(Document(str(n), a), 2) for n, a in enumerate(arrays)]
+    kept = choose(sizes, arrays.__getitem__, Target(size=size), sum(map(len, arrays))).tolist()
+    assert sum(sizes[number] for number in kept) <= size
+    if sum(sizes) <= size:
+        assert kept == list(range(len(sizes)))
+
+
+def test_the_files_keep_the_size(tmp_path: Path) -> None:
+    state, random = FileState("a/name", 5, 7, bytes(32)), np.random.default_rng(0)
+    documents = [
+        Document(f"document {n}", random.integers(0, 1000, 200, np.int32), (state, state)[: n % 3]) for n in range(60)
+    ]
+    path = tmp_path / "store"
+    for segment_tokens in (1 << 20, 1000):
+        make_documents(path, documents, segment_tokens)
+        before = bytes_on_disk(path)
+        pruned = prune(path, Target(size=before // 3))
+        assert bytes_on_disk(path) == pruned.bytes[1]
+        assert before // 3 - 3 * (1500 + 200) < pruned.bytes[1] <= before // 3
+        with Datastore.open(path) as store:
+            kept = [document for index in range(len(store.segments)) for document in store.documents(index)]
+        assert [document.states for document in kept] == [
+            documents[int(document.name.split()[1])].states for document in kept
+        ]
+
+
+def make_documents(path: Path, documents: list[Document], segment_tokens: int) -> None:
+    from rest_local.retrieval.build import build
+
+    build(path, documents, vocabulary=VOCABULARY, segment_tokens=segment_tokens)
+
+
+def test_the_sizes_are_those_of_the_files(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", CONTENT)
+    with Datastore.open(path) as store:
+        stored = _Stored(store)
+        everything = np.arange(len(CONTENT))
+        expected = stored.expected(everything, (4, len(store), 1 << 40))
+    assert bytes_on_disk(path) <= expected.bytes[1] <= bytes_on_disk(path) + 40  # there is no table of states
+
+
+def test_what_fits_is_not_written_again(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", CONTENT)
+    before = (path / "manifest.json").read_bytes()
+    pruned = prune(path, Target(size=10_000_000))
+    assert pruned.documents == (4, 4)
+    assert (path / "manifest.json").read_bytes() == before
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", CONTENT)
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "lock"}
+    dry = prune(path, Target(seen=2), dry=True)
+    assert {file.name: file.read_bytes() for file in path.iterdir() if file.name != "lock"} == before
+    done = prune(path, Target(seen=2))
+    assert (dry.documents, dry.tokens) == (done.documents, done.tokens)
+    assert done.bytes[1] <= dry.bytes[1] <= done.bytes[1] + 40
+
+
+def test_segments_that_lose_nothing_stay(tmp_path: Path) -> None:
+    content = {"a": [1, 2, 3, 4, 5, 6], "b": [1, 2, 3, 4, 5, 6, 7, 8], "c": [1, 2, 3, 4, 5, 6], "d": [6, 7, 8, 9]}
+    path = make(tmp_path / "store", content, segment_tokens=9)
+    names = {file.name for file in path.glob("*.tokens.bin")}
+    assert len(names) == 3 + 1
+    with Datastore.open(path) as store:
+        stays = store.manifest.segments[0].name
+    prune(path, Target(seen=2))
+    assert content_of(path) == {"a": content["a"]}
+    assert {file.name for file in path.glob("*.tokens.bin")} == {f"{stays}.tokens.bin"}
+
+
+def test_pruning_again_changes_nothing(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", CONTENT)
+    size = bytes_on_disk(path) // 2
+    prune(path, Target(size=size))
+    content = content_of(path)
+    assert prune(path, Target(size=size)).documents == (len(content), len(content))
+    assert content_of(path) == content
+
+
+def test_nothing_left_is_refused(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", {"a": [1, 2, 3], "b": list(range(50))})
+    before = (path / "manifest.json").read_bytes()
+    for target in (Target(seen=2), Target(size=100)):
+        with pytest.raises(OptionError, match="no document would be left"):
+            prune(path, target)
+    assert (path / "manifest.json").read_bytes() == before
+    with pytest.raises(DatastoreNotFound):
+        prune(tmp_path / "none", Target(seen=2))
+
+
+def test_another_vocabulary_stays(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", CONTENT)
+    other = VocabularyId("cd" * 32, 70_000, "wide")
+    make(path, {**CONTENT, "wide.py": [69_999] * 9}, vocabulary=other)
+    prune(path, Target(seen=2), vocabulary_hash=other.hash)
+    assert content_of(path) == CONTENT
+    with Datastore.open(path, vocabulary_hash=other.hash) as store:
+        assert sorted(store.document_names()) == ["more.py", "wide.py"]
+
+
+class FailsAt(Files):
+    """The `step`-th of its operations fails."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    def create(self, path: Path) -> int:
+        self._count()
+        return super().create(path)
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        self._count()
+        super().write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        self._count()
+        super().sync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+
+def test_a_failure_at_any_step_leaves_the_index_as_it_was(tmp_path: Path) -> None:
+    steps = FailsAt(1 << 20)
+    prune(make(tmp_path / "other", CONTENT), Target(seen=2), files=steps)
+    taken = (1 << 20) - steps.left
+    assert taken > 10
+    path = make(tmp_path / "store", CONTENT)
+    for step in range(1, taken + 1):
+        with pytest.raises(DatastoreUnwritable, match="no space left"):
+            prune(path, Target(seen=2), files=FailsAt(step))
+        assert content_of(path) == CONTENT
+    prune(path, Target(seen=2))
+    assert set(content_of(path)) == {"more.py"}
+
+
+def test_deleted_documents_do_not_count(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", {"a": COMMON, "dead": COMMON, "c": list(range(100, 120))})
+    assert prune(path, Target(seen=2), dry=True).documents == (3, 1)
+    manifest = read_manifest(path)
+    entry = replace(manifest.segments[0], dead=bitmap_of([1], 3))
+    (path / "manifest.json").write_bytes(replace(manifest, segments=(entry,)).to_bytes())
+    with pytest.raises(OptionError, match="no document"):
+        prune(path, Target(seen=2))
+    pruned = prune(path, Target(size=bytes_on_disk(path) - 1))
+    assert pruned.documents == (2, 2)
+    assert sorted(content_of(path)) == ["a", "c"]

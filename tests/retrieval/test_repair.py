@@ -1,0 +1,316 @@
+"""A repair keeps everything that is intact, and is atomic like any commit."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stores import NEW, OLD, OTHER, VOCABULARY, content_of, kill_at_every_step, make
+from support.files import overwrite
+from test_build import Counting, names, orphans
+from test_checking import faults, sign
+from test_datastore import FROZEN
+
+from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreUnwritable
+from rest_local.retrieval import Datastore
+from rest_local.retrieval.build import build, commit
+from rest_local.retrieval.checking import look
+from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import MANIFEST, file_name
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.repair import Plan, plan, repair
+from rest_local.retrieval.tables import bitmap_of
+
+FIRST, SECOND, THIRD = NEW
+STATES = {name: FileState(name, len(tokens), 7, bytes([len(tokens)]) * 32) for name, tokens in NEW.items()}
+
+
+def stored(path: Path) -> Path:
+    """The documents of NEW, each in a segment with its file's state."""
+    documents = [Document(name, np.array(tokens, np.int32), (STATES[name],)) for name, tokens in NEW.items()]
+    build(path, documents, vocabulary=VOCABULARY, segment_tokens=4, recipe={"paths": ["src"]})
+    return path
+
+
+def damage(path: Path, number: int, kind: str) -> Path:
+    file = path / file_name(read_manifest(path).segments[number].name, kind)
+    overwrite(file, b"?" + file.read_bytes()[1:])
+    return file
+
+
+def repaired(path: Path, files: Files | None = None) -> list[Plan]:
+    plans = [plan(one) for one in look(path) if one.faults]
+    for planned in plans:
+        repair(planned, files=files)
+    return plans
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return stored(tmp_path / "store")
+
+
+def held(path: Path) -> dict[str, tuple[list[int], tuple[FileState, ...]]]:
+    with Datastore.open(path) as store:
+        documents = [document for index in range(len(store.segments)) for document in store.documents(index)]
+    return {document.name: (document.tokens.tolist(), document.states) for document in documents}
+
+
+@pytest.mark.parametrize("kind", ["tokens", "documents"])
+def test_a_segment_whose_text_is_damaged_is_dropped_with_its_states(store, kind):
+    damage(store, 1, kind)
+    kept = {read_manifest(store).segments[number].name for number in (0, 2)}
+    (planned,) = repaired(store)
+    assert planned.lost_names == (SECOND,), "from the states if the documents are damaged"
+    assert planned.lost_tokens == len(NEW[SECOND]) + 1
+    assert content_of(store) == {FIRST: NEW[FIRST], THIRD: NEW[THIRD]}
+    assert {name for name, (_, states) in held(store).items() if states} == {FIRST, THIRD}
+    assert {entry.name for entry in read_manifest(store).segments} == kept, "nothing else was written again"
+    assert read_manifest(store).recipe == {"paths": ["src"]}
+    assert faults(store) == []
+
+
+@pytest.mark.parametrize("kind", ["order", "states"])
+@pytest.mark.parametrize("way", ["damaged", "missing", "cut"])
+def test_what_follows_from_the_text_is_written_again(store, kind, way):
+    file = damage(store, 1, kind)
+    if way == "missing":
+        file.unlink()
+    elif way == "cut":
+        file.write_bytes(b"")
+    (planned,) = repaired(store)
+    assert not planned.lost
+    assert content_of(store) == NEW
+    states = held(store)[SECOND][1]
+    assert states == (() if kind == "states" else (STATES[SECOND],)), "an update reads a file without a state again"
+    assert faults(store) == []
+    assert orphans(store) == set()
+
+
+def test_an_order_with_a_right_checksum_and_wrong_content(store):
+    sign(store, "order", lambda data: data.__setitem__(slice(0, 4), b"\xff" * 4))
+    repaired(store)
+    assert content_of(store) == NEW
+    assert faults(store) == []
+
+
+def test_several_faults_are_one_commit(store):
+    damage(store, 0, "order")
+    damage(store, 1, "tokens")
+    before = read_manifest(store).revision
+    repaired(store)
+    assert content_of(store) == {FIRST: NEW[FIRST], THIRD: NEW[THIRD]}
+    assert read_manifest(store).revision == before + 1
+
+
+def test_deleted_documents_stay_deleted(tmp_path):
+    path = tmp_path / "store"
+    states = {name: (state, state._replace(name=f"copy of {name}")) for name, state in STATES.items()}
+    documents = [Document(name, np.array(tokens, np.int32), states[name]) for name, tokens in NEW.items()]
+    manifest = build(path, documents, vocabulary=VOCABULARY)
+    (entry,) = manifest.segments
+    entry = dataclasses.replace(entry, dead=bitmap_of([1], 3), gone=bitmap_of([2, 3, 4], 6))
+    with locked(path):
+        commit(path, [], vocabulary=VOCABULARY, keep=(entry,))
+    before = held(path)
+    assert {*before} == {FIRST, THIRD}
+    damage(path, 0, "order")
+    repaired(path)
+    assert held(path) == before
+    assert [state.name for state in before[THIRD][1]] == [f"copy of {THIRD}"]
+    damage(path, 0, "tokens")
+    (planned,) = [plan(one) for one in look(path) if one.faults]
+    assert planned.hopeless
+
+
+def test_nothing_intact_is_left_as_it_is(store):
+    for number in range(3):
+        damage(store, number, "tokens")
+    before = {name: (store / name).read_bytes() for name in names(store)}
+    (planned,) = repaired(store)
+    assert "no segment" in planned.hopeless
+    assert {name: (store / name).read_bytes() for name in names(store)} == before
+
+
+def test_format_1_is_repaired(tmp_path):
+    path = shutil.copytree(FROZEN, tmp_path / "frozen")
+    before = content_of(path)
+    damage(path, 0, "order")
+    repaired(path)
+    assert content_of(path) == before
+    assert faults(path) == []
+
+
+def killed_after_its_copy(path: Path) -> None:
+    """A build that is killed just before its rename leaves the new manifest and a copy of the old one."""
+
+    class Killed(BaseException):
+        pass
+
+    class Dying(Files):
+        def rename(self, old: Path, new: Path) -> None:
+            raise Killed
+
+        def unlink(self, path: Path) -> None:
+            pass
+
+    with pytest.raises(Killed):
+        make(path, OLD, files=Dying())
+
+
+def test_a_damaged_manifest_is_replaced_by_the_newest_complete_copy(store):
+    killed_after_its_copy(store)
+    overwrite(store / MANIFEST, b"?")
+    (planned,) = repaired(store)
+    assert planned.copy is not None
+    assert content_of(store) == OLD
+    repaired(store)
+    assert faults(store) == []
+    assert orphans(store) == set()
+
+
+def test_a_copy_that_is_not_complete_is_not_taken(store):
+    killed_after_its_copy(store)
+    new = {name for name in orphans(store) if name.endswith("order.bin")}
+    (store / new.pop()).unlink()
+    overwrite(store / MANIFEST, b"?")
+    repaired(store)
+    assert content_of(store) == NEW, "the copy of the old manifest"
+    repaired(store)
+    overwrite(store / MANIFEST, b"?")
+    before = names(store)
+    (planned,) = repaired(store)
+    assert "no copy" in planned.hopeless
+    assert names(store) == before, "no segment is deleted"
+
+
+def test_what_killed_processes_left_is_deleted(store):
+    killed_after_its_copy(store)
+    left = [store / f"staging-{'1' * 16}", store.parent / ".removed-12", store.parent / f".importing-{'2' * 16}"]
+    for directory in left:
+        directory.mkdir()
+        (directory / "lock").touch()
+    (left[0] / "inside").mkdir()
+    (left[0] / "inside" / "plan.json").touch()
+    (left[2] / MANIFEST).touch()
+    before = read_manifest(store)
+    plans = repaired(store)
+    assert sum(len(planned.left) for planned in plans) == len(orphans(store)) + len(left) + 5
+    assert faults(store) == []
+    assert names(store.parent) == {"store"}
+    assert read_manifest(store) == before, "without a commit"
+
+
+def test_files_of_other_origin_stay(store):
+    (store / "notes.txt").write_text("mine")
+    trash = store.parent / ".removed-12"
+    trash.mkdir()
+    (trash / "mine.txt").touch()
+    with pytest.raises(DatastoreUnwritable):
+        repaired(store)
+    assert (trash / "mine.txt").exists()
+    assert (store / "notes.txt").exists()
+
+
+def test_other_vocabularies_are_not_touched(store):
+    make(store, OLD, vocabulary=OTHER)
+    (folder,) = store.glob("vocabulary-*")
+    before = {name: (folder / name).stat().st_mtime_ns for name in names(folder)}
+    damage(store, 0, "tokens")
+    repaired(store)
+    assert {name: (folder / name).stat().st_mtime_ns for name in names(folder)} == before
+    assert content_of(folder) == OLD
+
+
+def test_a_commit_or_a_writer_since_the_look_is_refused(store):
+    damage(store, 0, "tokens")
+    plans = [plan(one) for one in look(store) if one.faults]
+    with locked(store), pytest.raises(DatastoreLocked):
+        repair(plans[0])
+    make(store, OLD)
+    with pytest.raises(DatastoreError, match="check it again"):
+        repair(plans[0])
+    assert content_of(store) == OLD
+
+
+def steps_of_a_repair(path: Path) -> int:
+    files = Counting(lambda step, name: None)
+    repaired(broken(path), files)
+    return files.steps
+
+
+def broken(path: Path) -> Path:
+    stored(path)
+    damage(path, 0, "order")
+    damage(path, 1, "tokens")
+    return path
+
+
+REPAIRED = {FIRST: NEW[FIRST], THIRD: NEW[THIRD]}
+
+
+def test_killed_at_every_step_of_a_repair(tmp_path):
+    steps = steps_of_a_repair(tmp_path / "counted")
+    for step in range(1, steps + 1):
+        broken(tmp_path / str(step))
+    kill_at_every_step(tmp_path, steps, "__import__('test_repair').repaired(path, files)")
+    done = 0
+    for step in range(1, steps + 1):
+        path = tmp_path / str(step)
+        done += not any(fault.segment for fault in faults(path))
+        repaired(path)
+        assert content_of(path) == REPAIRED
+        assert orphans(path) == set()
+    assert 0 < done < steps
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_every_step_of_a_repair(tmp_path, code):
+    steps = steps_of_a_repair(tmp_path / "counted")
+    failed = 0
+    for failing in range(1, steps + 1):
+        path = broken(tmp_path / str(failing))
+        before = {name: (path / name).read_bytes() for name in names(path)}
+
+        def fail(step: int, name: str, failing: int = failing) -> None:
+            if step == failing:
+                raise OSError(code, os.strerror(code))
+
+        try:
+            repaired(path, Counting(fail))
+        except DatastoreUnwritable:
+            failed += 1
+            assert {name: (path / name).read_bytes() for name in before} == before
+        repaired(path)
+        assert content_of(path) == REPAIRED
+    assert failed
+
+
+def test_a_full_disk_and_a_directory_that_cannot_be_written(tmp_path, unprivileged):
+    path = broken(tmp_path / "store")
+    before = {name: (path / name).read_bytes() for name in names(path) - {"lock"}}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        with pytest.raises(DatastoreUnwritable, match="EFBIG"):
+            repaired(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {name: (path / name).read_bytes() for name in names(path) - {"lock"}} == before
+    path.chmod(0o500)
+    try:
+        with pytest.raises(DatastoreUnwritable, match="EACCES"):
+            repaired(path)
+    finally:
+        path.chmod(0o700)
+    assert {name: (path / name).read_bytes() for name in names(path) - {"lock"}} == before

@@ -1,0 +1,347 @@
+"""Fields of JSON Lines and Parquet, the standard input and installed Python as sources of text."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rest_local.errors import InputInvalid, OptionError
+from rest_local.retrieval import Skipped
+from rest_local.retrieval.documents import FileState, Text
+from rest_local.retrieval.sources import (
+    Jsonl,
+    Parquet,
+    Python,
+    Source,
+    Stdin,
+    Walk,
+    fields,
+    from_recipe,
+    read,
+    source_of,
+)
+from rest_local.retrieval.sources.registry import KINDS, can_repeat, is_repeatable, measure
+
+OLD = 1_600_000_000_000_000_000
+KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file
+
+
+def rows_of(path: Path, lines: list[Any]) -> Path:
+    """A JSON Lines file. Texts and bytes are lines as they are."""
+    encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    data = b"\n".join(encoded) + b"\n"
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    os.utime(path, ns=(OLD, OLD))
+    return path.resolve()
+
+
+def texts_of(source: Source, skipped: Skipped | None = None, **options: Any) -> dict[str, str | None]:
+    """The texts by the ends of their names."""
+    found = list(read(source, skipped or Skipped(), **options))
+    return {text.name.rpartition("/")[2]: text.text for text in found}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_document_for_each_row(tmp_path: Path, name: str) -> None:
+    path = rows_of(tmp_path / name, [{"text": "one"}, {"text": "tw\u00f6", "n": 1}])
+    found = list(read(Jsonl(str(path), "text"), Skipped()))
+    digest = hashlib.sha256("twö".encode()).digest()
+    assert found[1] == Text(f"{path}:2", "twö", FileState(f"{path}:2", 4, OLD, digest))
+    assert found[0].text == "one"
+    assert measure(Jsonl(str(path), "text")) == (1, path.stat().st_size)
+
+
+def test_what_is_wrong_with_a_row_is_counted_and_not_fatal(tmp_path: Path) -> None:
+    lines = [
+        {"text": "good"},
+        {"text": 5},
+        {"other": "x"},
+        ["text"],
+        b'{"text": "cut',
+        b"[" * 100_000,
+        b'{"text": ' + b"1" * 5000 + b"}",
+        b"",
+        {"text": ""},
+        {"text": "a\0b"},
+        {"text": f"key = '{KEY}'"},
+        {"text": "\ud800 lone"},
+        b'{"text": "caf\xe9"}',
+        b'\xef\xbb\xbf{"text": "mark"}',
+        {"text": "last"},
+    ]
+    path = rows_of(tmp_path / "a.jsonl", lines)
+    skipped = Skipped()
+    found = texts_of(Jsonl(str(path), "text"), skipped)
+    assert list(found) == ["a.jsonl:1", "a.jsonl:12", "a.jsonl:13", "a.jsonl:14", "a.jsonl:15"]
+    assert found["a.jsonl:13"] == "caf\ufffd"
+    assert found["a.jsonl:12"] == "\ud800 lone"
+    assert dict(skipped.counts) == {fields.WRONG: 3, "damaged JSON": 3, "empty": 1, "binary": 1, "secret": 1}
+    assert skipped.secrets == [f"{path}:11"]
+    assert f"{path}:11".rpartition("/")[2] in texts_of(Jsonl(str(path), "text", True))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("a.b", "nested"),
+        ("messages.0.content", "first"),
+        ("messages.1.content", None),
+        ("dotted.name", "whole"),
+        ("a.b.c", None),
+        ("messages.-1.content", None),
+        ("messages.99999999999999999999.content", None),
+        ("messages.\u0661.content", None),
+        ("a", None),
+    ],
+)
+def test_dots_lead_into_a_row(field: str, value: str | None) -> None:
+    row = {"a": {"b": "nested"}, "messages": [{"content": "first"}], "dotted.name": "whole"}
+    found = fields.dig(row, field)
+    assert (found if isinstance(found, str) else None) == value
+
+
+def test_a_line_without_end_is_skipped_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "MAX_ROW", 10_000)
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(200):
+            file.write(b'"' + b"x" * 100_000)
+        file.write(b'\n{"text": "after"}\n')
+    skipped = Skipped()
+    tracemalloc.start()
+    try:
+        assert texts_of(Jsonl(str(path), "text"), skipped) == {"a.jsonl.gz:2": "after"}
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert skipped.counts == {"too large": 1}
+    assert peak < 2_000_000  # the line has 20 MB
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "no gzip"])
+def test_of_a_damaged_compressed_file_the_rest_is_counted(tmp_path: Path, damage: str) -> None:
+    random = os.urandom(60_000).hex()
+    path = rows_of(tmp_path / "a.jsonl.gz", [{"text": "one"}, {"text": random}, {"text": random[::-1]}])
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 255
+    path.write_bytes(b"plain" if damage == "no gzip" else data[: len(data) // 2] if damage == "cut" else data)
+    skipped = Skipped()
+    assert set(texts_of(Jsonl(str(path), "text"), skipped)) <= {"a.jsonl.gz:1", "a.jsonl.gz:2", "a.jsonl.gz:3"}
+    assert skipped.counts["damaged: the rest of a file"] + skipped.counts["damaged JSON"] >= 1
+
+
+def test_unchanged_rows_have_no_text(tmp_path: Path) -> None:
+    path = rows_of(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    asked = []
+
+    def unchanged(name: str, size: int, mark: int) -> bool:
+        asked.append((name, size, mark))
+        return name.endswith(":1")
+
+    first, second = read(Jsonl(str(path), "text"), Skipped(), unchanged)
+    assert asked == [(f"{path}:1", 3, OLD), (f"{path}:2", 3, OLD)]
+    assert first == Text(f"{path}:1", None, FileState(f"{path}:1", 3, OLD, b""))
+    assert second.text == "two"
+    path.touch()  # the time is not certain now
+    assert [text.text for text in read(Jsonl(str(path), "text"), Skipped(), unchanged)] == ["one", "two"]
+
+
+def test_a_glob_means_all_files_and_links_loops_and_pipes_are_refused(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl"):
+        rows_of(tmp_path / name, [{"text": name}])
+    source = Jsonl(f"{tmp_path}/*.jsonl", "text")
+    assert list(texts_of(source)) == ["a.jsonl:1", "b.jsonl:1"]
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    assert list(texts_of(Jsonl(f"{tmp_path}/link.jsonl", "text"))) == ["a.jsonl:1"]  # named, so it is followed
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    strange = rows_of(tmp_path / os.fsdecode(b"caf\xe9") / "a.jsonl", [{"text": "x"}])
+    assert list(texts_of(Jsonl(str(strange), "text"))) == ["a.jsonl:1"]
+    for name in ("fifo.jsonl", "loop.jsonl", "gone.jsonl", "*.none", "", "x" * 5000):
+        for source in (Jsonl(str(tmp_path / name), "text"), Parquet(str(tmp_path / name), "text")):
+            with pytest.raises(InputInvalid, match="path"):
+                read(source, Skipped())
+
+
+def table(path: Path, columns: dict[str, list[Any]]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=100)
+    os.utime(path, ns=(OLD, OLD))
+    return path.resolve()
+
+
+def test_columns_of_parquet(tmp_path: Path) -> None:
+    columns = {
+        "text": ["one", None, f"'{KEY}'", "", "five"],
+        "number": [1, 2, 3, 4, 5],
+        "nested": [{"a": [{"b": f"deep {n}"}]} for n in range(5)],
+    }
+    path = table(tmp_path / "a.parquet", columns)
+    skipped = Skipped()
+    assert texts_of(Parquet(str(path), "text"), skipped) == {"a.parquet:1": "one", "a.parquet:5": "five"}
+    assert dict(skipped.counts) == {fields.WRONG: 1, "secret": 1, "empty": 1}
+    assert texts_of(Parquet(str(path), "nested.a.0.b"))["a.parquet:5"] == "deep 4"
+    assert texts_of(Parquet(str(path), "number"), skipped) == {}
+    assert skipped.counts[fields.WRONG] == 6
+    with pytest.raises(InputInvalid, match=r"no column 'none'; it has: text, number, nested"):
+        texts_of(Parquet(str(path), "none"))
+    first, *_ = read(Parquet(str(path), "text"), Skipped())
+    assert first.state == FileState(f"{path}:1", 3, OLD, hashlib.sha256(b"one").digest())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign", "empty"])
+def test_damaged_parquet_is_a_clear_error_or_counted(tmp_path: Path, damage: str) -> None:
+    path = table(tmp_path / "a.parquet", {"text": [os.urandom(50).hex() for _ in range(2000)]})
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes({"cut": bytes(data[:middle]), "flipped": bytes(data), "foreign": b"{}", "empty": b""}[damage])
+    skipped = Skipped()
+    if damage == "flipped":
+        texts_of(Parquet(str(path), "text"), skipped)
+        return
+    with pytest.raises(InputInvalid, match=r"Parquet file .*a\.parquet: cannot be read"):
+        texts_of(Parquet(str(path), "text"), skipped)
+
+
+def test_without_pyarrow_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path / "a.parquet", {"text": ["x"]})
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(OptionError, match=r"pip install 'rest-local\[parquet\]'"):
+        read(Parquet(str(path), "text"), Skipped())
+
+
+def test_importing_the_sources_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, rest_local.retrieval.sources\n"
+        "sys.exit(bool({'pyarrow', 'ray', 'watchfiles', 'jinja2', 'llama_cpp'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    def give(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+
+    return give
+
+
+def test_the_standard_input(stdin: Callable[[bytes], None]) -> None:
+    stdin(b"caf\xe9\n")
+    (text,) = read(Stdin(), Skipped())
+    assert text == Text("-", "caf\ufffd\n", None)
+    stdin(b"")
+    assert texts_of(Stdin()) == {}
+    skipped = Skipped()
+    stdin(f"'{KEY}'".encode())
+    assert texts_of(Stdin(), skipped) == {}
+    assert skipped.counts == {"secret": 1}
+    assert not is_repeatable(Stdin())
+    assert is_repeatable(Walk(("src",)))
+
+
+@pytest.mark.parametrize("unit", [b"line\n", "漢".encode(), b"x", b"\x80"])
+@pytest.mark.parametrize("length", [99, 100, 101, 250, 1000])
+def test_a_long_standard_input_is_several_documents(
+    stdin: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch, unit: bytes, length: int
+) -> None:
+    monkeypatch.setattr("rest_local.retrieval.sources.stdin.PIECE", 100)
+    data = (unit * length)[:length]
+    stdin(data)
+    found = texts_of(Stdin())
+    assert "".join(text or "" for text in found.values()) == data.decode("utf-8", "replace")
+    assert list(found) == ["-", *(f"-:{number}" for number in range(2, len(found) + 1))]
+    assert len(found) >= -(-length // 100)
+    if unit == b"line\n":
+        assert all((text or "").endswith("\n") for text in found.values() if length % 5 == 0)
+
+
+@pytest.mark.parametrize("site_packages", [False, True])
+def test_installed_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_packages: bool) -> None:
+    """A small library stands in for the interpreter's, through `sysconfig.get_paths`."""
+    for folder in ("stdlib/test", "stdlib/site-packages", "packages/tests"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "left_out.py").write_text("import os\n")
+    (tmp_path / "stdlib" / "queue.py").write_text("import threading\n")
+    (tmp_path / "packages" / "click.py").write_text("import sys\n")
+    (tmp_path / "packages" / "click.txt").write_text("no code\n")
+    paths = {"stdlib": str(tmp_path / "stdlib"), "purelib": str(tmp_path / "packages")}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    source = Python(site_packages)
+    assert list(texts_of(source)) == ["click.py" if site_packages else "queue.py"]
+    assert measure(source) == (1, 11 if site_packages else 17)
+
+
+SOURCES = [
+    Walk(("/a", "/b"), ("*.py",), ("x/",), True, 5),
+    Jsonl("/a.jsonl", "a.b"),
+    Parquet("/a.parquet", "a", True),
+    Stdin(),
+    Python(True),
+    *(source_of({"kind": "chat", "path": "/a.json"}), source_of({"kind": "git", "repository": "/r", "commits": 7})),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.kind)
+def test_a_source_survives_its_recipe(source: Source) -> None:
+    recipe = json.loads(json.dumps({"sources": [source.to_dict()], "model": "m"}))
+    assert from_recipe(recipe) == [source]
+    assert can_repeat(recipe) == (source.kind != "stdin")
+    assert source.about()
+    assert {source.kind for source in SOURCES} == KINDS.keys()
+
+
+def test_recipes_of_format_1_and_of_other_origin() -> None:
+    old = {
+        "paths": ["/src"],
+        "include": ["*.py"],
+        "exclude": [],
+        "allow_secrets": False,
+        "max_file_size": 7,
+        "model": "m",
+    }
+    assert from_recipe(old) == [Walk(("/src",), ("*.py",), (), False, 7)]
+    for other in ({}, {"paths": []}, {"kind": "history"}, {"kind": "demo", "sources": [Python().to_dict()]}):
+        assert from_recipe(other) == []
+        assert not can_repeat(other)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"kind": "torrent"}, "'torrent': not known here; update rest-local .* known: walk, git"),
+        ({}, "'None': not known here"),
+        ("walk", "not known here"),
+        ({"kind": ["walk"]}, "not known here"),
+        ({"kind": "walk"}, "paths"),
+        ({"kind": "walk", "paths": "src"}, "paths is 'src', not a list of strings"),
+        ({"kind": "walk", "paths": [1]}, "not a list of strings"),
+        ({"kind": "walk", "paths": ["a"], "includes": []}, "unknown field 'includes'"),
+        ({"kind": "walk", "paths": ["a"], "max_file_size": True}, "max_file_size is 'True', not of type int"),
+        ({"kind": "walk", "paths": ["a"], "max_file_size": 0}, "at least 1 byte"),
+        ({"kind": "git", "repository": "r", "commits": 0}, "at least 1"),
+        ({"kind": "git", "repository": "r", "revision": "--output=x"}, "give a branch"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_named(given: Any, complaint: str) -> None:
+    with pytest.raises(OptionError, match=complaint):
+        source_of(given)
+    assert not can_repeat({"sources": [given]})
