@@ -26,11 +26,11 @@ import numpy.typing as npt
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import draft
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.retrieval import tokenize_documents
 from rest_local.retrieval.build import build
 from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.indexing import tokenize_documents
 from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
 
 DOCUMENT = 5_000

@@ -15,11 +15,11 @@ from rest_local.retrieval.indexing import (
     build_from_sources,
     build_from_texts,
     rebuild_datastore,
-    tokenize_documents,
 )
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
 from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.tokenizing import tokenize_documents
 
 __all__ = [
     "MAX_DEPTH",

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
 from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import LOCK, Files, unwritable
+from rest_local.retrieval.files import LOCK, STAGING, Files, unwritable
 from rest_local.retrieval.format import (
     MANIFEST,
     MAX_SEGMENT,
@@ -37,20 +36,14 @@ from rest_local.retrieval.format import (
     owns,
 )
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
-from rest_local.retrieval.rows import order_of, pack, width_of
-from rest_local.retrieval.segment import join
-from rest_local.retrieval.tables import encoded, pack_documents, pack_states
+from rest_local.retrieval.writing import GrowingSegment, write_file
+from rest_local.retrieval.writing import Progress as Progress
 
 SEGMENT_TOKENS = 1 << 26
 """Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
 1.3 GB at 3."""
 
-_WRITE = 1 << 24
-
 Documents = Iterable[Document | tuple[str, npt.NDArray[np.integer]]]
-
-Progress = Callable[[str, int], None]
-"""Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes)."""
 
 
 def build(
@@ -113,7 +106,7 @@ def commit(
     """
     check_recipe(recipe or {})
     with unwritable(directory):
-        _check_ours(directory)
+        check_ours(directory)
         builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
         return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep)
 
@@ -163,39 +156,19 @@ class _Builder:
         return manifest
 
     def _segment(self, group: list[Document]) -> SegmentEntry:
-        size = self._vocabulary.size
-        starts = np.cumsum([0, *(len(document.tokens) + 1 for document in group)]).tolist()
-        states = [(number, state) for number, document in enumerate(group) for state in document.states]
-        packed = pack(join((document.tokens for document in group), size), size)
-        order = order_of(packed, width_of(size))
-        self._progress("sorted", starts[-1])
+        growing = GrowingSegment(self._vocabulary.size)
+        for document in group:
+            growing.add(*document)
+        content = growing.content()
+        self._progress("sorted", content.tokens)
         name = secrets.token_hex(8)
-        content: dict[str, bytes | memoryview] = {
-            "tokens": packed,
-            "order": order.astype("<u4", copy=False).data.cast("B"),
-            "documents": pack_documents([encoded(document.name) for document in group], starts),
-        }
-        if states:
-            content["states"] = pack_states(states)
-        entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in content.items()}
-        self._progress("written", starts[-1])
-        return SegmentEntry(name, starts[-1], len(group), entries, len(states))
+        files = content.files.items()
+        entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in files}
+        self._progress("written", content.tokens)
+        return SegmentEntry(name, content.tokens, content.documents, entries, content.states)
 
     def _write(self, path: Path, content: bytes | memoryview) -> FileEntry:
-        view, digest = memoryview(content), hashlib.sha256()
-        descriptor = self._files.create(path)
-        try:
-            for start in range(0, len(view), _WRITE):
-                part = view[start : start + _WRITE]
-                digest.update(part)
-                self._files.write(descriptor, part)
-            self._files.sync(descriptor)
-        except OSError as error:
-            error.filename = error.filename or str(path)
-            raise
-        finally:
-            os.close(descriptor)
-        return FileEntry(len(view), digest.hexdigest())
+        return write_file(self._files, path, content)
 
     def _restore(self, old: Path) -> None:
         with contextlib.suppress(OSError):
@@ -217,9 +190,10 @@ def _next_revision(directory: Path) -> int:
     return 1 + max((manifest.revision for manifest in found if isinstance(manifest, Manifest)), default=0)
 
 
-def _check_ours(directory: Path) -> None:
+def check_ours(directory: Path) -> None:
     """Refuse a directory with other content, before anything is written to it."""
-    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in folders(directory))}
+    names = {name for name in os.listdir(directory) if not STAGING.match(name)}
+    names -= {LOCK, *(part.name for part in folders(directory))}
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()

@@ -24,6 +24,7 @@ from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
 FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datastore (`home.folder`)
+STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")  # of a long write (`staging`), in the directory of an index
 WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file

@@ -218,7 +218,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
     identity = VocabularyId(
         _text(vocabulary, "hash"), _number(vocabulary, "size", 1, MAX_VOCABULARY), _text(vocabulary, "name")
     )
-    segments = tuple(_parse_segment(segment, width_of(identity.size)) for segment in fields["segments"])
+    segments = tuple(parse_segment(segment, width_of(identity.size)) for segment in fields["segments"])
     if len({segment.name for segment in segments}) < len(segments):
         raise DatastoreCorrupt(path, "the manifest names a segment twice")
     if not isinstance(fields["recipe"], dict):
@@ -241,7 +241,8 @@ def check_recipe(recipe: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} of the recipe is {str(value)[:40]!r}, not {wanted}")
 
 
-def _parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
+def parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
+    """A segment in its JSON form. Raises KeyError, TypeError and ValueError if it is none. width: bytes of a token."""
     tokens = _number(fields, "tokens", 1, MAX_SEGMENT - 1)
     documents = _number(fields, "documents", 1, tokens)
     states = _number(fields, "states", 1, MAX_SEGMENT - 1) if "states" in fields else 0

@@ -25,7 +25,7 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.paths import datastores_home
-from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
+from rest_local.retrieval.files import FOLDER, LOCK, STAGING, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
 from rest_local.retrieval.sources.registry import can_repeat
 
@@ -220,7 +220,7 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
     with unwritable(directory):
         for part in (directory, *folders(directory)):
             known = {LOCK, MANIFEST, *(inside.name for inside in folders(part))}
-            strangers = [name for name in os.listdir(part) if name not in known and not owns(name)]
+            strangers = [n for n in os.listdir(part) if n not in known and not owns(n) and not STAGING.match(n)]
             if strangers:
                 cause = f"it also holds {strangers[0]!r}, which no build wrote; move it away"
                 raise DatastoreUnwritable(part, cause)
@@ -247,7 +247,7 @@ def holds_files(path: Path) -> bool:
         names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path))
+    return any(name == MANIFEST or owns(name) or STAGING.match(name) for name in names) or bool(folders(path))
 
 
 def delete_files(directory: Path, files: Files) -> None:
@@ -257,4 +257,12 @@ def delete_files(directory: Path, files: Files) -> None:
         for name in sorted(os.listdir(part)):
             if owns(name) or name == LOCK:
                 files.unlink(part / name)
+            elif STAGING.match(name):
+                _delete_staging(part / name, files)
         part.rmdir()
+
+
+def _delete_staging(directory: Path, files: Files) -> None:
+    for name in sorted(os.listdir(directory)):
+        files.unlink(directory / name)
+    directory.rmdir()

@@ -18,14 +18,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
-from rest_local.retrieval.build import Progress, build, commit
+from rest_local.retrieval.build import build, commit
 from rest_local.retrieval.corpus import MAX_FILE_SIZE
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, Text
@@ -39,29 +38,17 @@ from rest_local.retrieval.home import (
     newest_manifest,
     remove_index_locked,
 )
-from rest_local.retrieval.parts import TokenizeParts, tokens_of
 from rest_local.retrieval.rows import Int32Array, width_of
 from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
 from rest_local.retrieval.sources.source import Reading, Render, Source
 from rest_local.retrieval.sources.walk import Walk
+from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.walking import build_walk
+from rest_local.retrieval.writing import Progress
 
 SAMPLE_S = 0.5
 SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
-
-Tokenize = TokenizeParts
-
-
-class DocumentTokenizer(Protocol):
-    """A vocabulary. `tokenize` is called from several threads at once; `special`: for transcripts of chats alone."""
-
-    @property
-    def hash(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
 
 
 @dataclass(frozen=True)
@@ -112,18 +99,34 @@ def build_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
+    memory: int | None = None,
+    jobs: int = 1,
+    files: Files | None = None,
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
     `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
-    paths and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
+    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
+    for large text and a vocabulary that another process can open; a script that asks for several needs the guard
+    `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
+    goes on where it was.
 
-    Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
+    Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
+    DatastoreLocked, DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
     """
     walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
-    return build_from_sources(name, [walk], vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+    return build_from_sources(
+        name,
+        [walk],
+        vocabulary=vocabulary,
+        recipe=recipe,
+        progress=progress,
+        replace=replace,
+        memory=memory,
+        jobs=jobs,
+        files=files,
+    )
 
 
 def build_from_sources(
@@ -135,10 +138,27 @@ def build_from_sources(
     progress: Progress | None = None,
     replace: bool = True,
     render: Render | None = None,
+    memory: int | None = None,
+    jobs: int = 1,
+    files: Files | None = None,
 ) -> Built:
     """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
-    `render`: for transcripts of chats (`sources.source.Render`).
+    `render`: for transcripts of chats (`sources.source.Render`). memory and jobs count for a single walk only.
     """
+    if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
+        path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
+        manifest, left_out = build_walk(
+            path,
+            walk,
+            vocabulary,
+            recorded,
+            progress=progress,
+            replace=replace,
+            memory=memory,
+            jobs=jobs,
+            files=files,
+        )
+        return Built(path, manifest, left_out)
     report, skipped = progress or (lambda what, amount: None), Skipped()
     sources = [source.prepared() for source in sources]
     reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
@@ -170,7 +190,7 @@ def build_from_texts(
 ) -> Built:
     """As `build_datastore`, from texts, or (document name, text), of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
-    documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
+    documents = _counted(tokenize_documents(texts, vocabulary), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
     return Built(path, manifest, skipped or Skipped())
@@ -239,7 +259,7 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
     texts = _noting_sizes(chain.from_iterable([source.texts(reading) for source in sources]), sizes)
     done = tokens = 0
     began = sampled = time.perf_counter()
-    for number, document in enumerate(tokenize_documents(texts, vocabulary.tokenize)):
+    for number, document in enumerate(tokenize_documents(texts, vocabulary)):
         if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
             began, done, tokens = sampled, 0, 0
         done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
@@ -261,35 +281,6 @@ def _counted(documents: Iterator[Document], progress: Progress) -> Iterator[Docu
     for document in documents:
         progress("tokenized", len(document.tokens))
         yield document
-
-
-def tokenize_documents(
-    texts: Iterable[Text | tuple[str, str]], tokenize: Tokenize, workers: int | None = None
-) -> Iterator[Document]:
-    """The document of each text, or (name, text), in order. Texts that were not read are left out.
-
-    Works in threads, because a tokenizer that is called through ctypes does not hold the GIL. workers: by default one
-    for each core. At most four documents for each worker are in memory, whatever the size of the corpus.
-    """
-    workers = workers or os.cpu_count() or 1
-    waiting: deque[Future[Document]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
-    try:
-        for given in texts:
-            text = given if isinstance(given, Text) else Text(*given)
-            if text.text is None:
-                continue
-            waiting.append(pool.submit(_document, text, tokenize))
-            if len(waiting) >= 4 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _document(text: Text, tokenize: Tokenize) -> Document:
-    return Document(text.name, tokens_of(text, tokenize), (text.state,) if text.state else ())
 
 
 def add(

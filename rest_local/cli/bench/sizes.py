@@ -148,10 +148,10 @@ def _inputs(
 
 
 def _documents(datastores: Sequence[str], paths: Sequence[str], vocabulary: Vocabulary) -> Iterable[Any]:
+    from rest_local.retrieval import tokenize_documents
     from rest_local.retrieval.corpus import walk
     from rest_local.retrieval.datastore import Datastore
     from rest_local.retrieval.home import datastore_path
-    from rest_local.retrieval.indexing import tokenize_documents
 
     identity = vocabulary.identity
     for name in datastores:

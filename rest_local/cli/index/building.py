@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +17,7 @@ from rest_local.cli.index.common import index, model_option, print_json, replace
 from rest_local.cli.index.pruning import described, prune_index, prune_option, target_of
 from rest_local.cli.index.sourcing import chosen_sources, described_sources, source_options
 from rest_local.cli.options import json_option
+from rest_local.cli.sizes import jobs_option, memory_option
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
     from rest_local.retrieval.indexing import Built
     from rest_local.retrieval.pruning import Pruned
     from rest_local.retrieval.sources.source import Render, Source
+
+
+class Means(NamedTuple):
+    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes."""
+
+    memory: int | None
+    jobs: int
 
 
 @index.command()
@@ -37,10 +46,21 @@ if TYPE_CHECKING:
     help="Name or path; default: the name of the recipe, else `default`.",
 )
 @model_option
+@memory_option
+@jobs_option
 @prune_option
 @replace_option
 @json_option
-def build(name: str | None, model: str | None, prune: str | None, replace: bool, as_json: bool, **given: Any) -> None:
+def build(
+    name: str | None,
+    model: str | None,
+    memory: int | None,
+    jobs: int | None,
+    prune: str | None,
+    replace: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Index the text files below PATH... and other text for one model's vocabulary.
 
     Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
@@ -50,15 +70,18 @@ def build(name: str | None, model: str | None, prune: str | None, replace: bool,
         target_of(prune)  # a wrong one should not be found after minutes
     chosen = chosen_sources(**given)
     path = common.model_path(model)
-    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, prune)
+    means = Means(memory, jobs or os.cpu_count() or 1)
+    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, means, replace, as_json, prune)
 
 
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @model_option
+@memory_option
+@jobs_option
 @replace_option
 @json_option
-def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
+def rebuild(name: str, model: str | None, memory: int | None, jobs: int | None, replace: bool, as_json: bool) -> None:
     """Index what a datastore was built from again, for one model's vocabulary.
 
     So a datastore gets an index for another model, or the present text.
@@ -69,7 +92,8 @@ def rebuild(name: str, model: str | None, replace: bool, as_json: bool) -> None:
     path = datastore_path(name)
     sources, recipe = recorded_sources(path), newest_manifest(path).recipe
     fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
-    _build(name, common.model_path(model), sources, fields, replace, as_json)
+    means = Means(memory, jobs or os.cpu_count() or 1)
+    _build(name, common.model_path(model), sources, fields, means, replace, as_json)
 
 
 def _build(
@@ -77,6 +101,7 @@ def _build(
     model: Path,
     sources: list[Source],
     fields: Mapping[str, str],
+    means: Means,
     replace: bool,
     as_json: bool,
     prune: str | None = None,
@@ -96,6 +121,8 @@ def _build(
                 progress=progress,
                 replace=replace,
                 render=render,
+                memory=means.memory,
+                jobs=means.jobs,
             )
         pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
     _report(built, time.perf_counter() - began, as_json, pruned)
