@@ -28,7 +28,7 @@ from rest_local.retrieval.corpus import EXTENSIONS, NAMES
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import Manifest
 from rest_local.retrieval.home import find, read_manifest
-from rest_local.retrieval.indexing import DocumentTokenizer
+from rest_local.retrieval.tokenizing import DocumentTokenizer
 
 log = logging.getLogger("rest_local.watching")
 
