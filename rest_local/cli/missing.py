@@ -13,6 +13,7 @@ answered with "no" is not asked again, and a line about what it lacks is printed
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building
 from rest_local.cli.messages import warn
 from rest_local.cli.progress import duration
-from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreVocabulary, RestLocalError
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVocabulary, RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.decoding.core import Unusable
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from rest_local.retrieval.sources.source import Source
 
 
-def unusable(build: bool | None, is_named: bool) -> Unusable:
+def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] = lambda name: False) -> Unusable:
     """What `Engine` calls for a datastore that it cannot open. build: --build-missing, None: ask; is_named: the user
-    named it, so that it is no default.
+    named it, so that it is no default; awaited: whether it is being built, and used when it is there.
     """
 
     def decide(name: str | Path, error: DatastoreError, model: Model) -> bool:
+        if awaited(str(name)) and isinstance(error, (DatastoreNotFound, DatastoreVocabulary)):
+            return False
         if isinstance(error, DatastoreVocabulary):
             return _add_index(name, model, build, is_named)
         if is_named and not isinstance(error, DatastoreCorrupt):

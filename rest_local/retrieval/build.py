@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
 from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import LOCK, STAGING, Files, unwritable
+from rest_local.retrieval.files import LOCK, Files, unwritable
 from rest_local.retrieval.format import (
     MANIFEST,
     MAX_SEGMENT,
@@ -36,6 +36,7 @@ from rest_local.retrieval.format import (
     owns,
 )
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
+from rest_local.retrieval.staged import Staged, remove_orphans, stagings
 from rest_local.retrieval.writing import GrowingSegment, write_file
 from rest_local.retrieval.writing import Progress as Progress
 
@@ -95,12 +96,13 @@ def commit(
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
     keep: tuple[SegmentEntry, ...] = (),
+    staged: Staged | None = None,
     progress: Progress | None = None,
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files | None = None,
 ) -> Manifest:
     """Steps 2 to 4, for a caller that holds the lock. The new commit has the segments `keep` of the present commit,
-    then the segments of `documents`.
+    then those that are `staged`, then the segments of `documents`.
 
     Other arguments and errors as for `build`, except DatastoreLocked.
     """
@@ -108,7 +110,24 @@ def commit(
     with unwritable(directory):
         check_ours(directory)
         builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
-        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep)
+        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep, staged)
+
+
+def write_segments(
+    directory: Path,
+    documents: Documents,
+    *,
+    vocabulary: VocabularyId,
+    progress: Progress | None = None,
+    segment_tokens: int = SEGMENT_TOKENS,
+    files: Files | None = None,
+) -> Staged:
+    """Write the segments of `documents` into a staging directory, durably. Arguments and errors as for `commit`; no
+    segment at all is no error.
+    """
+    with unwritable(directory):
+        builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
+        return builder.stage(_groups(documents, vocabulary.size, segment_tokens))
 
 
 class _Builder:
@@ -122,13 +141,15 @@ class _Builder:
         groups: Iterator[list[Document]],
         recipe: Mapping[str, Any],
         kept: tuple[SegmentEntry, ...],
+        staged: Staged | None,
     ) -> Manifest:
         """Steps 2 to 4."""
         before = set(os.listdir(self._directory))
         old = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
         renamed = False
         try:
-            segments = (*kept, *(self._segment(group) for group in groups))
+            published = self._publish(staged) if staged else ()
+            segments = (*kept, *published, *(self._segment(group) for group in groups))
             if not segments:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
             self._files.sync_directory(self._directory)
@@ -153,7 +174,22 @@ class _Builder:
             raise
         keep = {file_name(segment.name, kind) for segment in segments for kind in segment.files}
         self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
+        remove_orphans(self._directory, self._files)
         return manifest
+
+    def stage(self, groups: Iterator[list[Document]]) -> Staged:
+        """The segments of `groups`, written and synced."""
+        segments = tuple(self._segment(group) for group in groups)
+        self._files.sync_directory(self._directory)
+        return Staged(self._directory, segments)
+
+    def _publish(self, staged: Staged) -> tuple[SegmentEntry, ...]:
+        """Rename the files of staged segments into the directory. They are synced already, and the caller syncs it."""
+        for segment in staged.segments:
+            for kind in segment.files:
+                name = file_name(segment.name, kind)
+                self._files.rename(staged.place / name, self._directory / name)
+        return staged.segments
 
     def _segment(self, group: list[Document]) -> SegmentEntry:
         growing = GrowingSegment(self._vocabulary.size)
@@ -192,8 +228,8 @@ def _next_revision(directory: Path) -> int:
 
 def check_ours(directory: Path) -> None:
     """Refuse a directory with other content, before anything is written to it."""
-    names = {name for name in os.listdir(directory) if not STAGING.match(name)}
-    names -= {LOCK, *(part.name for part in folders(directory))}
+    inside = (*folders(directory), *stagings(directory))
+    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in inside)}
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()
@@ -201,8 +237,11 @@ def check_ours(directory: Path) -> None:
 
 
 def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Document]]:
-    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order."""
+    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order. Files of the same
+    content in one segment become one document.
+    """
     group: list[Document] = []
+    copies: dict[bytes, int] = {}  # sha256 of a file in the group: number of its document
     total = 0
     for given in documents:
         document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
@@ -213,9 +252,15 @@ def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Do
             raise CorpusTooLarge(len(tokens))
         if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
             raise ValueError(f"document {document.name}: token ids must be from 0 to {vocab_size - 1}")
+        first = copies.get(document.states[0].sha256) if document.states else None
+        if first is not None and np.array_equal(group[first].tokens, tokens):
+            group[first] = group[first]._replace(states=group[first].states + document.states)
+            continue
         if group and total + len(tokens) + 1 > cap:
             yield group
-            group, total = [], 0
+            group, copies, total = [], {}, 0
+        if document.states:
+            copies[document.states[0].sha256] = len(group)
         group.append(document)
         total += len(tokens) + 1
     if group:

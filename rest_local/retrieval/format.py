@@ -262,17 +262,17 @@ def parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
         raise ValueError(f"{files['documents'].size} bytes cannot hold {documents} documents")
     if ("states" in files) != bool(states) or (states and files["states"].size < STATES_HEAD + STATE_BYTES * states):
         raise ValueError(f"{states} file states do not fit their file")
-    dead, gone = _bitmap(fields, "dead", documents), _bitmap(fields, "gone", states)
+    dead, gone = _bitmap(fields, "dead", documents, documents - 1), _bitmap(fields, "gone", states, states)
     return SegmentEntry(_text(fields, "name", _SEGMENT_NAME), tokens, documents, files, states, dead, gone)
 
 
-def _bitmap(fields: Mapping[str, Any], key: str, count: int) -> bytes:
-    """A bitmap of `count` bits, some but not all of them set; empty without one."""
+def _bitmap(fields: Mapping[str, Any], key: str, count: int, most: int) -> bytes:
+    """A bitmap of `count` bits, one to `most` of them set; empty without one."""
     if key not in fields:
         return b""
     bitmap = base64.b64decode(_text(fields, key), validate=True)
-    if len(bitmap) != (count + 7) // 8 or not 0 < _bits(bitmap) < count or bitmap[-1] >> (count - 1) % 8 > 1:
-        raise ValueError(f"{key} is no bitmap of {count} bits of which some are set")
+    if len(bitmap) != (count + 7) // 8 or not 0 < _bits(bitmap) <= most or bitmap[-1] >> (count - 1) % 8 > 1:
+        raise ValueError(f"{key} is no bitmap of {count} bits of which 1 to {most} are set")
     return bitmap
 
 

@@ -21,8 +21,9 @@ from rest_local.errors import (
 from rest_local.retrieval.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.indexing import add, forget
+from rest_local.retrieval.updating import add
 
 VOCABULARY = VocabularyId("ab" * 32, 300, "bytes of 300 tokens")
 

@@ -22,9 +22,11 @@ from rest_local.errors import (
 )
 from rest_local.retrieval import Datastore, VocabularyId, list_datastores, remove
 from rest_local.retrieval.files import locked
+from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import folder, indexes, remove_index
-from rest_local.retrieval.indexing import add, estimate, forget, rebuild_datastore
+from rest_local.retrieval.indexing import estimate, rebuild_datastore
+from rest_local.retrieval.updating import add
 
 THIRD = VocabularyId("ef" * 32, 1000, "third")
 

@@ -270,7 +270,7 @@ def killed_before_the_commit(tmp_path: Path) -> Iterator[None]:
         yield
     assert content(tmp_path / "store") == {}
     (name,) = stagings(tmp_path / "store")
-    assert len([f for f in os.listdir(tmp_path / "store" / name) if f.endswith(".bin")]) == 16
+    assert len([f for f in os.listdir(tmp_path / "store" / name) if f.endswith(".tokens.bin")]) == 4
 
 
 def test_a_damaged_shard_is_built_again(source: Path, tmp_path: Path) -> None:

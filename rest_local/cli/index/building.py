@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -135,7 +135,7 @@ def _build(
 
     recipe = {**fields, "model": str(model.absolute())}
     with common.open_vocabulary(model) as vocabulary:
-        replace, render = replace or _may_replace(name, vocabulary), _renderer(model, sources)
+        replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
         began = time.perf_counter()
         cluster = means.cluster
         with (
@@ -158,7 +158,7 @@ def _build(
     _report(built, time.perf_counter() - began, as_json, pruned)
 
 
-def _renderer(path: Path, sources: list[Source]) -> Render | None:
+def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
     """What renders the transcripts of chats among the sources, None if there are none."""
     from rest_local.retrieval.sources.chat import Chat
 
