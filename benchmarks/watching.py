@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lookup import DOCUMENT, _text
+from rest_local.bench.generated import sources_and_edits
 from rest_local.cli.indexer import Indexer
 from rest_local.decoding.following import Follower
 from rest_local.decoding.offers import Offers
@@ -91,8 +91,8 @@ def run(tokens: int, store: Path | None, model: Path, saves: int) -> dict[str, A
 def _prepare(path: Path, source: Path, store: Path | None, tokens: int, vocabulary: Vocabulary, model: Path) -> None:
     recipe = {"paths": [str(source)], "model": str(model.absolute())}
     if store is None:
-        text, _, _ = _text(tokens, np.random.default_rng(0), str(model))
-        documents = ((str(at), text[at : at + DOCUMENT]) for at in range(0, len(text), DOCUMENT))
+        texts, _ = sources_and_edits(vocabulary, tokens, np.random.default_rng(0))
+        documents = [(str(number), text) for number, text in enumerate(texts)]
         build(path, documents, vocabulary=VocabularyId(*vocabulary.identity), recipe=recipe)
         return
     shutil.copytree(store, path, copy_function=os.link, ignore=shutil.ignore_patterns(MANIFEST, "lock"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,15 @@ def sources(vocabulary: Vocabulary) -> Iterator[Int32Array]:
         tokens = vocabulary.tokenize(text)
         if len(tokens):
             yield tokens
+
+
+def sources_and_edits(
+    vocabulary: Vocabulary, tokens: int, random: np.random.Generator
+) -> tuple[list[Int32Array], float]:
+    """Documents of `tokens` tokens: `sources`, then edited copies of them; and the share of the copies."""
+    real = list(up_to(sources(vocabulary), tokens))
+    copies = edited(real, ends_of_paragraphs(vocabulary), random)
+    return list(up_to(chain(real, copies), tokens)), 1 - sum(map(len, real)) / tokens
 
 
 def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:

@@ -16,14 +16,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.bench.generated import SYNTHETIC_SIZE, edited, ends_of_paragraphs, sources, synthetic, up_to
+from rest_local.bench.generated import SYNTHETIC_SIZE, sources_and_edits, synthetic, up_to
 from rest_local.bench.rest_retriever import NODES, RestRetriever, accepted
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft, draft
@@ -106,11 +106,8 @@ def _text(choice: Choice, random: np.random.Generator) -> tuple[list[Int32Array]
     with Model.open(choice.model, vocab_only=True) as opened:
         vocabulary = opened.vocabulary
         identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-        real = list(up_to(sources(vocabulary), choice.tokens))
-        copies = edited(real, ends_of_paragraphs(vocabulary), random)
-        documents = list(up_to(chain(real, copies), choice.tokens))
-    share = sum(map(len, real)) / choice.tokens
-    return documents, identity, f"Python sources, {1 - share:.0%} edited copies, vocabulary of {identity.name}"
+        documents, copies = sources_and_edits(vocabulary, choice.tokens, random)
+    return documents, identity, f"Python sources, {copies:.0%} edited copies, vocabulary of {identity.name}"
 
 
 def _build(path: Path, documents: Iterable[Int32Array], vocabulary: VocabularyId, segment_tokens: int) -> None:
