@@ -19,8 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError
+from rest_local.errors import CorpusEmpty, DatastoreError, OptionError
 from rest_local.retrieval.build import build
+from rest_local.retrieval.cluster import Cluster
 from rest_local.retrieval.corpus import MAX_FILE_SIZE
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files
@@ -92,6 +93,7 @@ def build_datastore(
     replace: bool = True,
     memory: int | None = None,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
@@ -101,10 +103,11 @@ def build_datastore(
     paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
     for large text and a vocabulary that another process can open; a script that asks for several needs the guard
     `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
-    goes on where it was.
+    goes on where it was. cluster: tasks of a Ray cluster build, not processes; each gets `memory` divided by `jobs`.
 
     Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
-    DatastoreLocked, DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
+    DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
+    intact.
     """
     walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
     return build_from_sources(
@@ -116,6 +119,7 @@ def build_datastore(
         replace=replace,
         memory=memory,
         jobs=jobs,
+        cluster=cluster,
         files=files,
     )
 
@@ -131,10 +135,12 @@ def build_from_sources(
     render: Render | None = None,
     memory: int | None = None,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> Built:
     """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
     `render`: for transcripts of chats (`sources.source.Render`). memory and jobs count for a single walk only.
+    Raises OptionError for a cluster and anything but a single walk.
     """
     if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
         path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
@@ -147,9 +153,12 @@ def build_from_sources(
             replace=replace,
             memory=memory,
             jobs=jobs,
+            cluster=cluster,
             files=files,
         )
         return Built(path, manifest, left_out)
+    if cluster:
+        raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
     report, skipped = progress or (lambda what, amount: None), Skipped()
     sources = [source.prepared() for source in sources]
     reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)

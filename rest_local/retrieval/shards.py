@@ -59,6 +59,11 @@ class Plan:
         """Of all files."""
         return sum(map(self.shard_bytes, range(len(self.shards))))
 
+    @property
+    def memory(self) -> int:
+        """Bytes of a process that builds a shard, about."""
+        return FIXED_MEMORY + self.tokens * SORTED_MEMORY[width_of(self.vocabulary.size)]
+
     def shard_bytes(self, number: int) -> int:
         """Of the files of one shard."""
         return sum(file.size for file in self.shards[number])

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from rest_local.errors import CorpusTooLarge, DatastoreLocked
 from rest_local.retrieval.corpus import read_files
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
-from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, file_name, parse_segment, sealed
+from rest_local.retrieval.format import MAX_SEGMENT, FileEntry, SegmentEntry, file_name, parse_segment, sealed
 from rest_local.retrieval.rows import width_of
 from rest_local.retrieval.shards import Plan, digest_of, refreshed, skipped_from_dict, skipped_to_dict
 from rest_local.retrieval.shards import plan as plan
@@ -65,17 +65,43 @@ def build_shard(
     if done := finished(plan, number, directory, check=True):
         report("read", plan.shard_bytes(number))
         return done.segments
+    skipped = Skipped()
+    grown = grow(plan, number, tokenizer, skipped, report, workers=workers)
+    segments = tuple(_written(segment, directory, files, report) for segment in grown)
+    record(plan, number, directory, Shard(segments, skipped), files)
+    return segments
+
+
+def grow(
+    plan: Plan,
+    number: int,
+    tokenizer: DocumentTokenizer,
+    skipped: Skipped,
+    report: Progress,
+    texts: Iterable[Text] | None = None,
+    workers: int | None = None,
+) -> Iterator[GrowingSegment]:
+    """The segments of a shard, not yet sorted; no more than one is in memory. texts: None: read from its files.
+
+    Raises ValueError for a tokenizer of another vocabulary, CorpusTooLarge.
+    """
     if tokenizer.hash != plan.vocabulary.hash:
         raise ValueError(f"the plan is for vocabulary {plan.vocabulary.hash}, not {tokenizer.hash}")
-    skipped = Skipped()
-    paths = (file.path for file in plan.shards[number])
-    texts = _without_copies(read_files(paths, plan.filters, skipped, lambda size: report("read", size)))
-    documents = tokenize_documents(texts, tokenizer, workers)
-    grown = _grown(documents, plan.vocabulary.size, plan.tokens, report)
-    segments = tuple(_written(segment, directory, files, report) for segment in grown)
-    record = {"segments": [entry.to_dict() for entry in segments], "skipped": skipped_to_dict(skipped)}
-    put(files, directory / plan.record(number), sealed(record))
-    return segments
+    if texts is None:
+        paths = (file.path for file in plan.shards[number])
+        texts = read_files(paths, plan.filters, skipped, lambda size: report("read", size))
+    documents = tokenize_documents(_without_copies(texts), tokenizer, workers)
+    return _grown(documents, plan.vocabulary.size, plan.tokens, report)
+
+
+def record(plan: Plan, number: int, directory: Path, shard: Shard, files: Files) -> None:
+    """Note in a staging directory that a shard is done. Its files are there and synced."""
+    segments = [entry.to_dict() for entry in shard.segments]
+    put(
+        files,
+        directory / plan.record(number),
+        sealed({"segments": segments, "skipped": skipped_to_dict(shard.skipped)}),
+    )
 
 
 def finished(plan: Plan, number: int, directory: Path, check: bool = False) -> Shard | None:
@@ -129,12 +155,17 @@ def _written(growing: GrowingSegment, directory: Path, files: Files, report: Pro
     report("sorted", content.tokens)
     new = secrets.token_hex(8)  # two processes may build the same shard after a kill
     entries = {kind: write_file(files, directory / f"{kind}.new-{new}", data) for kind, data in content.files.items()}
-    name = digest_of({kind: entry.sha256 for kind, entry in entries.items()})
+    name = segment_name(entries)
     for kind in entries:
         files.rename(directory / f"{kind}.new-{new}", directory / file_name(name, kind))
     files.sync_directory(directory)
     report("written", content.tokens)
     return SegmentEntry(name, content.tokens, content.documents, entries, content.states)
+
+
+def segment_name(entries: Mapping[str, FileEntry]) -> str:
+    """Made of the content of a segment's files."""
+    return digest_of({kind: entry.sha256 for kind, entry in entries.items()})
 
 
 def _intact(directory: Path, entry: SegmentEntry) -> bool:

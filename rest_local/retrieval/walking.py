@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+from rest_local.cluster import connected
 from rest_local.errors import CorpusEmpty, DatastoreExists
 from rest_local.retrieval.build import check_ours, commit
+from rest_local.retrieval.cluster import Cluster
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST, Manifest, VocabularyId
 from rest_local.retrieval.home import writing
@@ -34,6 +37,7 @@ def build_walk(
     replace: bool = True,
     memory: int | None = None,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> tuple[Manifest, Skipped]:
     """Build the index of the datastore at `path` from a prepared walk: the commit, and the files that were skipped.
@@ -41,13 +45,15 @@ def build_walk(
     Arguments and errors as for `indexing.build_datastore`; `recipe` is recorded as it is.
     """
     files, identity = files or Files(), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    made = plan(recipe_of_walk(walk), (memory or default_memory()) // jobs, identity, jobs)
-    with writing(path, vocabulary.hash, files) as directory:
+    share = (memory or default_memory()) // jobs
+    with connected(cluster.address) if cluster else nullcontext(), ExitStack() as stack:
+        made = plan(recipe_of_walk(walk), share, identity, cluster.slots(share) if cluster else jobs)
+        directory = stack.enter_context(writing(path, vocabulary.hash, files))
         if not replace and (directory / MANIFEST).exists():
             raise DatastoreExists(path, vocabulary.name)
         check_ours(directory)
         with staged(directory, made, files) as (staging, made):
-            shards = _build_shards(made, staging, vocabulary, jobs, progress, files)
+            shards = _build_shards(made, staging, vocabulary, jobs, cluster, progress, files)
             skipped = joined([made.skipped, *(shard.skipped for shard in shards)])
             segments = tuple(segment for shard in shards for segment in shard.segments)
             if not segments:
@@ -66,15 +72,23 @@ def recipe_of_walk(walk: Walk) -> dict[str, Any]:
 
 
 def _build_shards(
-    made: Plan, staging: Path, vocabulary: DocumentTokenizer, jobs: int, progress: Progress | None, files: Files
+    made: Plan,
+    staging: Path,
+    vocabulary: DocumentTokenizer,
+    jobs: int,
+    cluster: Cluster | None,
+    progress: Progress | None,
+    files: Files,
 ) -> list[Shard]:
-    """Build the shards of a plan that are not done, in this process or in several."""
+    """Build the shards of a plan that are not done, on a cluster, in this process or in several."""
     numbers = range(len(made.shards))
     left = [number for number in numbers if not finished(made, number, staging, check=True)]
     if progress:
         progress("read", made.bytes - sum(map(made.shard_bytes, left)))
     opener = opener_of(vocabulary)
-    if jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
+    if cluster:
+        cluster.build_shards(made, left, staging, vocabulary, progress, files)
+    elif jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
         build_shards(made, left, staging, opener, jobs, progress, files)
     else:
         for number in left:
