@@ -32,7 +32,7 @@ from rest_local.decoding.offers import Offers
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
-from rest_local.retrieval.build import build
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import MANIFEST, VocabularyId
 from rest_local.retrieval.home import read_manifest

@@ -17,17 +17,17 @@ import numpy as np
 from rest_local.errors import CorpusEmpty
 from rest_local.llama.model import VocabularyOpener
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.retrieval.corpus import Filters, read_files
+from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.building.shards import plan
+from rest_local.retrieval.building.tokenizing import tokenize_documents
+from rest_local.retrieval.building.walking import default_memory, recipe_of_walk
+from rest_local.retrieval.building.writing import GrowingSegment, write_file
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.indexing import build_datastore
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.shards import plan
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.corpus import Filters, read_files
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.walk import Walk
-from rest_local.retrieval.tokenizing import tokenize_documents
-from rest_local.retrieval.walking import default_memory, recipe_of_walk
-from rest_local.retrieval.writing import GrowingSegment, write_file
 
 SAMPLE_BYTES = 32 << 20
 PLAIN_TEXTS = 200

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.sources.corpus import walk
 
 EDITED = 0.02  # share of the tokens of a repeated file that are replaced
 

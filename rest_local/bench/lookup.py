@@ -29,7 +29,7 @@ from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.drafter import Draft, draft
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
-from rest_local.retrieval.build import SEGMENT_TOKENS, build
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.format import VocabularyId

@@ -49,8 +49,8 @@ def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] 
 
 def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
     """Build the index for the model's vocabulary if that is wanted, else say how. Whether it was built."""
+    from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
-    from rest_local.retrieval.indexing import recorded_sources
 
     path, vocabulary = datastore_path(name), model.vocabulary
     asks = build is None and building.can_ask() and not _noted("declined", path, vocabulary.hash)
@@ -73,7 +73,7 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
 
 def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
     from rest_local.decoding.transcripts import turn_renderer
-    from rest_local.retrieval.indexing import estimate
+    from rest_local.retrieval.building.indexing import estimate
 
     guess = estimate(sources, model.vocabulary, turn_renderer(model, sources))
     takes = f"about {in_bytes(guess.disk)} on disk and {duration(max(guess.seconds, 1))}"
@@ -86,7 +86,7 @@ def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
 
 def _build(name: str | Path, model: Model, sources: list[Source]) -> bool:
     from rest_local.decoding.transcripts import turn_renderer
-    from rest_local.retrieval.indexing import build_from_sources
+    from rest_local.retrieval.building.indexing import build_from_sources
 
     with building.progress(False, lambda: sum(source.measure()[1] for source in sources)) as progress:
         made = {"model": str(model.path.absolute())}

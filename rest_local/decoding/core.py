@@ -58,11 +58,11 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.memory import recall, remember
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
+from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.indexing import build_from_sources, recorded_sources
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:

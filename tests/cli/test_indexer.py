@@ -25,9 +25,9 @@ from rest_local.cli.live import Live
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
+from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.indexing import build_datastore
 
 TEXT = "def quixotic_name(first, second):\n    return first * 17 + second * 23\n"
 

@@ -10,7 +10,7 @@ import pytest
 from rest_local.drafting.drafter import Origin, draft, origins_of
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.build import build
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 

@@ -21,7 +21,7 @@ from test_staging import content, stagings
 
 from rest_local.errors import ClusterFailed, OptionError
 from rest_local.retrieval import Datastore, build_datastore
-from rest_local.retrieval.cluster import TRIES, Cluster
+from rest_local.retrieval.building.cluster import TRIES, Cluster
 
 SECONDS = 240.0
 SHARD = 1 << 16

@@ -7,8 +7,9 @@ import pytest
 from oracle import assert_right, every_row
 from stores import make
 
-from rest_local.retrieval import Datastore, nearest, writing
+from rest_local.retrieval import Datastore, nearest
 from rest_local.retrieval import cold as reading
+from rest_local.retrieval.building import writing
 
 TEXTS = {f"{number}.py": np.random.default_rng(number).integers(0, 9, 3000).tolist() for number in range(5)}
 CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 2900, 400)]

@@ -14,12 +14,12 @@ from test_build import Counting
 from test_staging import IDENTITY, MEMORY, Bytes, content, opened, recipe, source
 
 from rest_local.errors import DatastoreError
-from rest_local.retrieval import cluster
-from rest_local.retrieval.cluster import SAMPLE, _shard
+from rest_local.retrieval.building import cluster
+from rest_local.retrieval.building.cluster import SAMPLE, _shard
+from rest_local.retrieval.building.receiving import Receiving
+from rest_local.retrieval.building.shards import Plan, plan
+from rest_local.retrieval.building.staging import build_shard, finished
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.receiving import Receiving
-from rest_local.retrieval.shards import Plan, plan
-from rest_local.retrieval.staging import build_shard, finished
 
 __all__ = ["source"]
 

@@ -18,15 +18,15 @@ from stores import kill_at_every_step
 from test_build import Counting
 
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
-from rest_local.retrieval import merging, updating
+from rest_local.retrieval.building.staged import stagings
+from rest_local.retrieval.changing import merging, updating
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.merging import merge
+from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import VocabularyId, file_name, owns
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.merging import merge
-from rest_local.retrieval.staged import stagings
-from rest_local.retrieval.updating import add
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

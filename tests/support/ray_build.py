@@ -71,8 +71,8 @@ class Opened:
 def _main(control: Path, least: int, arguments: list[str]) -> None:
     from rest_local.cli.index import common
     from rest_local.cli.main import main
-    from rest_local.retrieval import shards
-    from rest_local.retrieval.cluster import Cluster
+    from rest_local.retrieval.building import shards
+    from rest_local.retrieval.building.cluster import Cluster
 
     @contextlib.contextmanager
     def vocabulary(path: Path) -> Iterator[Bytes]:

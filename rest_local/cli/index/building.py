@@ -24,10 +24,10 @@ from rest_local.errors import printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.cluster import Cluster
+    from rest_local.retrieval.building.cluster import Cluster
+    from rest_local.retrieval.building.indexing import Built
+    from rest_local.retrieval.changing.pruning import Pruned
     from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.indexing import Built
-    from rest_local.retrieval.pruning import Pruned
     from rest_local.retrieval.sources.source import Render, Source
 
 
@@ -44,7 +44,7 @@ class Means(NamedTuple):
     def cluster(self) -> Cluster | None:
         if self.ray is None:
             return None
-        from rest_local.retrieval.cluster import Cluster
+        from rest_local.retrieval.building.cluster import Cluster
 
         return Cluster(self.ray, warn=messages.warn)
 
@@ -111,8 +111,8 @@ def rebuild(
 
     So a datastore gets an index for another model, or the present text.
     """
+    from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import datastore_path, newest_manifest
-    from rest_local.retrieval.indexing import recorded_sources
 
     path = datastore_path(name)
     sources, recipe = recorded_sources(path), newest_manifest(path).recipe
@@ -131,7 +131,7 @@ def _build(
     as_json: bool,
     prune: str | None = None,
 ) -> None:
-    from rest_local.retrieval.indexing import build_from_sources
+    from rest_local.retrieval.building.indexing import build_from_sources
 
     recipe = {**fields, "model": str(model.absolute())}
     with common.open_vocabulary(model) as vocabulary:

@@ -24,11 +24,11 @@ from rest_local.errors import (
     RestLocalError,
     printable,
 )
-from rest_local.retrieval.corpus import EXTENSIONS, NAMES
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import Manifest
 from rest_local.retrieval.home import find, read_manifest
-from rest_local.retrieval.tokenizing import DocumentTokenizer
+from rest_local.retrieval.sources.corpus import EXTENSIONS, NAMES
 
 log = logging.getLogger("rest_local.watching")
 
@@ -47,7 +47,7 @@ Batch = Collection[tuple[int, str]]
 
 
 class Counts(Protocol):
-    """What an update did (`retrieval.updating.Updated`)."""
+    """What an update did (`retrieval.changing.updating.Updated`)."""
 
     @property
     def added(self) -> int: ...
@@ -62,7 +62,7 @@ class Counts(Protocol):
 
 
 class Update(Protocol):
-    """`retrieval.updating.update`."""
+    """`retrieval.changing.updating.update`."""
 
     def __call__(self, path: Path, *, vocabulary: DocumentTokenizer, only: Collection[str] | None = None) -> Counts: ...
 

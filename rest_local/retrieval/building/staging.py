@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rest_local.errors import CorpusTooLarge, DatastoreLocked
-from rest_local.retrieval.corpus import read_files
+from rest_local.retrieval.building.shards import Plan, digest_of, refreshed, skipped_from_dict, skipped_to_dict
+from rest_local.retrieval.building.shards import plan as plan
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.building.writing import GrowingSegment, Progress, checked, write_file
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
 from rest_local.retrieval.format import MAX_SEGMENT, FileEntry, SegmentEntry, file_name, parse_segment, sealed
 from rest_local.retrieval.rows import width_of
-from rest_local.retrieval.shards import Plan, digest_of, refreshed, skipped_from_dict, skipped_to_dict
-from rest_local.retrieval.shards import plan as plan
-from rest_local.retrieval.skipped import Skipped
-from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
-from rest_local.retrieval.writing import GrowingSegment, Progress, checked, write_file
+from rest_local.retrieval.sources.corpus import read_files
+from rest_local.retrieval.sources.skipped import Skipped
 
 PLAN = "plan.json"
 

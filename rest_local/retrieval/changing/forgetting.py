@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.errors import DatastoreNotFound, OptionError
-from rest_local.retrieval.build import commit
+from rest_local.retrieval.building.build import commit
+from rest_local.retrieval.building.staged import remove_all, remove_orphans
+from rest_local.retrieval.changing.masking import live_states, unstated, without
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import WINDOWS, Files, locked, unwritable
 from rest_local.retrieval.format import Manifest, SegmentEntry, file_name, owns
 from rest_local.retrieval.history import WAIT_S
 from rest_local.retrieval.home import find, holds_files, remove_index_locked
-from rest_local.retrieval.masking import live_states, unstated, without
-from rest_local.retrieval.staged import remove_all, remove_orphans
 
 Recipe = Mapping[str, Any]
 

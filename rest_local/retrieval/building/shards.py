@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rest_local.errors import OptionError
-from rest_local.retrieval.corpus import Filters, list_files
 from rest_local.retrieval.format import MAX_SEGMENT, VocabularyId
-from rest_local.retrieval.reading import read_regular
 from rest_local.retrieval.rows import PADDING, width_of
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.corpus import Filters, list_files
+from rest_local.retrieval.sources.reading import read_regular
+from rest_local.retrieval.sources.skipped import Skipped
 
 FIXED_MEMORY = 400 << 20
 """Of a process that builds a shard, whatever its size: Python, the vocabulary, known words, a batch of text."""

@@ -1,7 +1,7 @@
 """Texts to documents: the token ids of many texts, in order.
 
 Knows no model. A tokenizer may offer `bulk`, which is several times as fast and holds the GIL: then texts are tokenized
-here, about a megabyte at a time, and a build uses a process for each core (`rest_local.retrieval.staging`). Without it
+here, about a megabyte at a time, and a build uses a process for each core (`retrieval.building.staging`). Without it
 each text is tokenized in a thread.
 """
 
@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from rest_local.retrieval.documents import Document, Text
-from rest_local.retrieval.parts import TokenizeParts, encodable, tokens_of
 from rest_local.retrieval.rows import Int32Array
+from rest_local.retrieval.sources.parts import TokenizeParts, encodable, tokens_of
 
 BATCH_CHARACTERS = 1 << 20
 

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rest_local.errors import DatastoreCorrupt, DatastoreLocked
-from rest_local.retrieval.build import SEGMENT_TOKENS, Progress, commit, write_segments
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, commit, write_segments
+from rest_local.retrieval.building.staged import MERGE, Staged, is_there, staging
+from rest_local.retrieval.changing.masking import dead_tokens, without_names
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, file_name
 from rest_local.retrieval.history import SMALL_SEGMENT
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.masking import dead_tokens, without_names
-from rest_local.retrieval.staged import MERGE, Staged, is_there, staging
 from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
 
 FANOUT = 4

@@ -24,24 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound, printable
-from rest_local.retrieval.build import SEGMENT_TOKENS, Progress, commit, write_segments
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, commit, write_segments
+from rest_local.retrieval.building.indexing import recipe_of
+from rest_local.retrieval.building.staged import Staged, is_there, staging
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.changing.masking import Entries, live_states, live_states_below, unstated, without
+from rest_local.retrieval.changing.merging import merge
+from rest_local.retrieval.changing.rereading import WALKED, Rereading, is_walk, present, resolved, roots_of, united
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT, WAIT_S
 from rest_local.retrieval.home import find, read_manifest
-from rest_local.retrieval.indexing import recipe_of
-from rest_local.retrieval.masking import Entries, live_states, live_states_below, unstated, without
-from rest_local.retrieval.merging import merge
-from rest_local.retrieval.rereading import WALKED, Rereading, is_walk, present, resolved, roots_of, united
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.sources.git_source import Git
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Render, Source
-from rest_local.retrieval.staged import Staged, is_there, staging
-from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
 
 log = logging.getLogger("rest_local.datastore")
 

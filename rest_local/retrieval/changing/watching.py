@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
-from rest_local.retrieval.watched import Batch, Commit, Target, Update, Watched
+from rest_local.retrieval.changing.watched import Batch, Commit, Target, Update, Watched
 
 log = logging.getLogger("rest_local.watching")
 

@@ -10,11 +10,11 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rest_local.retrieval.corpus import Filters, read_files
+from rest_local.retrieval.building.shards import Plan, PlannedFile
+from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.documents import Text
-from rest_local.retrieval.shards import Plan, PlannedFile
-from rest_local.retrieval.skipped import Skipped, joined
-from rest_local.retrieval.writing import Progress
+from rest_local.retrieval.sources.corpus import Filters, read_files
+from rest_local.retrieval.sources.skipped import Skipped, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,6 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
+from rest_local.retrieval.building.staged import Staged, remove_orphans, stagings
+from rest_local.retrieval.building.writing import GrowingSegment, write_file
+from rest_local.retrieval.building.writing import Progress as Progress
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import LOCK, Files, unwritable
 from rest_local.retrieval.format import (
@@ -36,9 +39,6 @@ from rest_local.retrieval.format import (
     owns,
 )
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
-from rest_local.retrieval.staged import Staged, remove_orphans, stagings
-from rest_local.retrieval.writing import GrowingSegment, write_file
-from rest_local.retrieval.writing import Progress as Progress
 
 SEGMENT_TOKENS = 1 << 26
 """Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,

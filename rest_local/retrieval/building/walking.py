@@ -10,18 +10,18 @@ from typing import Any
 
 from rest_local.cluster import connected
 from rest_local.errors import CorpusEmpty, DatastoreExists
-from rest_local.retrieval.build import check_ours, commit
-from rest_local.retrieval.cluster import Cluster
+from rest_local.retrieval.building.build import check_ours, commit
+from rest_local.retrieval.building.cluster import Cluster
+from rest_local.retrieval.building.shards import Plan, plan
+from rest_local.retrieval.building.staging import Shard, build_shard, finished, moved, remove, staged
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, opener_of
+from rest_local.retrieval.building.workers import build_shards
+from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST, Manifest, VocabularyId
 from rest_local.retrieval.home import writing
-from rest_local.retrieval.shards import Plan, plan
-from rest_local.retrieval.skipped import Skipped, joined
+from rest_local.retrieval.sources.skipped import Skipped, joined
 from rest_local.retrieval.sources.walk import Walk
-from rest_local.retrieval.staging import Shard, build_shard, finished, moved, remove, staged
-from rest_local.retrieval.tokenizing import DocumentTokenizer, opener_of
-from rest_local.retrieval.workers import build_shards
-from rest_local.retrieval.writing import Progress
 
 SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
 WALK = ("paths", "include", "exclude", "allow_secrets", "max_file_size")

@@ -37,16 +37,16 @@ import numpy as np
 from rest_local import __version__
 from rest_local.cluster import check_address, first_line
 from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLocalError, printable
+from rest_local.retrieval.building.receiving import Receiving
+from rest_local.retrieval.building.shards import Plan, skipped_to_dict
+from rest_local.retrieval.building.shipping import shipped_texts
+from rest_local.retrieval.building.staging import grow, segment_name
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, Opener, opener_of
+from rest_local.retrieval.building.writing import Progress, SegmentContent
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry
-from rest_local.retrieval.receiving import Receiving
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.shards import Plan, skipped_to_dict
-from rest_local.retrieval.shipping import shipped_texts
-from rest_local.retrieval.skipped import Skipped
-from rest_local.retrieval.staging import grow, segment_name
-from rest_local.retrieval.tokenizing import DocumentTokenizer, Opener, opener_of
-from rest_local.retrieval.writing import Progress, SegmentContent
+from rest_local.retrieval.sources.skipped import Skipped
 
 PART = 8 << 20
 """Bytes of a segment's file in one message."""

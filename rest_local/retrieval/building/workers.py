@@ -17,11 +17,11 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 from rest_local.errors import DatastoreError, RestLocalError, printable
+from rest_local.retrieval.building.shards import Plan
+from rest_local.retrieval.building.staging import build_shard
+from rest_local.retrieval.building.tokenizing import Opener
+from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.files import Files, unwritable
-from rest_local.retrieval.shards import Plan
-from rest_local.retrieval.staging import build_shard
-from rest_local.retrieval.tokenizing import Opener
-from rest_local.retrieval.writing import Progress
 
 
 class _Worker:

@@ -22,10 +22,10 @@ from pathspec import GitIgnoreSpec
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.listing import candidates
-from rest_local.retrieval.reading import Contents, read_regular
-from rest_local.retrieval.secrecy import secret_content, secret_name
-from rest_local.retrieval.skipped import UNWANTED, Skipped
+from rest_local.retrieval.sources.listing import candidates
+from rest_local.retrieval.sources.reading import Contents, read_regular
+from rest_local.retrieval.sources.secrecy import secret_content, secret_name
+from rest_local.retrieval.sources.skipped import UNWANTED, Skipped
 
 MAX_FILE_SIZE = 1 << 20
 MAX_LINE = 20_000

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.errors import DatastoreError
+from rest_local.retrieval.building.shards import Plan, skipped_from_dict
+from rest_local.retrieval.building.staging import Shard, record, segment_name
+from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry, file_name, parse_segment
 from rest_local.retrieval.rows import width_of
-from rest_local.retrieval.shards import Plan, skipped_from_dict
-from rest_local.retrieval.staging import Shard, record, segment_name
-from rest_local.retrieval.writing import Progress
 
 
 class Receiving:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from rest_local.errors import InputInvalid, printable
-from rest_local.retrieval.build import Progress
+from rest_local.retrieval.building.build import Progress
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.sources.python import Python
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Reading, Render, Source
 from rest_local.retrieval.sources.walk import Walk
 

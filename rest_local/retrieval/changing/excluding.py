@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rest_local.retrieval.indexing import recipe_of
-from rest_local.retrieval.rereading import WALKED
+from rest_local.retrieval.building.indexing import recipe_of
+from rest_local.retrieval.changing.rereading import WALKED
 from rest_local.retrieval.sources.git_source import Git
 from rest_local.retrieval.sources.registry import from_recipe
 from rest_local.retrieval.sources.source import Source

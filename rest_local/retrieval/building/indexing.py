@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.errors import CorpusEmpty, DatastoreError, OptionError
-from rest_local.retrieval.build import build
-from rest_local.retrieval.cluster import Cluster
-from rest_local.retrieval.corpus import MAX_FILE_SIZE
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.cluster import Cluster
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.building.walking import build_walk
+from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import Manifest, VocabularyId
@@ -31,16 +33,14 @@ from rest_local.retrieval.home import (
     newest_manifest,
 )
 from rest_local.retrieval.rows import width_of
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Reading, Render, Source
 from rest_local.retrieval.sources.walk import Walk
-from rest_local.retrieval.tokenizing import DocumentTokenizer, tokenize_documents
-from rest_local.retrieval.walking import build_walk
-from rest_local.retrieval.writing import Progress
 
 SAMPLE_S = 0.5
-SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
+SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.building.build.build`
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def build_datastore(
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
-    `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
+    `retrieval.sources.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
     paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
     for large text and a vocabulary that another process can open; a script that asks for several needs the guard
     `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
