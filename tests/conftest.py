@@ -25,6 +25,8 @@ for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+os.environ["REST_LOCAL_NO_CODE"] = "1"  # no test at a terminal is asked about the checkout that it runs in
+
 # Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make
 # every decode several times slower. Changes no result, and tests time nothing.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")

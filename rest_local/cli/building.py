@@ -13,7 +13,7 @@ import click
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.build import Progress
+    from rest_local.retrieval.building.build import Progress
 
 
 def can_ask() -> bool:
@@ -57,14 +57,14 @@ def progress(quiet: bool, total: Callable[[], int]) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console, transient=True, expand=True) as bar:
-        task = bar.add_task("tokenizing", total=max(total(), 1), tokens="")
+        task = bar.add_task("listing files", total=max(total(), 1), tokens="")
         tokens = 0
 
         def advance(what: str, amount: int) -> None:
             nonlocal tokens
             shown = bar.tasks[task]
             if what == "read":
-                bar.update(task, advance=amount)
+                bar.update(task, advance=amount, description="tokenizing")
             elif what == "tokenized":
                 tokens += amount
                 rate = f", {tokens / shown.elapsed:,.0f}/s" if shown.elapsed else ""

@@ -69,7 +69,7 @@ class Lane:
         self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
         self.auto = Auto(tuning.curve, has_draft_model=draft_model is not None)
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
-        self.scheduler = Scheduler(context, capability, tuning.curve)
+        self.scheduler: Scheduler = Scheduler(context, capability, tuning.curve)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.draft_model = draft_model
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import llama_cpp
@@ -16,9 +18,10 @@ from llama_cpp import llama_cpp as bindings
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
 from rest_local.llama.gguf_header import check_headers, identity_of
-from rest_local.llama.options import ModelOptions
+from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.parameters import Adapters, LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.llama.vocabulary_file import vocabulary_file
 
 _ALL_LAYERS = -1
 
@@ -54,7 +57,13 @@ class Model:
         self.has_encoder: bool = bool(bindings.llama_model_has_encoder(pointer))
         template = bindings.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
-        self.vocabulary = Vocabulary(bindings.llama_model_get_vocab(pointer), self._vocabulary_name(), cache_key)
+        self.vocabulary = Vocabulary(
+            bindings.llama_model_get_vocab(pointer),
+            self._vocabulary_name(),
+            cache_key,
+            self._pre_tokenizer(),
+            VocabularyOpener(path.absolute(), options.override_kv),
+        )
         self.n_vocab = self.vocabulary.size
         self.adapters = Adapters(pointer, () if vocab_only else options.lora)
 
@@ -125,12 +134,46 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"
 
+    def _pre_tokenizer(self) -> str:
+        """Its name in the file, or what overrides it, which the metadata do not show."""
+        given = [str(each.value) for each in self.options.override_kv if each.key == "tokenizer.ggml.pre"]
+        return given[-1] if given else self.metadata.get("tokenizer.ggml.pre", "")
+
     def _vocabulary_name(self) -> str:
         """A name of the tokenizer, not of the model, because models with one tokenizer share datastores."""
         kind = self.metadata.get("tokenizer.ggml.model", "unknown")
         pre = self.metadata.get("tokenizer.ggml.pre")
         count = bindings.llama_vocab_n_tokens(bindings.llama_model_get_vocab(self.pointer))
         return f"{kind}{f'/{pre}' if pre else ''} of {count} tokens"
+
+
+@dataclass(frozen=True)
+class VocabularyOpener:
+    """Opens the vocabulary of a model without its weights. Can be pickled. content: of its file, if shipped."""
+
+    path: Path
+    overrides: tuple[Override, ...] = ()
+    content: bytes | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[Vocabulary]:
+        """The vocabulary, until the context ends. Raises as `Model.open`, and OSError for a full disk."""
+        options = ModelOptions(override_kv=self.overrides)
+        if self.content is None:
+            opened = Model.open(self.path, vocab_only=True, options=options)
+        else:
+            import tempfile  # takes milliseconds
+
+            with tempfile.TemporaryDirectory(prefix="rest-local-") as folder:
+                file = Path(folder, "vocabulary.gguf")
+                file.write_bytes(self.content)
+                opened = Model.open(file, vocab_only=True, options=options)  # reads all of it
+        with opened as model:
+            yield model.vocabulary
+
+    def shipped(self) -> VocabularyOpener:
+        """An opener for machines without the file, of some MB. Raises ModelNotFound, ModelInvalid."""
+        return replace(self, content=vocabulary_file(self.path))
 
 
 def _metadata(pointer: int) -> dict[str, str]:

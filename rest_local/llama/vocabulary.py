@@ -12,9 +12,10 @@ import codecs
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import llama_cpp
 import numpy as np
@@ -36,16 +37,26 @@ class Identity(NamedTuple):
     name: str
 
 
+class Opener(Protocol):
+    """Opens a vocabulary. shipped: an opener for machines that lack the file."""
+
+    def __call__(self) -> AbstractContextManager[Vocabulary]: ...
+    def shipped(self) -> Opener: ...
+
+
 class Vocabulary:
     """The vocabulary of one loaded model.
 
-    `pointer`: llama_vocab_p. `name`: for messages. `cache_key`: identifies the file; vocabularies with the same key are
-    hashed once per process."""
+    `pointer`: llama_vocab_p. `name`: for messages. `pre`: the file's name for the pre-tokenizer. `cache_key`:
+    identifies the file; vocabularies with the same key are hashed once per process. `opener`: for `reopen`."""
 
-    def __init__(self, pointer: int, name: str, cache_key: object = None) -> None:
+    def __init__(
+        self, pointer: int, name: str, cache_key: object = None, pre: str = "", opener: Opener | None = None
+    ) -> None:
         self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
         self._tokenizer = Tokenizer(self._lease, name)
         self.name = name
+        self._pre, self._opener = pre, opener
         self._cache_key = cache_key
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
@@ -86,6 +97,23 @@ class Vocabulary:
         (`rest_local.llama.tokenizer`). Raises ServiceClosed if the thread was stopped (`rest_local.stop`), and
         ModelError if the model is closed meanwhile."""
         return self._tokenizer.tokenize(_valid(text), special, add_special, most)
+
+    def bulk(self) -> Callable[[Sequence[str]], list[NDArray[np.int32]]] | None:
+        """A tokenizer for many texts, several times as fast, with the ids of `tokenize` (`rest_local.llama.bulk`).
+
+        Each call makes a new one, which keeps words: up to 100 MB. None for a vocabulary that it does not know. Takes
+        0.3 s."""
+        return self._tokenizer.bulk(self._pre)
+
+    def reopen(self) -> Opener | None:
+        """Opens the same vocabulary in another process; None if it was made of no file."""
+        return self._opener
+
+    def ship(self) -> Opener | None:
+        """Opens the same vocabulary on another machine: holds some MB of the file. None if it was made of no file.
+
+        Raises ModelNotFound, ModelInvalid if the file changed."""
+        return self._opener.shipped() if self._opener else None
 
     def piece(self, token: int, special: bool = True) -> bytes:
         """All bytes of one token (llama-cpp-python cuts them at 32). About 1 us for the first call, then 0.1 us.

@@ -6,33 +6,37 @@ Readers need no lock: a reader keeps the snapshot that it opened, because publis
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import mmap as memory
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.errors import DatastoreCorrupt, DatastoreNotFound
+from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.files import digest_of
 from rest_local.retrieval.format import KINDS, Manifest, SegmentEntry, file_name
-from rest_local.retrieval.home import find, indexes, no_such_vocabulary, read_manifest
+from rest_local.retrieval.home import newest_commit, read_manifest
+from rest_local.retrieval.nearest import search_all
 from rest_local.retrieval.rows import Context, Int32Array, Int64Array, Rows
-from rest_local.retrieval.segment import Segment, search_all
-from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
+from rest_local.retrieval.sample import Sample
+from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.tables import DocumentTable, StateTable, alive, intervals, other_names
 
 log = logging.getLogger("rest_local.datastore")
 
-_CHUNK = 1 << 20
 _ATTEMPTS = 5
 
 SMALL = 32 << 20
 """Datastores up to this number of bytes are read into memory. With a mapped datastore of 3.5 M tokens single lookups
 took 0.5 to 6 ms now and then; read into memory, none took more than 0.4 ms. The cause is not known."""
+
+CHECKED = 8
+"""Mapped files whose size is compared before a lookup: all of two segments. For 16 segments all took 26 us."""
 
 BYTES_A_TOKEN = 7  # in tokens.bin and order.bin together, at most
 
@@ -52,8 +56,11 @@ class Datastore:
         self.path, self.directory = path, directory
         self.manifest = manifest
         self._maps: list[memory.mmap] = []
+        self._checked = 0  # the number of the map at which `_check_sizes` goes on
         self.segments: list[Segment] = []
         self._documents: list[DocumentTable] = []
+        self._renamed: dict[int, dict[int, str]] = {}
+        self._states: dict[int, StateTable] = {}
         self._offsets = np.cumsum([0, *(entry.tokens for entry in manifest.segments)], dtype=np.int64)
         self.placed: tuple[tuple[int, Segment], ...] = ()
         try:
@@ -85,7 +92,7 @@ class Datastore:
         """
         path = Path(path)
         for attempt in range(_ATTEMPTS):
-            directory, manifest = _newest_commit(path, vocabulary_hash, vocabulary_name)
+            directory, manifest = newest_commit(path, vocabulary_hash, vocabulary_name)
             size = BYTES_A_TOKEN * sum(entry.tokens for entry in manifest.segments)
             try:
                 return cls(path, directory, manifest, size > SMALL if mmap is None else mmap)
@@ -110,7 +117,7 @@ class Datastore:
         Raises DatastoreCorrupt if a position on disk points outside its segment, or the size of a mapped file changed.
         Other damage is not detected here and only gives useless rows. Ids are always below the vocabulary size.
         """
-        self._check_sizes()
+        self._check_sizes(CHECKED)
         try:
             return search_all(self.placed, context, limit, depth)
         except IndexError as error:
@@ -128,10 +135,11 @@ class Datastore:
             if longest == 0:
                 return 0, 0, np.empty(0, np.int64)
             best = [(low, high, start, segment) for match, low, high, start, segment in found if match == longest]
-            places = [segment.positions(low, min(high, low + limit)) + start for low, high, start, segment in best]
+            places = [segment.positions(low, high, limit) + start for low, high, start, segment in best]
+            count = sum(segment.count(low, high) for low, high, _, segment in best)
         except IndexError as error:
             raise DatastoreCorrupt(self.path, OUTSIDE) from error
-        return longest, sum(high - low for low, high, *_ in best), np.concatenate(places)[:limit]
+        return longest, count, np.concatenate(places)[:limit]
 
     def to_leave_off(self, tokens: npt.NDArray[np.integer]) -> int:
         """The number of tokens at the end of a text that a search should leave out.
@@ -150,8 +158,7 @@ class Datastore:
         Raises IndexError outside the text, and DatastoreCorrupt if the document table is damaged there.
         """
         segment, document, local = self._place(position)
-        table = self._documents[segment]
-        return table.name(document), local - table.start(document)
+        return self._name(segment, document), local - self._documents[segment].start(document)
 
     def before(self, position: int) -> Int32Array:
         """The tokens before `position` in its document: int32 [token offset], each below the vocabulary size.
@@ -171,15 +178,12 @@ class Datastore:
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """The names of all documents that are not deleted, in the order of the text. Raises DatastoreCorrupt if a table
-        is damaged.
-        """
+        """The names of all documents that are not deleted, in the order of the text. Raises DatastoreCorrupt."""
         self._check_sizes()
         return [
-            name
+            self._name(index, number)
             for index, entry in enumerate(self.manifest.segments)
-            for name, alive in zip(self.names(index), _alive(entry.dead, entry.documents), strict=True)
-            if alive
+            for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist()
         ]
 
     def table(self, index: int) -> DocumentTable:
@@ -187,20 +191,33 @@ class Datastore:
         return self._documents[index]
 
     def names(self, index: int) -> list[str]:
-        """The names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
+        """The stored names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
         table = self._documents[index]
         return [table.name(number) for number in range(len(table))]
 
+    def _name(self, index: int, number: int) -> str:
+        """The name of a document: the stored one, unless that file has another content by now and files with other
+        names still have this one.
+        """
+        if index not in self._renamed:
+            gone = self.manifest.segments[index].gone
+            self._renamed[index] = {}
+            with contextlib.suppress(FileNotFoundError):  # unlinked after a newer commit
+                if gone and (states := self.states(index)):
+                    self._renamed[index] = other_names(self._documents[index], states, gone)
+                    del self._states[index]  # a reader keeps only what it needs
+        return self._renamed[index].get(number) or self._documents[index].name(number)
+
     def states(self, index: int) -> StateTable | None:
-        """The file states of a segment, deleted ones too; None if it has none. Reads their file: O(states). Raises
-        DatastoreCorrupt.
+        """The file states of a segment, deleted ones too; None if it has none. Reads their file once: O(states). Raises
+        DatastoreCorrupt, and FileNotFoundError if a newer commit has deleted it.
         """
         entry = self.manifest.segments[index]
-        if not entry.states:
-            return None
-        path = self.directory / file_name(entry.name, "states")
-        data = self._read(path, entry.files["states"].size, mmap=False)
-        return StateTable(bytes(data), self.path, entry.states, entry.documents)
+        if entry.states and index not in self._states:
+            path = self.directory / file_name(entry.name, "states")
+            data = self._read(path, entry.files["states"].size, mmap=False)
+            self._states[index] = StateTable(bytes(data), self.path, entry.states, entry.documents)
+        return self._states.get(index)
 
     def info(self) -> dict[str, Any]:
         """Its contents and their origin, as JSON-ready values. bytes: on disk, without the manifest."""
@@ -223,37 +240,48 @@ class Datastore:
         }
 
     def documents(self, index: int) -> list[Document]:
-        """The documents of a segment that are not deleted, with the states of their files that are not deleted. Raises
-        DatastoreCorrupt for one that no build can write.
+        """As `each_document`, all at once."""
+        return list(self.each_document(index))
+
+    def each_document(self, index: int, entry: SegmentEntry | None = None) -> Iterator[Document]:
+        """The documents of a segment that are not deleted, with the states of their files that are not deleted. entry:
+        with other bitmaps than the manifest has. Raises DatastoreCorrupt for a document that no build can write.
         """
         self._check_sizes()
-        table, segment, entry = self._documents[index], self.segments[index], self.manifest.segments[index]
-        states = self._states_by_document(index)
-        found = []
-        for number in np.flatnonzero(_alive(entry.dead, entry.documents)).tolist():
-            start, end = table.start(number), table.start(number + 1) - 1
-            if not 0 <= start < end < len(segment):
-                raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
-            tokens = segment.slice(start, end)
-            self._check_ids(tokens, index, number)
-            found.append(Document(table.name(number), tokens, tuple(states.get(number, ()))))
-        return found
+        table, entry = self._documents[index], entry or self.manifest.segments[index]
+        states = self._states_by_document(index, entry)
+        for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist():
+            held = tuple(states.get(number, ()))
+            name = table.name(number)
+            if held and name not in (state.name for state in held):
+                name = held[0].name
+            yield Document(name, self._text(index, number), held)
 
     def spans(self, index: int) -> Int64Array:
         """The tokens of each document of a segment that is not deleted, without its separator: int64 [documents, 2],
         half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
         """
         entry, starts = self.manifest.segments[index], self._documents[index].starts.astype(np.int64)
-        spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[_alive(entry.dead, entry.documents)]
+        spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[alive(entry.dead, entry.documents)]
         if (spans[:, 0] < 0).any() or (spans[:, 0] >= spans[:, 1]).any() or (spans[:, 1] >= entry.tokens).any():
             raise DatastoreCorrupt(self.path, f"a document of segment {index} lies outside the text")
         return spans
 
-    def _states_by_document(self, index: int) -> dict[int, list[FileState]]:
-        table, gone = self.states(index), self.manifest.segments[index].gone
+    def _text(self, index: int, number: int) -> Int32Array:
+        """The tokens of a document, checked."""
+        table, segment = self._documents[index], self.segments[index]
+        start, end = table.start(number), table.start(number + 1) - 1
+        if not 0 <= start < end < len(segment):
+            raise DatastoreCorrupt(self.path, f"document {number} of segment {index} lies outside the text")
+        tokens = segment.slice(start, end)
+        self._check_ids(tokens, index, number)
+        return tokens
+
+    def _states_by_document(self, index: int, entry: SegmentEntry) -> dict[int, list[FileState]]:
+        table = self.states(index)
         by_document: dict[int, list[FileState]] = {}
         if table is not None:
-            for number in np.flatnonzero(_alive(gone, len(table))).tolist():
+            for number in np.flatnonzero(alive(entry.gone, len(table))).tolist():
                 by_document.setdefault(int(table.documents[number]), []).append(table[number])
         return by_document
 
@@ -267,7 +295,7 @@ class Datastore:
             for kind in entry.files:
                 path = self.directory / file_name(entry.name, kind)
                 try:
-                    digest, size = _digest(path)
+                    digest, size = digest_of(path)
                 except OSError as error:
                     raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror}") from error
                 if digest != entry.files[kind].sha256:
@@ -295,18 +323,25 @@ class Datastore:
         for table in self._documents:
             table.release()
         self.segments, self._documents, self.placed = [], [], ()
+        self._states.clear()
         for mapped in self._maps:
             # A view may still be in use (in the traceback of an error, in another thread); it frees the map later.
             with contextlib.suppress(BufferError):
                 mapped.close()
         self._maps = []
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, most: int | None = None) -> None:
         """Raise DatastoreCorrupt if the size of a mapped file changed since it was opened, because a read after its new
         end kills the process with SIGBUS. Takes 0.5 us for a file. A file that is cut between this check and the read
         still kills the process; only reading into memory (`mmap=False`) is safe from that.
+
+        most: check so many files, the next ones at the next call.
         """
-        for mapped in self._maps:
+        maps = self._maps
+        if most is not None and most < len(maps):
+            self._checked = (self._checked + most) % len(maps)
+            maps = (maps[self._checked :] + maps[: self._checked])[:most]
+        for mapped in maps:
             try:
                 size = mapped.size()
             except OSError as error:  # such as a network drive that is disconnected
@@ -331,12 +366,14 @@ class Datastore:
     def _open_segment(self, entry: SegmentEntry, mmap: bool) -> None:
         data = {
             kind: self._read(self.directory / file_name(entry.name, kind), entry.files[kind].size, mmap)
-            for kind in KINDS
+            for kind in (*KINDS, "sample")
+            if kind in entry.files
         }
         self._documents.append(DocumentTable(data["documents"], self.path, entry.documents, entry.tokens))
         size = self.manifest.vocabulary.size
-        dead = _intervals(self._documents[-1], entry.dead)
-        segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead)
+        dead = intervals(self._documents[-1], entry.dead)
+        sample = Sample(data["sample"], entry.tokens) if "sample" in data else None
+        segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead, sample=sample)
         self.segments.append(segment)
         if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # it keeps every match inside the text
             raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")
@@ -358,41 +395,3 @@ class Datastore:
         mapped.madvise(memory.MADV_RANDOM)  # no read-ahead, because a lookup touches some 200 pages all over the file
         self._maps.append(mapped)
         return mapped
-
-
-def _newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str) -> tuple[Path, Manifest]:
-    """The directory and the manifest of the index for a vocabulary, None: of the first one. Raises DatastoreError."""
-    directory = find(path, vocabulary_hash)
-    try:
-        manifest = read_manifest(directory)
-    except DatastoreNotFound:
-        if vocabulary_hash is None or not indexes(path):
-            raise
-        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash) from None
-    if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
-        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
-    return directory, manifest
-
-
-def _alive(deleted: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """Which of `count` entries are not in the bitmap `deleted`."""
-    alive = np.ones(count, np.bool_)
-    alive[numbers_in(deleted)] = False
-    return alive
-
-
-def _intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
-    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
-    if not dead:
-        return None
-    numbers = numbers_in(dead)
-    return np.stack([table.starts[numbers], table.starts[numbers + 1]], axis=1).astype(np.int64)
-
-
-def _digest(path: Path) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -24,10 +25,12 @@ from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
 FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datastore (`home.folder`)
+STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")  # of a long write (`staging`), in the directory of an index
 WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
 _OWNER_LIMIT = 200
+_CHUNK = 1 << 20
 _POLL_S = 0.01  # between two attempts to take a lock
 _RENAME_S = 1.0  # Windows: for readers of the old file to close it; reading a manifest takes less than a millisecond
 
@@ -89,6 +92,16 @@ class Files:
         shutil.rmtree(path)
 
 
+def digest_of(path: Path) -> tuple[str, int]:
+    """The sha256, as hexadecimal digits, and the size of a file. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
 @contextlib.contextmanager
 def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> Iterator[None]:
     """Hold the writers' lock of a datastore. Readers need no lock.
@@ -118,7 +131,7 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
 
 def _lock_path(directory: Path) -> Path:
     """The lock file. On Windows it lies outside of the whole datastore, also for the folder of a vocabulary."""
-    if not WINDOWS:
+    if not WINDOWS or STAGING.match(directory.name):
         return directory / LOCK
     directory = Path(os.path.abspath(directory))
     if FOLDER.match(directory.name):

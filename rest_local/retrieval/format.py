@@ -17,13 +17,14 @@ from typing import Any
 
 from rest_local.errors import DatastoreCorrupt, DatastoreVersion
 from rest_local.retrieval.rows import MAX_VOCABULARY, PADDING, width_of
+from rest_local.retrieval.sample import sample_size
 
 MAGIC = "rest-local datastore"
 FORMAT = 2
 READABLE = (1, 2)
 MANIFEST = "manifest.json"
 KINDS = ("tokens", "order", "documents")
-OPTIONAL_KINDS = ("states",)
+OPTIONAL_KINDS = ("states", "sample")
 MAX_SEGMENT = (1 << 31) - 1
 """Maximum number of tokens in a segment, because positions are int32."""
 
@@ -218,7 +219,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
     identity = VocabularyId(
         _text(vocabulary, "hash"), _number(vocabulary, "size", 1, MAX_VOCABULARY), _text(vocabulary, "name")
     )
-    segments = tuple(_parse_segment(segment, width_of(identity.size)) for segment in fields["segments"])
+    segments = tuple(parse_segment(segment, width_of(identity.size)) for segment in fields["segments"])
     if len({segment.name for segment in segments}) < len(segments):
         raise DatastoreCorrupt(path, "the manifest names a segment twice")
     if not isinstance(fields["recipe"], dict):
@@ -241,7 +242,8 @@ def check_recipe(recipe: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} of the recipe is {str(value)[:40]!r}, not {wanted}")
 
 
-def _parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
+def parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
+    """A segment in its JSON form. Raises KeyError, TypeError and ValueError if it is none. width: bytes of a token."""
     tokens = _number(fields, "tokens", 1, MAX_SEGMENT - 1)
     documents = _number(fields, "documents", 1, tokens)
     states = _number(fields, "states", 1, MAX_SEGMENT - 1) if "states" in fields else 0
@@ -252,25 +254,25 @@ def _parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
         )
         for kind in kinds
     }
-    expected = {"tokens": (tokens + PADDING) * width, "order": tokens * 4}
+    expected = {"tokens": (tokens + PADDING) * width, "order": tokens * 4, "sample": sample_size(tokens)}
     for kind, size in expected.items():
-        if files[kind].size != size:
+        if kind in files and files[kind].size != size:
             raise ValueError(f"{tokens} tokens give {size} bytes of {kind}, not {files[kind].size}")
     if files["documents"].size < DOCUMENTS_HEAD + 16 * (documents + 1):
         raise ValueError(f"{files['documents'].size} bytes cannot hold {documents} documents")
     if ("states" in files) != bool(states) or (states and files["states"].size < STATES_HEAD + STATE_BYTES * states):
         raise ValueError(f"{states} file states do not fit their file")
-    dead, gone = _bitmap(fields, "dead", documents), _bitmap(fields, "gone", states)
+    dead, gone = _bitmap(fields, "dead", documents, documents - 1), _bitmap(fields, "gone", states, states)
     return SegmentEntry(_text(fields, "name", _SEGMENT_NAME), tokens, documents, files, states, dead, gone)
 
 
-def _bitmap(fields: Mapping[str, Any], key: str, count: int) -> bytes:
-    """A bitmap of `count` bits, some but not all of them set; empty without one."""
+def _bitmap(fields: Mapping[str, Any], key: str, count: int, most: int) -> bytes:
+    """A bitmap of `count` bits, one to `most` of them set; empty without one."""
     if key not in fields:
         return b""
     bitmap = base64.b64decode(_text(fields, key), validate=True)
-    if len(bitmap) != (count + 7) // 8 or not 0 < _bits(bitmap) < count or bitmap[-1] >> (count - 1) % 8 > 1:
-        raise ValueError(f"{key} is no bitmap of {count} bits of which some are set")
+    if len(bitmap) != (count + 7) // 8 or not 0 < _bits(bitmap) <= most or bitmap[-1] >> (count - 1) % 8 > 1:
+        raise ValueError(f"{key} is no bitmap of {count} bits of which 1 to {most} are set")
     return bitmap
 
 

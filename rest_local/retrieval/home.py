@@ -25,6 +25,7 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.paths import datastores_home
+from rest_local.retrieval.building.staged import delete, may_hold, remove_all, stagings
 from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
 from rest_local.retrieval.sources.registry import can_repeat
@@ -139,6 +140,20 @@ def newest_manifest(path: Path) -> Manifest:
     return max(readable, key=lambda manifest: manifest.age)
 
 
+def newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str) -> tuple[Path, Manifest]:
+    """The directory and the manifest of the index for a vocabulary, None: of the first one. Raises DatastoreError."""
+    directory = find(path, vocabulary_hash)
+    try:
+        manifest = read_manifest(directory)
+    except DatastoreNotFound:
+        if vocabulary_hash is None or not indexes(path):
+            raise
+        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash) from None
+    if vocabulary_hash is not None and manifest.vocabulary.hash != vocabulary_hash:
+        raise no_such_vocabulary(path, vocabulary_name, vocabulary_hash)
+    return directory, manifest
+
+
 def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> DatastoreVocabulary:
     """The error for a datastore that lacks this vocabulary: the names of those that it has, and the way out."""
     readable = [manifest for manifest in manifests(path).values() if isinstance(manifest, Manifest)]
@@ -209,6 +224,7 @@ def remove_index_locked(path: Path, directory: Path, files: Files | None = None)
         with unwritable(path):  # the directory stays, for the folders in it
             files.unlink(path / MANIFEST)
             files.sync_directory(path)
+            remove_all(path, files)
             for name in filter(owns, sorted(os.listdir(path))):
                 files.unlink(path / name)
     else:
@@ -219,8 +235,9 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
     """Rename `directory` into the directory `trash` and delete it there, with leftovers of killed removes."""
     with unwritable(directory):
         for part in (directory, *folders(directory)):
-            known = {LOCK, MANIFEST, *(inside.name for inside in folders(part))}
+            known = {LOCK, MANIFEST, *(inside.name for inside in (*folders(part), *stagings(part)))}
             strangers = [name for name in os.listdir(part) if name not in known and not owns(name)]
+            strangers += [name for place in stagings(part) for name in os.listdir(place) if not may_hold(name)]
             if strangers:
                 cause = f"it also holds {strangers[0]!r}, which no build wrote; move it away"
                 raise DatastoreUnwritable(part, cause)
@@ -247,12 +264,14 @@ def holds_files(path: Path) -> bool:
         names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path))
+    return any(name == MANIFEST or owns(name) for name in names) or bool(folders(path) or stagings(path))
 
 
 def delete_files(directory: Path, files: Files) -> None:
     """Delete a datastore that has no name any more. A file of other origin stays, with its directory: OSError."""
     for part in (*folders(directory), directory):
+        for place in stagings(part):
+            delete(place, files)
         files.unlink(part / MANIFEST)
         for name in sorted(os.listdir(part)):
             if owns(name) or name == LOCK:

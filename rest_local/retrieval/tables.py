@@ -5,7 +5,9 @@ This module does no I/O: it converts bytes to checked values and back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rest_local.retrieval.rows import Int64Array
 DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
 STATES_MAGIC = b"RLSTAT\x00\x01"
 _DIGEST = 32
+_FEW, _LONG = 16, 16  # so many names of so many bytes are searched for; others are compared with every entry
 
 
 def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
@@ -70,6 +73,10 @@ class DocumentTable:
         if not self._names_at <= first <= last <= len(self._data):
             raise DatastoreCorrupt(self.path, f"the name of document {index} lies outside the table")
         return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
+
+    def numbers_of(self, names: Collection[str]) -> list[int]:
+        """The numbers of the documents with one of these names, ascending. As `StateTable.numbers_of`."""
+        return _numbers_of(names, self._data, self._names_at, self._ends)
 
     def release(self) -> None:
         """Release the buffer."""
@@ -140,6 +147,45 @@ class StateTable:
         first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
         return self._data[first:last].decode("utf-8", "surrogateescape")
 
+    def numbers_of(self, names: Collection[str]) -> list[int]:
+        """The numbers of the states of files with one of these names, ascending.
+
+        O(bytes of all names): with 100 000 names of 80 bytes some milliseconds for a few `names`, 20 for many.
+        """
+        return _numbers_of(names, self._data, self._names_at, self._ends)
+
+    def numbers_below(self, folder: str) -> list[int]:
+        """The numbers of the states of files below a folder, ascending. O(bytes of all names), some milliseconds."""
+        start = encoded(os.path.join(folder, ""))
+        return sorted(number for number, _ in _entries_at(start, self._data, self._names_at, self._ends))
+
+
+def _numbers_of(names: Collection[str], data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> list[int]:
+    wanted = {encoded(name) for name in names}
+    if len(wanted) <= _FEW and all(len(name) >= _LONG for name in wanted):
+        return sorted(number for name in wanted for number in _places_of(name, data, names_at, ends))
+    stored = bytes(data[names_at:])
+    spans = enumerate(pairwise(ends.tolist()))
+    return [number for number, (first, last) in spans if stored[first:last] in wanted]
+
+
+def _places_of(name: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[int]:
+    """The numbers of the entries with this name."""
+    return (number for number, size in _entries_at(name, data, names_at, ends) if size == len(name))
+
+
+def _entries_at(start: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[tuple[int, int]]:
+    """(number, bytes of the name) of the entries whose name begins so, by a search for the bytes."""
+    at = data.find(start, names_at)
+    while at >= 0:
+        first = np.uint64(at - names_at)
+        number = int(np.searchsorted(ends, first, side="right")) - 1
+        if 0 <= number < len(ends) - 1 and ends[number] == first:
+            size = int(ends[number + 1]) - int(first)
+            if size >= len(start):
+                yield number, size
+        at = data.find(start, at + 1)
+
 
 def bitmap_of(numbers: Iterable[int], count: int) -> bytes:
     """The bitmap of `count` bits with these set; empty if there are none."""
@@ -151,3 +197,33 @@ def bitmap_of(numbers: Iterable[int], count: int) -> bytes:
 def numbers_in(bitmap: bytes) -> Int64Array:
     """The numbers of the bits that are set, ascending: int64."""
     return np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little"))
+
+
+def alive(deleted: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Which of `count` entries are not in the bitmap `deleted`: bool [count]."""
+    found = np.ones(count, np.bool_)
+    found[numbers_in(deleted)] = False
+    return found
+
+
+def other_names(table: DocumentTable, states: StateTable, gone: bytes) -> dict[int, str]:
+    """The names of documents whose stored name is that of a deleted state while files with other names still have the
+    content, by number. O(states).
+    """
+    live = alive(gone, len(states))
+    deleted = np.flatnonzero(~live).tolist()
+    lost = {(int(states.documents[number]), states.name(number)) for number in deleted}
+    names: dict[int, str] = {}
+    for number in np.flatnonzero(np.isin(states.documents, states.documents[~live]) & live).tolist():
+        document = int(states.documents[number])
+        if (document, table.name(document)) in lost:
+            names.setdefault(document, states.name(number))
+    return names
+
+
+def intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
+    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
+    if not dead:
+        return None
+    numbers = numbers_in(dead)
+    return np.stack([table.starts[numbers], table.starts[numbers + 1]], axis=1).astype(np.int64)

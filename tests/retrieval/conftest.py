@@ -24,6 +24,12 @@ def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the disk. A kill loses nothing of what was written, only a power cut would."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
 def unprivileged() -> Iterator[None]:
     """Permissions apply to this thread as to a normal user: root drops its capabilities for the test."""
     if os.geteuid() != 0:

@@ -265,10 +265,10 @@ def broken(self: Segment, *arguments: object, **named: object) -> None:
     """Fail in the segment that was read from the disk, which is known by its size."""
     if len(self) > len(SAID) + 1:
         raise IndexError("index 2139062143 is out of bounds")
-    return search(self, *arguments, **named)  # type: ignore[arg-type]
+    return read(self, *arguments, **named)  # type: ignore[arg-type]
 
 
-search = Segment.search
+read = Segment.read
 
 
 def test_damage_that_a_lookup_finds_is_set_aside(
@@ -277,7 +277,7 @@ def test_damage_that_a_lookup_finds_is_set_aside(
     kept = History.open(path, VOCABULARY)
     kept.add(SAID)
     with monkeypatch.context() as patch:
-        patch.setattr(Segment, "search", broken)
+        patch.setattr(Segment, "read", broken)
         for _ in range(2):
             assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[7]]
     (record,) = caplog.records
@@ -291,7 +291,7 @@ def test_damage_that_another_process_repaired_is_ignored(
 ) -> None:
     kept = History.open(path, VOCABULARY)
     say(path)  # a newer commit
-    monkeypatch.setattr(Segment, "search", broken)
+    monkeypatch.setattr(Segment, "read", broken)
     assert len(kept.rows(CONTEXT, 8, 1)) == 0
     assert caplog.records == []
     assert set_aside(path) == []

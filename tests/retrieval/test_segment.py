@@ -8,8 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
 
-from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment
+from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment, nearest
+from rest_local.retrieval.nearest import search_all
 from rest_local.retrieval.rows import order_of, pack, width_of
+from rest_local.retrieval.sample import Sample, make_sample
 
 # Few different ids, so that matches are long and many. The wide ids differ in each of their three bytes.
 NARROW = [0, 1, 255, 256]
@@ -128,9 +130,12 @@ def test_only_matches_above_a_length(documents, context, above, vocab_size):
     documents = [[token % vocab_size for token in document] for document in documents]
     context = [token % vocab_size for token in context]
     segment = Segment.of(map(array, documents), vocab_size)
-    rows = segment.search(segment.key(context), 5, 3, above=above, start=1000)
-    longer = {1000 + at: row for at, row in every_row(documents, context, 3).items() if row[0] > above}
-    assert_right(rows, longer, 5)
+    entries, match = segment.around(segment.key(context), 5, above=above)
+    longer = {at: row for at, row in every_row(documents, context, 1).items() if row[0] > above}
+    assert match.tolist() == sorted((match for match, _ in longer.values()), reverse=True)[:5]
+    found = (len(segment) - entries.astype(np.int64)).tolist()
+    assert [longer[at][0] for at in found] == match.tolist()
+    assert len(set(found)) == len(found)
 
 
 @settings(max_examples=60)
@@ -157,3 +162,88 @@ def test_merge_keeps_the_longest_matches():
 
     assert Rows.merge([rows(5, 2, 1), rows(4, 2)], 4, 2).match.tolist() == [5, 4, 2, 2]
     assert Rows.merge([], 4, 2).continuations.shape == (0, 2)
+
+
+def without_some(
+    documents: list[list[int]], dead: list[bool], vocab_size: int, sampled: bool
+) -> tuple[Segment, set[int]]:
+    """A segment whose dead documents are masked, and the positions of rows in the others."""
+    whole = Segment.of(map(array, documents), vocab_size)
+    bounds = np.cumsum([0, *(len(document) + 1 for document in documents)])
+    intervals = [(bounds[at], bounds[at + 1]) for at, gone in enumerate(dead[: len(documents)]) if gone]
+    tokens, order = bytes(whole._tokens), whole._entries
+    segment = Segment(
+        tokens,
+        order,
+        length=len(whole),
+        vocab_size=vocab_size,
+        dead=np.array(intervals, np.int64).reshape(-1, 2),
+        sample=Sample(make_sample(tokens, order, whole.width), len(order)) if sampled and len(order) else None,
+    )
+    alive = set(range(len(whole))) - {at for low, high in intervals for at in range(low, high)}
+    return segment, alive
+
+
+DEAD = st.lists(st.booleans(), min_size=6, max_size=6)
+
+
+@settings(max_examples=150)
+@given(corpora(NARROW), DEAD, st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.booleans())
+@example([[1] * 30, [1] * 30], [True] + [False] * 5, [1] * 40, 5, False)
+@example([[1] * 30, [1] * 30], [False, True] + [False] * 4, [1, 1], 9, True)
+def test_rows_are_those_of_the_documents_that_are_not_dead(documents, dead, context, limit, sampled):
+    segment, alive = without_some(documents, dead, 300, sampled)
+    expected = {at: row for at, row in every_row(documents, context, 4).items() if at in alive}
+    assert_right(segment.rows(array(context), limit, 4), expected, limit)
+
+
+@settings(max_examples=150)
+@given(corpora(WIDE), DEAD, st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 5))
+def test_find_counts_only_what_is_not_dead(documents, dead, context, limit):
+    segment, alive = without_some(documents, dead, 151_001, False)
+    expected = {at: row for at, row in every_row(documents, context, 1).items() if at in alive}
+    longest = max((match for match, _ in expected.values()), default=0)
+    match, low, high = segment.find(array(context))
+    assert match == longest
+    if longest:
+        places = sorted(at for at, (length, _) in expected.items() if length == longest)
+        assert segment.count(low, high) == len(places)
+        assert sorted(segment.positions(low, high).tolist()) == places
+        assert len(segment.positions(low, high, limit)) == min(limit, len(places))
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(corpora(NARROW), min_size=2, max_size=9),
+    DEAD,
+    st.lists(st.sampled_from(NARROW), max_size=40),
+    st.integers(1, 30),
+)
+@example([[[1] * 30]] * 9, [False] * 6, [1] * 40, 30)
+def test_rows_of_several_segments_are_those_of_one_text(groups, dead, context, limit):
+    """Also where some have none, or dead documents, or far more rows than others."""
+    expected, placed, start = {}, [], 0
+    for number, documents in enumerate(groups):
+        segment, alive = without_some(documents, dead if number % 2 else [], 300, False)
+        placed.append((start, segment))
+        rows = every_row(documents, context, 4)
+        expected |= {start + at: row for at, row in rows.items() if at in alive}
+        start += len(segment)
+    assert_right(search_all(placed, array(context), limit, 4), expected, limit)
+
+
+def test_dead_rows_that_crowd_the_place_are_passed_over():
+    """1 000 dead rows with a longer match, then a live one; and so many that the search stops."""
+    crowd, live = [[1, 2, 3, 7]] * 1000, [[9, 3, 8]]
+    segment, _ = without_some(crowd + live, [True] * 1000, 300, False)
+    rows = segment.rows(array([1, 2, 3]), 4, 2)
+    assert rows.continuations.tolist() == [[8, -1]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearest, "MOST", 64)
+        assert len(segment.rows(array([1, 2, 3]), 4, 2)) == 0
+
+
+def test_dead_intervals_have_to_be_sorted_and_inside():
+    for intervals in ([[3, 5], [0, 2]], [[0, 9]], [[-1, 2]]):
+        with pytest.raises(ValueError, match="dead"):
+            Segment(b"\0" * 2 * (5 + 96), bytes(20), length=5, vocab_size=300, dead=np.array(intervals))

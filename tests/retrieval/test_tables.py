@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stores import VOCABULARY
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.build import build, commit
+from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.format import Manifest
@@ -81,15 +81,15 @@ def test_deleted_documents_and_states_are_not_listed(tmp_path: Path) -> None:
     path = stored(tmp_path / "store")
     assert deleted(path, {1}, {0, 2}) == read_manifest(path)
     with Datastore.open(path) as store:
-        assert store.document_names() == ["a.py", "plain"]
+        assert store.document_names() == ["copy of a.py", "plain"], "the name of a file that still has the content"
+        assert store.locate(1) == ("copy of a.py", 1)
         assert store.names(0) == ["a.py", "b.py", "plain"]
         assert [(document.name, document.states) for document in store.documents(0)] == [
-            ("a.py", (state("copy of a.py"),)),
+            ("copy of a.py", (state("copy of a.py"),)),
             ("plain", ()),
         ]
         assert store.info()["documents"] == 2
-        assert store.segments[0].dead is not None
-        assert store.segments[0].dead.tolist() == [[4, 8]]
+        assert store.segments[0].has_dead
 
 
 @pytest.mark.parametrize("bitmap", [b"\0", b"\7", b"\17", b"\1\0"], ids=["none", "all", "too many", "too long"])

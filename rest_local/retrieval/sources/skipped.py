@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rest_local.errors import printable
@@ -41,3 +42,13 @@ class Skipped:
         kinds += ["..."] if len(self.kinds) > _KINDS_SHOWN else []
         parts = [f"{part} ({', '.join(kinds)})" if kinds and part.endswith(UNWANTED) else part for part in parts]
         return ", ".join(parts) or "nothing skipped"
+
+
+def joined(parts: Iterable[Skipped]) -> Skipped:
+    """What several sources skipped together."""
+    whole = Skipped()
+    for part in parts:
+        whole.counts.update(part.counts)
+        whole.kinds.update(part.kinds)
+        whole.secrets = [*whole.secrets, *part.secrets][:_NAMED]
+    return whole

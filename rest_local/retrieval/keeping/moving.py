@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists, DatastoreLocked
-from rest_local.retrieval.archive import HEAD, ROOT, Reader, Writer, member, packed_head
-from rest_local.retrieval.build import commit
-from rest_local.retrieval.checking import importing, segment_faults
+from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, FileEntry, Manifest, file_name
 from rest_local.retrieval.home import datastore_path, folder, indexes, manifests, read_manifest, writing
+from rest_local.retrieval.keeping.archive import HEAD, ROOT, Reader, Writer, member, packed_head
+from rest_local.retrieval.keeping.checking import importing, segment_faults
 
 _ATTEMPTS = 5
 _KEPT = ("kind", "description")  # of a recipe without its paths

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from rest_local.errors import DatastoreError, DatastoreLocked
-from rest_local.retrieval.build import commit
-from rest_local.retrieval.checking import LEFT, Fault, Looked, seal_of, segment_faults
+from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.home import delete_files, read_manifest
+from rest_local.retrieval.keeping.checking import LEFT, Fault, Looked, seal_of, segment_faults
 from rest_local.retrieval.rows import MAX_DEPTH, from_big_endian, width_of
 from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
 

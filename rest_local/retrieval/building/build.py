@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
+from rest_local.retrieval.building.staged import Staged, remove_orphans, stagings
+from rest_local.retrieval.building.writing import GrowingSegment, write_file
+from rest_local.retrieval.building.writing import Progress as Progress
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import LOCK, Files, unwritable
 from rest_local.retrieval.format import (
@@ -37,20 +39,12 @@ from rest_local.retrieval.format import (
     owns,
 )
 from rest_local.retrieval.home import datastore_of, folders, manifests, writing
-from rest_local.retrieval.rows import order_of, pack, width_of
-from rest_local.retrieval.segment import join
-from rest_local.retrieval.tables import encoded, pack_documents, pack_states
 
 SEGMENT_TOKENS = 1 << 26
 """Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
 1.3 GB at 3."""
 
-_WRITE = 1 << 24
-
 Documents = Iterable[Document | tuple[str, npt.NDArray[np.integer]]]
-
-Progress = Callable[[str, int], None]
-"""Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes)."""
 
 
 def build(
@@ -102,20 +96,38 @@ def commit(
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
     keep: tuple[SegmentEntry, ...] = (),
+    staged: Staged | None = None,
     progress: Progress | None = None,
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files | None = None,
 ) -> Manifest:
     """Steps 2 to 4, for a caller that holds the lock. The new commit has the segments `keep` of the present commit,
-    then the segments of `documents`.
+    then those that are `staged`, then the segments of `documents`.
 
     Other arguments and errors as for `build`, except DatastoreLocked.
     """
     check_recipe(recipe or {})
     with unwritable(directory):
-        _check_ours(directory)
+        check_ours(directory)
         builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
-        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep)
+        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep, staged)
+
+
+def write_segments(
+    directory: Path,
+    documents: Documents,
+    *,
+    vocabulary: VocabularyId,
+    progress: Progress | None = None,
+    segment_tokens: int = SEGMENT_TOKENS,
+    files: Files | None = None,
+) -> Staged:
+    """Write the segments of `documents` into a staging directory, durably. Arguments and errors as for `commit`; no
+    segment at all is no error.
+    """
+    with unwritable(directory):
+        builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
+        return builder.stage(_groups(documents, vocabulary.size, segment_tokens))
 
 
 class _Builder:
@@ -129,13 +141,15 @@ class _Builder:
         groups: Iterator[list[Document]],
         recipe: Mapping[str, Any],
         kept: tuple[SegmentEntry, ...],
+        staged: Staged | None,
     ) -> Manifest:
         """Steps 2 to 4."""
         before = set(os.listdir(self._directory))
         old = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
         renamed = False
         try:
-            segments = (*kept, *(self._segment(group) for group in groups))
+            published = self._publish(staged) if staged else ()
+            segments = (*kept, *published, *(self._segment(group) for group in groups))
             if not segments:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
             self._files.sync_directory(self._directory)
@@ -160,42 +174,37 @@ class _Builder:
             raise
         keep = {file_name(segment.name, kind) for segment in segments for kind in segment.files}
         self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
+        remove_orphans(self._directory, self._files)
         return manifest
 
+    def stage(self, groups: Iterator[list[Document]]) -> Staged:
+        """The segments of `groups`, written and synced."""
+        segments = tuple(self._segment(group) for group in groups)
+        self._files.sync_directory(self._directory)
+        return Staged(self._directory, segments)
+
+    def _publish(self, staged: Staged) -> tuple[SegmentEntry, ...]:
+        """Rename the files of staged segments into the directory. They are synced already, and the caller syncs it."""
+        for segment in staged.segments:
+            for kind in segment.files:
+                name = file_name(segment.name, kind)
+                self._files.rename(staged.place / name, self._directory / name)
+        return staged.segments
+
     def _segment(self, group: list[Document]) -> SegmentEntry:
-        size = self._vocabulary.size
-        starts = np.cumsum([0, *(len(document.tokens) + 1 for document in group)]).tolist()
-        states = [(number, state) for number, document in enumerate(group) for state in document.states]
-        packed = pack(join((document.tokens for document in group), size), size)
-        order = order_of(packed, width_of(size))
-        self._progress("sorted", starts[-1])
+        growing = GrowingSegment(self._vocabulary.size)
+        for document in group:
+            growing.add(*document)
+        content = growing.content()
+        self._progress("sorted", content.tokens)
         name = secrets.token_hex(8)
-        content: dict[str, bytes | memoryview] = {
-            "tokens": packed,
-            "order": order.astype("<u4", copy=False).data.cast("B"),
-            "documents": pack_documents([encoded(document.name) for document in group], starts),
-        }
-        if states:
-            content["states"] = pack_states(states)
-        entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in content.items()}
-        self._progress("written", starts[-1])
-        return SegmentEntry(name, starts[-1], len(group), entries, len(states))
+        files = content.files.items()
+        entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in files}
+        self._progress("written", content.tokens)
+        return SegmentEntry(name, content.tokens, content.documents, entries, content.states)
 
     def _write(self, path: Path, content: bytes | memoryview) -> FileEntry:
-        view, digest = memoryview(content), hashlib.sha256()
-        descriptor = self._files.create(path)
-        try:
-            for start in range(0, len(view), _WRITE):
-                part = view[start : start + _WRITE]
-                digest.update(part)
-                self._files.write(descriptor, part)
-            self._files.sync(descriptor)
-        except OSError as error:
-            error.filename = error.filename or str(path)
-            raise
-        finally:
-            os.close(descriptor)
-        return FileEntry(len(view), digest.hexdigest())
+        return write_file(self._files, path, content)
 
     def _restore(self, old: Path) -> None:
         with contextlib.suppress(OSError):
@@ -217,9 +226,10 @@ def _next_revision(directory: Path) -> int:
     return 1 + max((manifest.revision for manifest in found if isinstance(manifest, Manifest)), default=0)
 
 
-def _check_ours(directory: Path) -> None:
+def check_ours(directory: Path) -> None:
     """Refuse a directory with other content, before anything is written to it."""
-    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in folders(directory))}
+    inside = (*folders(directory), *stagings(directory))
+    names = set(os.listdir(directory)) - {LOCK, *(part.name for part in inside)}
     if MANIFEST not in names and not all(owns(name) for name in names):
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()
@@ -227,8 +237,11 @@ def _check_ours(directory: Path) -> None:
 
 
 def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Document]]:
-    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order."""
+    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order. Files of the same
+    content in one segment become one document.
+    """
     group: list[Document] = []
+    copies: dict[bytes, int] = {}  # sha256 of a file in the group: number of its document
     total = 0
     for given in documents:
         document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
@@ -239,9 +252,15 @@ def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Do
             raise CorpusTooLarge(len(tokens))
         if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
             raise ValueError(f"document {document.name}: token ids must be from 0 to {vocab_size - 1}")
+        first = copies.get(document.states[0].sha256) if document.states else None
+        if first is not None and np.array_equal(group[first].tokens, tokens):
+            group[first] = group[first]._replace(states=group[first].states + document.states)
+            continue
         if group and total + len(tokens) + 1 > cap:
             yield group
-            group, total = [], 0
+            group, copies, total = [], {}, 0
+        if document.states:
+            copies[document.states[0].sha256] = len(group)
         group.append(document)
         total += len(tokens) + 1
     if group:

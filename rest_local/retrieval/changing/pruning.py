@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreNotFound, OptionError
-from rest_local.retrieval.build import commit
+from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import Files, locked

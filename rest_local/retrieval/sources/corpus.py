@@ -22,10 +22,10 @@ from pathspec import GitIgnoreSpec
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.listing import candidates
-from rest_local.retrieval.reading import Contents, read_regular
-from rest_local.retrieval.secrecy import secret_content, secret_name
-from rest_local.retrieval.skipped import UNWANTED, Skipped
+from rest_local.retrieval.sources.listing import candidates
+from rest_local.retrieval.sources.reading import Contents, read_regular
+from rest_local.retrieval.sources.secrecy import secret_content, secret_name
+from rest_local.retrieval.sources.skipped import UNWANTED, Skipped
 
 MAX_FILE_SIZE = 1 << 20
 MAX_LINE = 20_000
@@ -112,7 +112,41 @@ def walk_files(
     roots = _roots(given)
     if only is not None:
         only = _resolved(only, given, roots)
-    return reader.texts(roots, only)
+    return reader.texts(_wanted(roots, reader.filters, reader.skipped, only), _Seen(roots))
+
+
+def list_files(
+    paths: Iterable[str | os.PathLike[str]], filters: Filters, skipped: Skipped | None = None
+) -> Iterator[tuple[str, int, int]]:
+    """(absolute path, bytes, time of change in ns) of each file that `walk_files` reads, in its order, each file once.
+
+    Raises as `walk_files`.
+    """
+    roots, skipped = _roots(paths), skipped if skipped is not None else Skipped()
+    seen = _Seen(roots)
+    for path in _wanted(roots, filters, skipped, None):
+        try:
+            status = os.lstat(path)
+        except OSError:
+            skipped.add("vanished")
+            continue
+        reason = "" if stat.S_ISREG(status.st_mode) else "not a regular file"
+        if stat.S_ISLNK(status.st_mode):
+            reason = "link"
+        reason = reason or ("too large" if status.st_size > filters.max_file_size else "")
+        reason = reason or ("duplicate" if seen.has(status) else "")
+        if reason:
+            skipped.add(reason, path)
+        else:
+            seen.add(status)
+            yield path, status.st_size, status.st_mtime_ns
+
+
+def read_files(
+    paths: Iterable[str], filters: Filters, skipped: Skipped, looked_at: Callable[[int], None] = lambda size: None
+) -> Iterator[Text]:
+    """The texts of files that `list_files` gave, as `walk_files` yields them; their names are not filtered again."""
+    return _Reader(filters, skipped, None, looked_at).texts(paths, _Seen([]))
 
 
 def measure(
@@ -229,9 +263,8 @@ class _Reader:
     unchanged: Unchanged | None
     looked_at: Callable[[int], None]
 
-    def texts(self, roots: Sequence[Path], only: Collection[str] | None) -> Iterator[Text]:
-        seen = _Seen(roots)
-        for path in _wanted(roots, self.filters, self.skipped, only):
+    def texts(self, paths: Iterable[str], seen: _Seen) -> Iterator[Text]:
+        for path in paths:
             state = self._known(path, seen)
             if state:
                 self.looked_at(state.size)

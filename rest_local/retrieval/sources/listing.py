@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from rest_local.retrieval.git import git_files
-from rest_local.retrieval.reading import read_regular
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.git import git_files
+from rest_local.retrieval.sources.reading import read_regular
+from rest_local.retrieval.sources.skipped import Skipped
 
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
 _MAX_RULES = 1 << 20  # bytes of a .gitignore that are read

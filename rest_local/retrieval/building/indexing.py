@@ -4,12 +4,8 @@
         built = build_datastore("mycode", ["~/src/mycode"], vocabulary=model.vocabulary)
     print(built.tokens, "tokens,", built.skipped.summary())
 
-Knows no model: it accepts any tokenizer with a name, a size and a hash.
-
-`add` and `forget` change a datastore, with one atomic commit each. Open readers are not disturbed. A document is
-identified by its name: a new document replaces one of the same name. Segments that do not change stay, except small
-ones at the end, which are merged into the new segment, so that many small additions do not leave many segments. When
-`forget` returns, no file of the datastore contains the removed text.
+Knows no model: it accepts any tokenizer with a name, a size and a hash. `updating` and `forgetting`
+change what was built.
 """
 
 from __future__ import annotations
@@ -18,50 +14,33 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreNotFound, OptionError
-from rest_local.retrieval.build import Progress, build, commit
-from rest_local.retrieval.corpus import MAX_FILE_SIZE
-from rest_local.retrieval.datastore import Datastore
+from rest_local.errors import CorpusEmpty, DatastoreError, OptionError
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.cluster import Cluster
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.building.walking import build_walk
+from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.documents import Document, Text
-from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
-from rest_local.retrieval.history import MERGE, SMALL_SEGMENT, WAIT_S
+from rest_local.retrieval.files import Files
+from rest_local.retrieval.format import Manifest, VocabularyId
 from rest_local.retrieval.home import (
     datastore_path,
-    find,
-    holds_files,
     newest_manifest,
-    remove_index_locked,
 )
-from rest_local.retrieval.parts import TokenizeParts, tokens_of
-from rest_local.retrieval.rows import Int32Array, width_of
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.rows import width_of
+from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Reading, Render, Source
 from rest_local.retrieval.sources.walk import Walk
 
 SAMPLE_S = 0.5
-SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.build.build`
-
-Tokenize = TokenizeParts
-
-
-class DocumentTokenizer(Protocol):
-    """A vocabulary. `tokenize` is called from several threads at once; `special`: for transcripts of chats alone."""
-
-    @property
-    def hash(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
+SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.building.build.build`
 
 
 @dataclass(frozen=True)
@@ -112,18 +91,37 @@ def build_datastore(
     recipe: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     replace: bool = True,
+    memory: int | None = None,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    files: Files | None = None,
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
-    `rest_local.retrieval.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
-    paths and filters. Memory does not depend on the size of the corpus. The tokenizer takes most of the time.
+    `retrieval.sources.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
+    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
+    for large text and a vocabulary that another process can open; a script that asks for several needs the guard
+    `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
+    goes on where it was. cluster: tasks of a Ray cluster build, not processes; each gets `memory` divided by `jobs`.
 
-    Raises InputInvalid (no such path), OptionError (bad glob or name), CorpusEmpty, CorpusTooLarge, DatastoreLocked,
-    DatastoreUnwritable, DatastoreExists. After an error the existing datastore is intact.
+    Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
+    DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
+    intact.
     """
     walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
-    return build_from_sources(name, [walk], vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace)
+    return build_from_sources(
+        name,
+        [walk],
+        vocabulary=vocabulary,
+        recipe=recipe,
+        progress=progress,
+        replace=replace,
+        memory=memory,
+        jobs=jobs,
+        cluster=cluster,
+        files=files,
+    )
 
 
 def build_from_sources(
@@ -135,10 +133,32 @@ def build_from_sources(
     progress: Progress | None = None,
     replace: bool = True,
     render: Render | None = None,
+    memory: int | None = None,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    files: Files | None = None,
 ) -> Built:
     """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
-    `render`: for transcripts of chats (`sources.source.Render`).
+    `render`: for transcripts of chats (`sources.source.Render`). memory and jobs count for a single walk only.
+    Raises OptionError for a cluster and anything but a single walk.
     """
+    if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
+        path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
+        manifest, left_out = build_walk(
+            path,
+            walk,
+            vocabulary,
+            recorded,
+            progress=progress,
+            replace=replace,
+            memory=memory,
+            jobs=jobs,
+            cluster=cluster,
+            files=files,
+        )
+        return Built(path, manifest, left_out)
+    if cluster:
+        raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
     report, skipped = progress or (lambda what, amount: None), Skipped()
     sources = [source.prepared() for source in sources]
     reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
@@ -170,7 +190,7 @@ def build_from_texts(
 ) -> Built:
     """As `build_datastore`, from texts, or (document name, text), of any origin."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
-    documents = _counted(tokenize_documents(texts, vocabulary.tokenize), report)
+    documents = _counted(tokenize_documents(texts, vocabulary), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
     return Built(path, manifest, skipped or Skipped())
@@ -239,7 +259,7 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
     texts = _noting_sizes(chain.from_iterable([source.texts(reading) for source in sources]), sizes)
     done = tokens = 0
     began = sampled = time.perf_counter()
-    for number, document in enumerate(tokenize_documents(texts, vocabulary.tokenize)):
+    for number, document in enumerate(tokenize_documents(texts, vocabulary)):
         if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
             began, done, tokens = sampled, 0, 0
         done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
@@ -261,122 +281,3 @@ def _counted(documents: Iterator[Document], progress: Progress) -> Iterator[Docu
     for document in documents:
         progress("tokenized", len(document.tokens))
         yield document
-
-
-def tokenize_documents(
-    texts: Iterable[Text | tuple[str, str]], tokenize: Tokenize, workers: int | None = None
-) -> Iterator[Document]:
-    """The document of each text, or (name, text), in order. Texts that were not read are left out.
-
-    Works in threads, because a tokenizer that is called through ctypes does not hold the GIL. workers: by default one
-    for each core. At most four documents for each worker are in memory, whatever the size of the corpus.
-    """
-    workers = workers or os.cpu_count() or 1
-    waiting: deque[Future[Document]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
-    try:
-        for given in texts:
-            text = given if isinstance(given, Text) else Text(*given)
-            if text.text is None:
-                continue
-            waiting.append(pool.submit(_document, text, tokenize))
-            if len(waiting) >= 4 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _document(text: Text, tokenize: Tokenize) -> Document:
-    return Document(text.name, tokens_of(text, tokenize), (text.state,) if text.state else ())
-
-
-def add(
-    path: Path,
-    documents: Sequence[tuple[str, Int32Array]],
-    *,
-    vocabulary: VocabularyId,
-    recipe: Mapping[str, Any] | None = None,
-    wait_s: float = WAIT_S,
-    files: Files | None = None,
-    mmap: bool | None = None,
-) -> Manifest:
-    """Add documents, each a name and token ids, to the index for this vocabulary. Creates a datastore that does not
-    exist, but not an index that an existing one lacks, which would hold these documents alone.
-
-    `recipe`: of a new datastore; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
-    DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
-    without any token. After an error the existing datastore is intact.
-    """
-    files, directory = files or Files(), find(path, vocabulary.hash)
-    with locked(directory, wait_s, make=files):
-        try:
-            store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
-        except DatastoreNotFound:
-            return commit(directory, documents, vocabulary=vocabulary, recipe=recipe, files=files)
-        with store:
-            keep, kept = _divided(store, {name for name, _ in documents}, sum(len(t) + 1 for _, t in documents))
-            recipe = dict(store.manifest.recipe)
-        return commit(directory, [*kept, *documents], vocabulary=vocabulary, recipe=recipe, keep=keep, files=files)
-
-
-def forget(
-    path: Path,
-    names: set[str],
-    *,
-    wait_s: float = WAIT_S,
-    files: Files | None = None,
-    whole: bool = False,
-    mmap: bool | None = None,
-    vocabulary_hash: str | None = None,
-) -> int:
-    """Remove the documents with these names from the index for a vocabulary, None: the first one. Returns their number.
-
-    An index is never empty: if no document would be left, it is deleted with `whole`, and otherwise OptionError is
-    raised. `mmap`: as for `add`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreLocked,
-    DatastoreUnwritable.
-    """
-    directory = find(path, vocabulary_hash)
-    if not holds_files(directory):
-        raise DatastoreNotFound(path)  # there is no directory to lock
-    with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
-        held = store.document_names()
-        count = sum(name in names for name in held)
-        if count == 0:
-            return 0
-        if count == len(held) and whole:
-            store.close()  # Windows renames no directory whose files are mapped
-            remove_index_locked(path, directory, files)
-            return count
-        if count == len(held):
-            raise OptionError(
-                f"datastore {path}: no document would be left; `rest-local index remove` deletes the datastore"
-            )
-        keep, kept = _divided(store, names, 0)
-        manifest = store.manifest
-        commit(directory, kept, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
-        return count
-
-
-def _divided(store: Datastore, names: set[str], size: int) -> tuple[tuple[SegmentEntry, ...], list[Document]]:
-    """The segments that stay, and the documents of the other segments except those in `names`, oldest first.
-
-    `size`: number of tokens that the new segment gets in addition.
-    """
-    entries = list(store.manifest.segments)
-    touched = _touched(store, names)
-    last = len(entries)
-    while size and last and entries[last - 1].tokens <= max(MERGE * size, SMALL_SEGMENT):
-        last -= 1
-        touched.add(last)
-        size += entries[last].tokens
-    store.check([entries[index] for index in sorted(touched)])  # damaged tokens must not get a new, valid checksum
-    documents = [document for index in sorted(touched) for document in store.documents(index)]
-    keep = tuple(entry for index, entry in enumerate(entries) if index not in touched)
-    return keep, [document for document in documents if document.name not in names]
-
-
-def _touched(store: Datastore, names: set[str]) -> set[int]:
-    """The numbers of the segments that hold a document with one of these names."""
-    return {index for index in range(len(store.manifest.segments)) if not names.isdisjoint(store.names(index))}

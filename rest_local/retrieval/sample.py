@@ -1,0 +1,96 @@
+"""A sparse sample of an order: where a key lies, but for a few dozen entries.
+
+Without it a search of a segment that is not in memory reads some 25 pages one after another, with it about 8. The file
+is made when a segment is written, and mapped. Only one key of each of its pages is held in memory. Knows nothing about
+segments.
+
+    a top: the first key of each block | the keys, BLOCK to a block
+
+A key is the first KEY bytes of the stored text at every STEP-th entry of the order.
+"""
+
+from __future__ import annotations
+
+from mmap import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.retrieval.cold import advise
+from rest_local.retrieval.rows import MAX_DEPTH
+
+STEP = 64
+"""Entries of the order for each key. An entry is compared in 0.2 us if it is in memory, and in 100 us if it is not."""
+
+KEY = 16
+"""Bytes of a key: 5 tokens of 3 bytes, 8 of 2 bytes. If many entries begin alike, all keys among them are equal."""
+
+SAMPLED = 1 << 16
+"""Entries of the smallest order with a sample. A smaller one is searched as fast without it, and is soon in memory."""
+
+BLOCK = 4096 // KEY
+"""Keys to a page of memory."""
+
+# As numpy reads them, keys lose zero bytes at their end. That keeps their order, because all of them do.
+_KEYS = np.dtype(f"S{KEY}")
+
+
+def sample_size(entries: int) -> int:
+    """The size of the sample of an order in bytes: 0.25 a token."""
+    keys = -(-entries // STEP)
+    return KEY * (keys + -(-keys // BLOCK))
+
+
+def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int) -> bytes:
+    """The sample of an order. tokens: the stored text. 1 us a key."""
+    first = MAX_DEPTH * width
+    window = np.ndarray((len(tokens) - first - KEY) // width + 1, f"V{KEY}", tokens, first, (width,))
+    keys = window[order[::STEP]]
+    return b"".join((keys[::BLOCK].tobytes(), keys.tobytes()))
+
+
+Key = npt.NDArray[np.bytes_]  # of no dimension
+
+
+def beginning(key: bytes) -> Key:
+    """The part of a key of a search that is compared with a sample."""
+    return np.array(key[:KEY], _KEYS)
+
+
+class Sample:
+    """An open sample. Raises ValueError if `data` has another size than `sample_size(entries)`."""
+
+    def __init__(self, data: bytes | mmap, entries: int) -> None:
+        if len(data) != sample_size(entries):
+            raise ValueError(f"{len(data)} bytes are not the sample of {entries} entries")
+        self._data, self._entries = data, entries
+        keys = -(-entries // STEP)
+        tops = -(-keys // BLOCK)
+        self._top = np.frombuffer(data, _KEYS, tops).copy()
+        self._keys = np.frombuffer(data, _KEYS, keys, tops * KEY)
+        self._at = self._keys.item
+
+    def around(self, key: bytes, sought: Key) -> tuple[int, int]:
+        """(low, high): the first entry of the order that is not below `key` is one of low..high, inclusive. 2 us.
+
+        sought: `beginning(key)`.
+        """
+        block = int(self._top.searchsorted(sought))
+        begin = block * BLOCK - BLOCK if block else 0
+        least = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought))
+        most = least
+        if len(key) > KEY and least < len(self._keys) and self._at(least) == sought.item():  # many may begin alike
+            block = int(self._top.searchsorted(sought, "right"))
+            begin = block * BLOCK - BLOCK
+            most = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought, "right"))
+        return max((least - 1) * STEP + 1, 0), min(most * STEP, self._entries)
+
+    def advise(self, sought: Key) -> None:
+        """Let the system read the page that `around` reads, if it is mapped."""
+        begin = KEY * (len(self._top) + max(int(self._top.searchsorted(sought)) - 1, 0) * BLOCK)
+        advise(self._data, [(begin, min(begin + KEY * BLOCK, len(self._data)))])
+
+    def release(self) -> None:
+        """Release the buffer."""
+        self._data, self._keys = b"", np.empty(0, _KEYS)
+        self._at = self._keys.item

@@ -1,0 +1,75 @@
+"""`--memory` and `--jobs` of a build, and `bench build`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rest_local.cli.main import cli
+from rest_local.cli.sizes import size_of
+from rest_local.paths import demo_model
+from rest_local.retrieval.building import walking
+
+BUILD = ("index", "build", "-m", str(demo_model()), "--json")
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.py").write_text("".join(f"def f{number}_{i}():\n    return {i}\n" for i in range(50)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2G", 2 << 30), ("1.5g", 3 << 29), ("1500M", 1500 << 20), ("2GB", 2 << 30), ("4096", 4096), (" 3T ", 3 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "nan", "inf", "1e99", "2X", "two"])
+def test_no_sizes(text: str, source: Path) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        size_of(text)
+    done = CliRunner().invoke(cli, [*BUILD, f"--memory={text}", str(source)])
+    assert done.exit_code == 2
+    assert "is no size; give one like 2G" in done.stderr
+
+
+def test_too_little_memory_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, [*BUILD, "--memory=600M", "--jobs=2", str(source)])
+    assert done.exit_code != 0
+    assert "memory of 300 MB for each process: at least" in str(done.exception or done.output)
+    assert not (tmp_path / "home").exists()
+
+
+def test_memory_and_jobs_reach_the_build(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+
+    def plan(recipe: object, memory: int, vocabulary: object, least: int) -> object:
+        given.append((memory, least))
+        return original(recipe, memory, vocabulary, least)  # type: ignore[arg-type]
+
+    original = walking.plan
+    monkeypatch.setattr(walking, "plan", plan)
+    done = CliRunner().invoke(cli, [*BUILD, "--memory=3G", "--jobs=3", str(source)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert given == [(1 << 30, 3)]
+    assert json.loads(done.stdout)["documents"] == 6
+
+
+def test_bench_build_reports_stages_and_the_same_ids(source: Path) -> None:
+    arguments = ["bench", "build", "-m", str(demo_model()), "--jobs=1", "--json", str(source)]
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    report = json.loads(done.stdout)
+    assert report["end_to_end"]["documents"] == 6
+    assert report["one_text_at_a_time"]["same_ids"] is True
+    assert set(report["stages"]) == {"list", "read", "tokenize", "pack and sort", "write and hash"}
+    assert sum(stage["share"] for stage in report["stages"].values()) == pytest.approx(1, abs=0.01)

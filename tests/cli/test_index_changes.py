@@ -1,0 +1,191 @@
+"""`index add`, `update`, `forget` and `merge` with byte vocabularies in place of those of models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rest_local.cli import building
+from rest_local.cli import index as command
+from rest_local.cli.index import common
+from rest_local.errors import DatastoreError, InputInvalid, OptionError
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.home import datastore_path, indexes
+
+
+class ByteVocabulary:
+    """Every byte is a token."""
+
+    size = 256
+
+    def __init__(self, name: str) -> None:
+        self.name, self.hash = name, name.encode().hex().ljust(64, "0")
+
+    def tokenize(self, text: str, *, special: bool = False) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three files. `one.gguf` and `two.gguf` stand for models; their vocabulary has the name that they hold."""
+
+    @contextmanager
+    def vocabulary(path: Path) -> Iterator[ByteVocabulary]:
+        yield ByteVocabulary(path.read_text())
+
+    monkeypatch.setattr(common, "open_vocabulary", vocabulary)
+    monkeypatch.setattr(common, "model_path", lambda value: Path(value))
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.gguf").write_text(name)
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "a.py").write_text("def alpha(): pass")
+    (source / "b.py").write_text("def beta(): pass")
+    (source / "sub/c.py").write_text("def gamma(): pass")
+    call("build", source, "-o", "mine", "-m", "one.gguf")
+    call("rebuild", "mine", "-m", "two.gguf")
+    return source
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command.index, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def answer(*arguments: str | Path) -> dict:
+    return json.loads(call(*arguments, "--json").stdout.splitlines()[-1])
+
+
+def names_in(name: str) -> list[list[str]]:
+    found = []
+    for directory in indexes(datastore_path(name)):
+        with Datastore.open(directory) as store:
+            store.check()
+            found.append(sorted(Path(held).name for held in store.document_names()))
+    return found
+
+
+def test_update_changes_all_indexes(corpus: Path) -> None:
+    (corpus / "a.py").write_text("changed")
+    (corpus / "new.py").write_text("new")
+    (corpus / "b.py").unlink()
+    changed = answer("update", "mine")
+    assert [row["vocabulary"] for row in changed["indexes"]] == ["one", "two"]
+    for row in changed["indexes"]:
+        assert [row[what] for what in ("added", "changed", "deleted", "unchanged")] == [1, 1, 1, 1]
+        assert (row["tokens"], row["documents"], changed["stale"]) == (10, 3, [])
+    assert names_in("mine") == [["a.py", "c.py", "new.py"]] * 2
+    assert "mine (one): nothing changed; " in call("update", "mine").stdout
+
+
+def test_an_index_whose_model_is_gone_is_stale_and_the_others_are_updated(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.gguf").unlink()
+    (corpus / "new.py").write_text("new")
+    result = call("update", "mine")
+    assert "mine (two): 1 added (3 tokens); " in result.stdout
+    assert "the index for vocabulary one is stale: the model it was built with is gone" in result.stderr
+    assert "`rest-local index remove mine --vocabulary 6f6e65000000`" in result.stderr
+    assert names_in("mine") == [["a.py", "b.py", "c.py"], ["a.py", "b.py", "c.py", "new.py"]]
+    (tmp_path / "elsewhere.gguf").write_text("one")
+    stale = answer("update", "mine", "-m", "elsewhere.gguf")
+    assert [row["vocabulary"] for row in stale["indexes"]] == ["one"]
+    assert names_in("mine") == [["a.py", "b.py", "c.py", "new.py"]] * 2
+
+
+def test_no_index_that_can_be_updated_is_an_error(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.gguf").write_text("another vocabulary")
+    with pytest.raises(DatastoreError, match="no index could be changed"):
+        call("update", "mine", "--vocabulary", "one")
+
+
+def test_a_path_that_vanished_needs_a_flag(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "m.py").write_text("more")
+    call("add", "mine", tmp_path / "more")
+    (tmp_path / "more" / "m.py").unlink()
+    with pytest.raises(InputInvalid, match="--missing"):
+        call("update", "mine")
+    assert [row["deleted"] for row in answer("update", "mine", "--missing")["indexes"]] == [1, 1]
+
+
+def test_add_reads_only_what_is_new_and_records_it(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "m.py").write_text("more")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n{"text": "another"}\n')
+    (corpus / "a.py").write_text("not read yet")
+    added = answer("add", "mine", "more", "--text", "rows.jsonl:text")
+    assert [(row["added"], row["changed"]) for row in added["indexes"]] == [(3, 0)] * 2
+    (info, _) = answer("info", "mine")["indexes"]
+    assert [source["kind"] for source in info["recipe"]["sources"]] == ["walk", "jsonl"]
+    assert info["recipe"]["sources"][0]["paths"] == [str(corpus), str(tmp_path / "more")]
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
+    changed = answer("update", "mine")["indexes"]
+    assert [(row["changed"], row["deleted"]) for row in changed] == [(1, 1)] * 2
+
+
+def test_forget_removes_from_all_indexes_for_good(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(corpus)
+    result = call("forget", "mine", "a.py")
+    assert result.stdout.splitlines() == [
+        f"mine: forgot {corpus / 'a.py'}",
+        "recorded: no update brings this back; `index info` shows what is left out",
+    ]
+    call("update", "mine")
+    assert names_in("mine") == [["b.py", "c.py"]] * 2
+    for file in datastore_path("mine").rglob("*.tokens.bin"):
+        assert b"alpha"[::-1] not in file.read_bytes()[1::2]
+
+
+def test_forget_globs_folders_and_once(corpus: Path) -> None:
+    assert answer("forget", "mine", "sub/*", "--once")["returning"] == [str(corpus / "sub/c.py")]
+    assert names_in("mine") == [["a.py", "b.py"]] * 2
+    call("update", "mine")
+    assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
+    assert answer("forget", "mine", corpus / "sub")["forgotten"] == [str(corpus / "sub/c.py")]
+    assert answer("forget", "mine", "b*")["returning"] == []
+    call("update", "mine")
+    assert names_in("mine") == [["a.py"]] * 2
+
+
+def test_forget_names_files_with_the_same_content(corpus: Path) -> None:
+    (corpus / "copy.py").write_text("def alpha(): pass")
+    call("update", "mine")
+    assert "other files have the same content and stay: " in call("forget", "mine", corpus / "a.py").stdout
+    assert names_in("mine") == [["b.py", "c.py", "copy.py"]] * 2
+
+
+def test_forget_everything_asks_or_needs_yes(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="give --yes"):
+        call("forget", "mine", "*.py")
+    monkeypatch.setattr(building, "can_ask", lambda: True)
+    monkeypatch.setattr(building, "ask", lambda question, default: False)
+    assert call("forget", "mine", "*.py").exit_code == 1
+    assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
+    assert answer("forget", "mine", "*.py", "--yes")["removed"] is True
+    assert not datastore_path("mine").exists()
+
+
+def test_forget_what_is_not_held(corpus: Path) -> None:
+    with pytest.raises(OptionError, match="holds no file"):
+        call("forget", "mine", "unknown.py")
+    with pytest.raises(OptionError, match="glob"):
+        call("forget", "mine", "!")
+
+
+def test_merge_reports_what_it_did(corpus: Path) -> None:
+    assert "mine (one): nothing to merge; 1 segment, " in call("merge", "mine").stdout
+    (corpus / "d.py").write_text("def delta(): pass\n" * 20)
+    call("update", "mine", "--vocabulary", "one")
+    (corpus / "a.py").unlink()
+    call("update", "mine", "--vocabulary", "one")
+    (merged,) = answer("merge", "mine", "--vocabulary", "one")["indexes"]
+    assert merged["segments"] == [1, 1]
+    assert merged["bytes"][1] < merged["bytes"][0]
+    assert names_in("mine") == [["b.py", "c.py", "d.py"], ["a.py", "b.py", "c.py"]]

@@ -1,0 +1,103 @@
+"""A folder of files, the datastore that is kept up to date with it, and what it must hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.changing.updating import Updated, update
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.tables import alive
+
+LONG_AGO = 1_600_000_000
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    name, size, hash = "bytes", 256, "b0" * 32
+
+    def __init__(self) -> None:
+        self.tokenized: list[str] = []
+
+    def tokenize(self, text: str, *, special: bool = False) -> np.ndarray:
+        self.tokenized.append(text)
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+class Folder:
+    """Files below `source`, and a datastore of them at `path`. Every write has a new, certain time of change."""
+
+    def __init__(self, directory: Path) -> None:
+        self.source, self.path = directory / "source", directory / "store"
+        self.source.mkdir(parents=True)
+        self.clock = LONG_AGO
+
+    def write(self, name: str, text: str) -> str:
+        (self.source / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.source / name).write_text(text)
+        return self.touch(name)
+
+    def touch(self, name: str) -> str:
+        self.clock += 10
+        os.utime(self.source / name, (self.clock, self.clock))
+        return str(self.source / name)
+
+    def delete(self, name: str) -> str:
+        (self.source / name).unlink()
+        return str(self.source / name)
+
+    def build(self) -> None:
+        """Build, and record the states of the files."""
+        build_datastore(self.path, [self.source], vocabulary=Bytes())
+        self.update()
+
+    def update(self, vocabulary: Bytes | None = None, **options: Any) -> Updated:
+        return update(self.path, vocabulary=vocabulary or Bytes(), **options)
+
+    def texts(self) -> dict[str, str]:
+        """The text of each file, by the name that the datastore has for it."""
+        files = [path for path in self.source.rglob("*") if path.is_file()]
+        return {str(path): path.read_text() for path in files}
+
+
+def texts_in(path: Path) -> dict[str, str]:
+    """The text that a datastore has for each file, read from the files and from what readers see. Fails if it is
+    damaged, holds a document of no file, or one file twice.
+    """
+    with Datastore.open(path) as store:
+        store.check()
+        found: dict[str, str] = {}
+        for index in range(len(store.segments)):
+            for document in store.documents(index):
+                assert document.states or document.name.startswith("stored:")
+                for name in [state.name for state in document.states] or [document.name]:
+                    assert name not in found
+                    found[name] = bytes(document.tokens.astype(np.uint8)).decode()
+                assert document.name in found
+        assert sorted(store.document_names()) == sorted(
+            document.name for index in range(len(store.segments)) for document in store.documents(index)
+        )
+        return found
+
+
+def text_on_disk(path: Path) -> Iterator[str]:
+    """The text of all documents in all files that a datastore and its staging directories have, forwards."""
+    for file in path.rglob("*.tokens.bin"):
+        tokens = np.frombuffer(file.read_bytes(), ">u2")[::-1]
+        yield bytes(tokens[tokens < 256].astype(np.uint8)).decode()
+
+
+def live_tokens(path: Path) -> list[int]:
+    """The tokens of the documents of each segment that are not deleted."""
+    found = []
+    with Datastore.open(path) as store:
+        for index, entry in enumerate(store.manifest.segments):
+            sizes = np.diff(store.table(index).starts.astype(np.int64))
+            found.append(int(sizes[alive(entry.dead, entry.documents)].sum()))
+    return found

@@ -1,0 +1,172 @@
+"""When `forget` returns, no file holds the text, wherever it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edited import Bytes, Folder, text_on_disk, texts_in
+
+from rest_local.errors import OptionError
+from rest_local.retrieval.building.indexing import recipe_of
+from rest_local.retrieval.changing import updating
+from rest_local.retrieval.changing.excluding import excludable, excluding, relative_names
+from rest_local.retrieval.changing.forgetting import Forgotten, forget, forget_where
+from rest_local.retrieval.changing.merging import merge
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.sources import Git, Jsonl, Walk, from_recipe
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """Three files in a segment, of which one got another content and one another name: both are deleted there."""
+    monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
+    folder = Folder(tmp_path)
+    folder.write("a.py", "alpha")
+    folder.build()
+    for name, text in (("s.py", "secret one"), ("r.py", "renamed secret"), ("kept.py", "kept")):
+        folder.write(name, text)
+    folder.update()
+    folder.write("s.py", "secret two")
+    folder.update()
+    folder.delete("r.py")
+    folder.write("r2.py", "renamed secret")
+    folder.update()
+    return folder
+
+
+def on_disk(folder: Folder, text: str) -> bool:
+    return any(text in found for found in text_on_disk(folder.path))
+
+
+def test_earlier_versions_and_copies_that_were_deleted_go_too(folder: Folder) -> None:
+    assert on_disk(folder, "secret one")
+    name = str(folder.source / "s.py")
+    assert forget_where(folder.path, lambda held: held == name) == Forgotten((name,))
+    assert not on_disk(folder, "secret one")
+    assert not on_disk(folder, "secret two")
+    assert forget(folder.path, {str(folder.source / "r2.py")}) == 1
+    assert not on_disk(folder, "secret")
+    assert texts_in(folder.path) == {str(folder.source / "a.py"): "alpha", str(folder.source / "kept.py"): "kept"}
+    assert not any(b"s.py" in file.read_bytes() or b"r.py" in file.read_bytes() for file in folder.path.glob("*.bin"))
+
+
+def test_only_an_earlier_version_is_left(folder: Folder) -> None:
+    folder.delete("s.py")
+    folder.update()
+    assert forget(folder.path, {str(folder.source / "s.py")}) == 0, "it is not there"
+    assert not on_disk(folder, "secret one")
+    assert forget(folder.path, {str(folder.source / "unknown.py")}) == 0
+
+
+def test_a_file_with_the_same_content_stays_and_is_named(folder: Folder) -> None:
+    copy = folder.write("copy.py", "secret two")
+    folder.update()
+    merge(folder.path, everything=True)
+    assert [entry.documents for entry in read_manifest(folder.path).segments] == [4]
+    name = str(folder.source / "s.py")
+    assert forget_where(folder.path, lambda held: held == name) == Forgotten((name,), (copy,))
+    assert texts_in(folder.path)[copy] == "secret two"
+
+
+def test_segments_without_deleted_text_stay(folder: Folder) -> None:
+    before = {entry.name for entry in read_manifest(folder.path).segments}
+    forget(folder.path, {str(folder.source / "s.py")})
+    after = {entry.name for entry in read_manifest(folder.path).segments}
+    assert len(before & after) == 2, "of a.py and r2.py"
+
+
+def test_what_a_process_is_writing_goes_and_it_starts_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = folder.write("s.py", "secret three " * 20)
+
+    class Between(updating.Files):
+        done = False
+
+        def sync_directory(self, path: Path) -> None:
+            super().sync_directory(path)
+            if path.name.startswith("staging-") and not self.done:
+                self.done = True
+                assert on_disk(folder, "secret three")
+                forget(folder.path, {name})
+                assert not on_disk(folder, "secret three")
+                assert not on_disk(folder, "secret one")
+
+    files = Between()
+    updated = folder.update(files=files)
+    assert files.done
+    assert updated.added == 1, "the recipe does not exclude it"
+    assert texts_in(folder.path) == folder.texts()
+
+
+def test_a_staged_segment_of_other_text_is_written_again(folder: Folder) -> None:
+    class Between(updating.Files):
+        done = False
+
+        def sync_directory(self, path: Path) -> None:
+            super().sync_directory(path)
+            if path.name.startswith("staging-") and not self.done:
+                self.done = True
+                forget(folder.path, {str(folder.source / "a.py")})
+
+    folder.write("new.py", "new text")
+    (folder.source / "a.py").unlink()
+    updated = folder.update(files=Between(), only=[str(folder.source / "new.py")])
+    assert updated.added == 1
+    assert texts_in(folder.path) == folder.texts()
+
+
+def test_the_last_document_stays_unless_told(folder: Folder) -> None:
+    held = texts_in(folder.path)
+    with pytest.raises(OptionError, match="index remove"):
+        forget_where(folder.path, lambda name: True)
+    assert texts_in(folder.path) == held
+    assert forget_where(folder.path, lambda name: True, whole=True) == Forgotten(tuple(sorted(held)), removed=True)
+    assert not folder.path.exists()
+
+
+def test_the_recipe_changes_in_the_same_commit(folder: Folder) -> None:
+    name = str(folder.source / "s.py")
+    forget_where(folder.path, lambda held: held == name, recipe=excluding)
+    folder.update()
+    assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != name}
+    assert Bytes().name == read_manifest(folder.path).vocabulary.name
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.py", "sub/with space.py", "[x]*?.py", "!not.py", "#no comment.py", "back\\slash.py"]
+)
+def test_any_name_can_be_excluded(tmp_path: Path, name: str) -> None:
+    folder = Folder(tmp_path)
+    folder.write("kept.py", "kept")
+    folder.write("x.py", "x")
+    path = folder.write(name, "secret")
+    folder.build()
+    assert excludable(read_manifest(folder.path).recipe, path)
+    forget_where(folder.path, lambda held: held == path, recipe=excluding)
+    folder.update()
+    assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != path}
+
+
+def test_the_same_name_below_another_path_stays(tmp_path: Path) -> None:
+    recipe = recipe_of([Walk((str(tmp_path / "a"), str(tmp_path / "b")), exclude=("*.txt",))])
+    first, second = from_recipe(excluding(recipe, [str(tmp_path / "b" / "x.py")], ["*.log"]))
+    assert first == Walk((str(tmp_path / "a"),), exclude=("*.txt", "*.log"))
+    assert second == Walk((str(tmp_path / "b"),), exclude=("*.txt", "*.log", "/x.py"))
+
+
+def test_names_in_sources_of_other_kinds() -> None:
+    recipe = recipe_of([Git("/r", "main"), Jsonl("/d/rows.jsonl", "text")])
+    assert relative_names(recipe, "/r@main:src/x.py") == ["src/x.py"]
+    (git, rows) = from_recipe(excluding(recipe, ["/r@main:src/x.py"]))
+    assert git == Git("/r", "main", exclude=("/src/x.py",))
+    assert not excludable(recipe, "/d/rows.jsonl:3")
+    assert excluding(recipe, ["/d/rows.jsonl:3"]) == recipe
+    assert isinstance(rows, Jsonl)
+
+
+def test_a_recipe_of_format_1() -> None:
+    recipe = {"paths": ["/s"], "include": [], "exclude": ["*.txt"], "model": "m.gguf"}
+    excluded = excluding(recipe, ["/s/x.py"])
+    assert excluded == {"model": "m.gguf", **recipe_of([Walk(("/s",), exclude=("*.txt", "/x.py"))])}

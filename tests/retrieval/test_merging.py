@@ -1,0 +1,181 @@
+"""Merges keep the content, bound the number of segments and what is written, and are in nobody's way."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edited import Bytes, Folder, live_tokens, text_on_disk, texts_in
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.errors import DatastoreCorrupt
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.staged import MERGE, staging
+from rest_local.retrieval.changing import merging, updating
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.history import SMALL_SEGMENT
+from rest_local.retrieval.home import read_manifest
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+CAP = SMALL_SEGMENT * FANOUT**4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """Five files in five segments, one of them deleted, one with the content of another one."""
+    monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
+    monkeypatch.setattr(merging, "SMALL_SEGMENT", 1000)
+    folder = Folder(tmp_path)
+    folder.write("a.py", "alpha")
+    folder.build()
+    for name, text in (("b.py", "beta"), ("c.py", "gamma"), ("copy.py", "alpha"), ("gone.py", "deleted")):
+        folder.write(name, text)
+        folder.update()
+    folder.delete("gone.py")
+    folder.write("c.py", "changed")
+    folder.update()
+    return folder
+
+
+def test_all_segments_become_one_without_deleted_text(folder: Folder) -> None:
+    assert len(live_tokens(folder.path)) == 4
+    merged = merge(folder.path, everything=True)
+    assert merged == read_manifest(folder.path)
+    assert [(entry.documents, entry.states, entry.dead, entry.gone) for entry in merged.segments] == [(3, 4, b"", b"")]
+    assert texts_in(folder.path) == folder.texts()
+    assert merge(folder.path, everything=True) is None
+    assert list(folder.path.glob("staging-*")) == []
+
+
+def test_what_is_due_is_merged_by_itself(folder: Folder) -> None:
+    with Datastore.open(folder.path) as store:
+        assert is_due(store)
+    merge(folder.path)
+    assert len(live_tokens(folder.path)) < FANOUT
+    assert texts_in(folder.path) == folder.texts()
+    with Datastore.open(folder.path) as store:
+        assert not is_due(store)
+    assert merge(folder.path) is None
+
+
+class During(Files):
+    """Calls `what` once, while a merge writes."""
+
+    def __init__(self, what: object) -> None:
+        self.what = what
+
+    def create(self, path: Path) -> int:
+        if self.what and path.parent.name == MERGE:
+            what, self.what = self.what, None
+            what()  # type: ignore[operator]
+        return super().create(path)
+
+
+def test_what_is_deleted_during_a_merge_stays_deleted(folder: Folder) -> None:
+    def other() -> None:
+        with locked(folder.path):
+            pass  # no lock is held
+        folder.delete("a.py")
+        folder.delete("b.py")
+        folder.write("new.py", "new")
+        folder.update()
+
+    merge(folder.path, everything=True, files=During(other))
+    assert texts_in(folder.path) == folder.texts()
+
+
+def test_everything_deleted_during_a_merge(folder: Folder) -> None:
+    def other() -> None:
+        for name in ("a.py", "b.py", "c.py", "copy.py"):
+            folder.delete(name)
+        folder.write("new.py", "new")
+        folder.update()
+
+    merge(folder.path, everything=True, files=During(other))
+    assert texts_in(folder.path) == folder.texts() == {str(folder.source / "new.py"): "new"}
+
+
+def test_a_merge_whose_input_is_gone_is_dropped_and_done_again(folder: Folder) -> None:
+    removed = str(folder.source / "b.py")
+    merge(folder.path, everything=True, files=During(lambda: forget(folder.path, {removed})))
+    assert texts_in(folder.path) == {name: text for name, text in folder.texts().items() if name != removed}
+    assert not any("beta" in text for text in text_on_disk(folder.path))
+    assert len(live_tokens(folder.path)) == 1
+
+
+def test_a_second_merge_does_nothing(folder: Folder) -> None:
+    before = read_manifest(folder.path)
+    with staging(folder.path, Files(), MERGE):
+        assert merge(folder.path, everything=True) is None
+    assert read_manifest(folder.path) == before
+    assert merge(folder.path, everything=True) is not None
+
+
+def test_a_reader_keeps_its_snapshot(folder: Folder) -> None:
+    with Datastore.open(folder.path, mmap=True) as reader:
+        names = reader.document_names()
+        merge(folder.path, everything=True)
+        assert [reader.locate(int(offset))[0] for offset, _ in reader.placed]
+        assert reader.document_names() == names
+
+
+def test_damage_is_not_written_again_under_a_new_checksum(folder: Folder) -> None:
+    file = sorted(folder.path.glob("*.tokens.bin"))[0]
+    data = bytearray(file.read_bytes())
+    data[130] ^= 1
+    file.write_bytes(data)
+    before = read_manifest(folder.path)
+    with pytest.raises(DatastoreCorrupt):
+        merge(folder.path, everything=True)
+    assert read_manifest(folder.path) == before
+
+
+def test_no_segment_beyond_the_cap(tmp_path: Path) -> None:
+    known = Bytes()
+    identity = VocabularyId(known.hash, known.size, known.name)
+    documents = [(f"stored:{n}", np.full(9, n, np.int32)) for n in range(20)]
+    build(tmp_path / "store", documents, vocabulary=identity, segment_tokens=10)
+    merge(tmp_path / "store", everything=True, most=45)
+    assert sorted(live_tokens(tmp_path / "store")) == [40] * 5
+    assert len(texts_in(tmp_path / "store")) == 20
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=300), st.integers(0, 1 << 30))
+def test_segments_stay_few_and_a_token_is_written_a_few_times(sizes: list[int], seed: int) -> None:
+    """Segments are numbers here: each commit adds one, and merges replace what is due. Later ones may be deleted."""
+    draw = random.Random(seed)
+    segments: list[Size] = []
+    written = added = deleted = 0
+    for size in sizes:
+        tokens = size * SMALL_SEGMENT // 2
+        segments.append(Size(tokens, 0))
+        added += tokens
+        number = draw.randrange(len(segments))
+        live, dead = segments[number]
+        lost = int(live * draw.random() * 0.3)
+        segments[number] = Size(live - lost, dead + lost)
+        deleted += lost
+        while chosen := chosen_of(segments, CAP):
+            merged = sum(segments[index].live for index in chosen)
+            assert merged <= CAP
+            written += merged
+            segments = [one for index, one in enumerate(segments) if index not in chosen] + [Size(merged, 0)]
+    tiers = tier_of(CAP)
+    large = sum(one.live for one in segments) / (CAP / FANOUT)
+    assert len(segments) <= (FANOUT - 1) * tiers + large + 1
+    assert written <= added * tiers + deleted * (1 / DEAD - 1)
+    assert all(one.dead <= DEAD * (one.live + one.dead) for one in segments)
+
+
+def test_tiers() -> None:
+    assert [tier_of(tokens) for tokens in (1, SMALL_SEGMENT, SMALL_SEGMENT + 1, SMALL_SEGMENT * FANOUT)] == [0, 0, 1, 1]
+    assert tier_of(100_000_000) == math.ceil(math.log(100_000_000 / SMALL_SEGMENT, FANOUT)) == 6
