@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.errors import CorpusEmpty, DatastoreError, OptionError
-from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, build
 from rest_local.retrieval.building.cluster import Cluster
+from rest_local.retrieval.building.shards import segment_tokens
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
-from rest_local.retrieval.building.walking import build_walk
+from rest_local.retrieval.building.walking import build_walk, default_memory
 from rest_local.retrieval.building.writing import Progress
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files
@@ -139,8 +140,8 @@ def build_from_sources(
     files: Files | None = None,
 ) -> Built:
     """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
-    `render`: for transcripts of chats (`sources.source.Render`). memory and jobs count for a single walk only.
-    Raises OptionError for a cluster and anything but a single walk.
+    `render`: for transcripts of chats (`sources.source.Render`). jobs counts for a single walk only; memory
+    bounds the segments of other sources, too. Raises OptionError for a cluster and anything but a single walk.
     """
     if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
         path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
@@ -173,6 +174,7 @@ def build_from_sources(
             progress=progress,
             skipped=skipped,
             replace=replace,
+            memory=memory,
         )
     except CorpusEmpty as error:
         raise CorpusEmpty(", ".join(source.about() for source in sources), skipped.summary()) from error
@@ -187,12 +189,16 @@ def build_from_texts(
     progress: Progress | None = None,
     skipped: Skipped | None = None,
     replace: bool = True,
+    memory: int | None = None,
 ) -> Built:
-    """As `build_datastore`, from texts, or (document name, text), of any origin."""
+    """As `build_datastore`, from texts, or (document name, text), of any origin. One process."""
     path, report = datastore_path(name), progress or (lambda what, tokens: None)
     documents = _counted(tokenize_documents(texts, vocabulary), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    manifest = build(path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace)
+    most = min(SEGMENT_TOKENS, segment_tokens(memory or default_memory(), vocabulary.size))
+    manifest = build(
+        path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace, segment_tokens=most
+    )
     return Built(path, manifest, skipped or Skipped())
 
 
