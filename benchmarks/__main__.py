@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import batch, draft_model, driver, exact, lookup, many, published, server, speed, startup
+from benchmarks import batch, draft_model, driver, exact, many, published, server, speed, startup
+from rest_local.cli.main import run
 
 PARTS = {
     "startup": startup.main,
-    "lookup": lookup.main,
+    "lookup": lambda: run(["bench", "lookup", "--model", "models/demo.gguf", "--cold", "--json"]),
     "driver": driver.main,
     "speed": speed.main,
     "draft_model": draft_model.main,

@@ -207,8 +207,13 @@ class Replayed(GrammarAlone):
         return [] if text is None else [ForcedRows(text, (self._said[-2], self._said[-1]))]
 
 
-def passes(engine: Engine, curve: str, prompts: Sequence[int] = PROMPTS) -> list[dict[str, Any]]:
-    """By case: tokens, plain and drafted forward passes, cold and warm, and answers that differ from the plain ones."""
+def passes(
+    engine: Engine, curve: str, prompts: Sequence[int] = PROMPTS, *, known: dict[tuple[str, int], Result] | None = None
+) -> list[dict[str, Any]]:
+    """By case: tokens, plain and drafted forward passes, cold and warm, and answers that differ from the plain ones.
+
+    `known`: plain answers of this engine by case and prompt, which no curve changes; new ones are added."""
+    known = {} if known is None else known
     learned = GrammarAlone(load_curve(curve))
     for case in CASES:
         _generate(engine, case, prompts[-1], learned.fork())
@@ -216,7 +221,9 @@ def passes(engine: Engine, curve: str, prompts: Sequence[int] = PROMPTS) -> list
     for case in CASES:
         row = dict.fromkeys(("tokens", "plain", "cold", "warm", "differing", "drafted", "accepted"), 0)
         for seed in prompts:
-            plain = _generate(engine, case, seed, "off")
+            if (case.name, seed) not in known:
+                known[case.name, seed] = _generate(engine, case, seed, "off")
+            plain = known[case.name, seed]
             cold = _generate(engine, case, seed, GrammarAlone(load_curve(curve)))
             warm = _generate(engine, case, seed, learned.fork())
             row["tokens"] += len(plain.tokens)
@@ -273,9 +280,10 @@ def run(model: str | None, vocab: str | None, curves: Sequence[str], values: int
     found: dict[str, Any] = {"passes": {}, "replay": {}}
     for mode in ("exact", "fast"):
         with Engine.load(model, n_ctx=2048, exact=mode == "exact", threads=1) as engine:
+            plain: dict[tuple[str, int], Result] = {}
             for curve in curves:
                 name = f"{curve}, {mode}"
-                rows = passes(engine, curve)
+                rows = passes(engine, curve, known=plain)
                 _print(f"forward passes, {name}", rows)
                 totals = {how: sum(row[how] for row in rows) for how in ("plain", "cold", "warm")}
                 ratios = {how: round(totals[how] / totals["plain"], 3) for how in ("cold", "warm")}

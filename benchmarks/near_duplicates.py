@@ -35,10 +35,10 @@ from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.policies import make_policy
 from rest_local.retrieval import tokenize_documents
-from rest_local.retrieval.corpus import walk
-from rest_local.retrieval.pruning import Target, choose
+from rest_local.retrieval.changing.pruning import Target, choose
 from rest_local.retrieval.rows import Int32Array, width_of
 from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.sources.corpus import walk
 
 SHINGLE = 8
 BINS, BAND = 128, 2

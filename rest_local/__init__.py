@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from rest_local.llama.model import Model
     from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
     from rest_local.llama.sampling import Sampling
+    from rest_local.retrieval.building.indexing import build_datastore, rebuild_datastore
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.indexing import build_datastore, rebuild_datastore
 
 __all__ = [
     "Adapter",
@@ -182,7 +182,7 @@ _HOMES = {
     "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope"),
     "rest_local.llama.sampling": ("Sampling",),
     "rest_local.retrieval.datastore": ("Datastore",),
-    "rest_local.retrieval.indexing": ("build_datastore", "rebuild_datastore"),
+    "rest_local.retrieval.building.indexing": ("build_datastore", "rebuild_datastore"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _HOME |= {name: "rest_local.errors" for name in __all__ if name not in {*_HOME, "__version__"}}

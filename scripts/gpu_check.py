@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = (("0.5B", "Q8_0"), ("1.5B", "Q4_K"), ("7B", "Q4_K"))
 CONTEXT = 8192  # tokens; `tune` measures at three context lengths that fit
 DEMO = ROOT / "models" / "demo.gguf"
+QUICK_EXACT = ("--prompts", "4", "--tokens", "50")
 # By workload: the file of recorded answers, their vocabulary, and further options of `bench replay`.
 RECORDED = {
     "MT-Bench": ("mt_bench_answers_vicuna-7b-v1.5.jsonl", "ggml-vocab-llama-spm.gguf", ()),
@@ -191,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if check.part(["models", name, "file"], synthetic, check, shape, quant, path, args.data):
                 measure_model(check, name, path, replays)
                 path.unlink()
-        check.measure(["exactness"], "benchmarks.exact", "--prompts", "4" if args.quick else "100")
+        check.measure(["exactness"], "benchmarks.exact", *(QUICK_EXACT if args.quick else ()))
         check.measure(["doctor"], "rest_local", "doctor", *check.layers)
     print(json.dumps(check.result))
     return 1 if check.result.get("failed") else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,12 @@ for _name in ("HF_HOME", "OLLAMA_MODELS"):  # no model of the user is found by i
     os.environ[_name] = str(Path(_home.name) / _name.lower())
 for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT"):
     os.environ.pop(_name, None)
+
+# Some hundred processes are started, and each would compile the whole package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+os.environ["REST_LOCAL_NO_CODE"] = "1"  # no test at a terminal is asked about the checkout that it runs in
 
 # Threads of llama.cpp that wait for each other sleep instead of spinning: whatever else the machine does would make
 # every decode several times slower. Changes no result, and tests time nothing.
@@ -37,6 +44,32 @@ TinyModel = Callable[..., Path]
 
 def pytest_unconfigure() -> None:
     _home.cleanup()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _never_waits_for_the_disk() -> Iterator[None]:
+    """No test cuts the power: power cuts are tested by what `Files` was asked to do. A descriptor that is not open is
+    still an error. Processes that a test starts do wait."""
+
+    def checked(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", checked)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _children_are_forked() -> Iterator[None]:
+    """Each model is tried in a child process before it is loaded; tests of these children start real ones."""
+    from support.forked import can_fork, forked
+
+    from rest_local.llama import probe
+
+    with pytest.MonkeyPatch.context() as patch:
+        if can_fork():
+            patch.setattr(probe, "run", forked(probe.run))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,15 +25,12 @@ import hashlib
 import logging
 import os
 import pickle
-import secrets
-import signal
 import socket
-import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +38,7 @@ from rest_local import __version__
 from rest_local.batch.jobs import Job, in_order
 from rest_local.batch.worker import JobAnswer, Worker, failed, failed_line
 from rest_local.catalog.find import model_file
+from rest_local.cluster import check_address, connected, first_line, is_rays
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.sequence import error_of
 from rest_local.errors import ClusterFailed, ModelInvalid, OptionError
@@ -53,15 +51,12 @@ if TYPE_CHECKING:
 
 Opened = Callable[[EngineConfig], "Engine"]
 
-LOCAL = "local"
 GROUP = 128  # jobs of a group at most: a replica decodes fewer at a time at the end of each group
 GROUPS_PER_REPLICA = 4  # at least, so that no replica waits long for the last one
 SEND_S = 1.0
 TRIES = 3
-CONNECT_S = 5.0
 _HEADER_BYTES = 1 << 20
 _LOST_GROUPS = 16  # of one dataset, and 4 for each replica, before its jobs begin again with new replicas
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,7 @@ class Cluster:
     gpus: float | None = None
 
     def __post_init__(self) -> None:
-        if self.address.startswith("ray://"):
-            raise OptionError(
-                f"cluster {self.address}: a client outside the cluster cannot stream; run the batch on a node and give "
-                "auto"
-            )
+        check_address(self.address)
         for name, value, least in (("replicas", self.replicas, 1), ("cpus", self.cpus, 1), ("gpus", self.gpus, 0)):
             if value is not None and value < least:
                 raise OptionError(f"{name} {value}: give at least {least}")
@@ -112,7 +103,7 @@ class Cluster:
         if not left:
             return
         setup = _Setup(config, opened, max_tokens, _identity(config))
-        with _connected(self.address):
+        with connected(self.address):
             yield from _Rounds(self, left, setup, warn).answers()
 
 
@@ -151,9 +142,9 @@ class _Rounds:
                 yield from self._once(_share(self._cluster, self._setup.config))
                 self._lost.update(self._left.keys())
             except Exception as error:
-                if not _is_rays(error):
+                if not is_rays(error):
                     raise
-                cause = ": " + _first_line(error)
+                cause = ": " + first_line(error)
             without = 0 if len(self._left) < before else without + 1
             if without == TRIES - 1 and len(self._left) > 1:
                 raise ClusterFailed(f"no replica stays alive{cause}; see the logs of Ray")
@@ -296,69 +287,6 @@ def _share(cluster: Cluster, config: EngineConfig) -> _Share:
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
-    """Connected to the cluster, quietly; as before where the caller is connected already."""
-    for name, value in (_ENVIRONMENT | (_of_this_machine() if address == LOCAL else {})).items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ClusterFailed(f"a cluster needs Ray ({error}); pip install 'rest-local[ray]'") from error
-
-    if ray.is_initialized():
-        yield
-        return
-    _reach(address)
-    handlers = _signal_handlers()
-    options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
-    try:
-        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
-    except Exception as error:
-        raise ClusterFailed(
-            f"cluster {address}: {_first_line(error)}; start it with `ray start`, or give `local`"
-        ) from error
-    try:
-        _restore(handlers)
-        yield
-    finally:
-        ray.shutdown()
-        _restore(handlers)
-
-
-def _of_this_machine() -> dict[str, str]:
-    """Ray then gives its processes addresses of the loopback, and a token for this run alone. It would otherwise write
-    one into the home directory, which changes how later programs connect to clusters."""
-    return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the name is misleading
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
-
-
-def _reach(address: str) -> None:
-    """Raises ClusterFailed for a host:port that does not answer: Ray would try for many minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError as error:
-        raise ClusterFailed(f"cluster {address}: {error.strerror or error}; start it with `ray start`") from error
-
-
-def _signal_handlers() -> dict[int, Any]:
-    """Those that Ray replaces."""
-    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-
-def _restore(handlers: Mapping[int, Any]) -> None:
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _context(lost_groups: int) -> Iterator[None]:
     """Settings of Ray Data for one dataset: quiet, parts of answers are sent at once, `lost_groups` end no dataset."""
     from ray.data import DataContext
@@ -381,17 +309,3 @@ def _context(lost_groups: int) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(context, name, value)
-
-
-def _is_rays(error: Exception) -> bool:
-    """Whether an exception is of Ray or of its dataset, and not of this program."""
-    with suppress(ImportError):
-        from ray.exceptions import RayError
-
-        if isinstance(error, RayError):
-            return True
-    return type(error).__module__.split(".")[0] == "ray"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from rest_local.errors import CorpusEmpty
-from rest_local.llama.model import open_vocabulary
+from rest_local.llama.model import VocabularyOpener
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.retrieval.corpus import Filters, read_files
+from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.building.shards import plan
+from rest_local.retrieval.building.tokenizing import tokenize_documents
+from rest_local.retrieval.building.walking import default_memory, recipe_of_walk
+from rest_local.retrieval.building.writing import GrowingSegment, write_file
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.indexing import build_datastore
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.shards import plan
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.corpus import Filters, read_files
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.walk import Walk
-from rest_local.retrieval.tokenizing import tokenize_documents
-from rest_local.retrieval.walking import default_memory, recipe_of_walk
-from rest_local.retrieval.writing import GrowingSegment, write_file
 
 SAMPLE_BYTES = 32 << 20
 PLAIN_TEXTS = 200
@@ -40,7 +40,7 @@ def bench_build(model: str | Path, paths: Sequence[str], memory: int | None, job
     CPU seconds and shares on one core for the first SAMPLE_BYTES of the text. `one_text_at_a_time`: the same texts
     tokenized by `Vocabulary.tokenize` on one core, and whether the ids are the same. Raises as `build_datastore`.
     """
-    with open_vocabulary(model) as vocabulary, tempfile.TemporaryDirectory() as directory:
+    with VocabularyOpener(Path(model))() as vocabulary, tempfile.TemporaryDirectory() as directory:
         jobs = jobs or os.cpu_count() or 1
         report = {"vocabulary": vocabulary.name, "jobs": jobs}
         report["end_to_end"] = _end_to_end(Path(directory) / "built", paths, vocabulary, memory, jobs)

@@ -7,29 +7,38 @@ order, and EDITED of their tokens replaced. The module knows nothing about datas
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.retrieval.corpus import walk
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.tokenizing import tokenize_documents
+from rest_local.retrieval.sources.corpus import walk
 
 EDITED = 0.02  # share of the tokens of a repeated file that are replaced
 
 SYNTHETIC_SIZE = 32_000  # ids of the synthetic text
-_WALK = 5_000  # tokens of a synthetic document
+WALK = 5_000  # tokens of a synthetic document
 
 
-def sources(vocabulary: Vocabulary) -> list[Int32Array]:
-    """The tokens of every Python file of the interpreter and its packages, int32 [length] each. About 0.5 M tokens/s a
-    core."""
+def sources(vocabulary: Vocabulary) -> Iterator[Int32Array]:
+    """The tokens of every Python file of the interpreter and its packages, int32 [length] each."""
     paths = sysconfig.get_paths()
-    texts = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
-    return [document.tokens for document in tokenize_documents(texts, vocabulary) if len(document.tokens)]
+    for _, text, *_ in walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"]):
+        tokens = vocabulary.tokenize(text)
+        if len(tokens):
+            yield tokens
+
+
+def sources_and_edits(
+    vocabulary: Vocabulary, tokens: int, random: np.random.Generator
+) -> tuple[list[Int32Array], float]:
+    """Documents of `tokens` tokens: `sources`, then edited copies of them; and the share of the copies."""
+    real = list(up_to(sources(vocabulary), tokens))
+    copies = edited(real, ends_of_paragraphs(vocabulary), random)
+    return list(up_to(chain(real, copies), tokens)), 1 - sum(map(len, real)) / tokens
 
 
 def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
@@ -38,7 +47,7 @@ def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
 
 
 def edited(
-    originals: list[Int32Array], ends: npt.NDArray[np.bool_], random: np.random.Generator
+    originals: Sequence[Int32Array], ends: npt.NDArray[np.bool_], random: np.random.Generator
 ) -> Iterator[Int32Array]:
     """The originals in a random order, each with shuffled paragraphs and replaced tokens, again and again."""
     while True:
@@ -58,18 +67,12 @@ def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:
     """Walks over a graph in which each of SYNTHETIC_SIZE tokens has 64 successors, chosen by Zipf's law."""
     successors = (random.zipf(1.2, (SYNTHETIC_SIZE, 64)) - 1) % SYNTHETIC_SIZE
     while True:
-        walks = np.empty((_WALK, 200), np.int32)
+        walks = np.empty((WALK, 200), np.int32)
         at = random.integers(0, SYNTHETIC_SIZE, 200)
-        for step in range(_WALK):
+        for step in range(WALK):
             walks[step] = at
             at = successors[at, (random.zipf(1.5, 200) - 1) % 64]
         yield from np.ascontiguousarray(walks.T)
-
-
-def endless(vocabulary: Vocabulary, random: np.random.Generator) -> Iterator[Int32Array]:
-    """The documents of `sources`, then those of `edited`."""
-    originals = sources(vocabulary)
-    return chain(originals, edited(originals, ends_of_paragraphs(vocabulary), random))
 
 
 def up_to(documents: Iterable[Int32Array], tokens: int) -> Iterator[Int32Array]:

@@ -24,9 +24,9 @@ from typing import Any
 
 from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, DatastoreUnwritable, OptionError
 from rest_local.llama.model import Model
+from rest_local.retrieval.building.indexing import build_datastore, recipe_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.indexing import build_datastore, recipe_of
 from rest_local.retrieval.sources.walk import Walk
 
 SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")

@@ -29,7 +29,7 @@ from rest_local.bench.replay import counted, replay
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.sources import CONTEXT_TOKENS, DATASTORE_ROWS, DEPTH, Sources
 from rest_local.planning.policies import make_policy
-from rest_local.retrieval.pruning import Target, choose
+from rest_local.retrieval.changing.pruning import Target, choose
 from rest_local.retrieval.rows import PADDING, Int32Array, width_of
 from rest_local.retrieval.segment import Segment
 

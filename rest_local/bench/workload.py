@@ -26,9 +26,9 @@ from rest_local.drafting.sources import Sources
 from rest_local.errors import InputInvalid, OptionError, RestLocalError
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.git import git_command, git_environment
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.sources.git import git_command, git_environment
 
 EDITS = 100  # per repository
 PER_COMMIT = 3  # changed files, so that one large commit is not the whole workload

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -14,6 +13,7 @@ import click
 
 from rest_local.cli import inputs, messages, opening, options
 from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.streams import without_messages_of_ray
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import OptionError, RestLocalError
 
@@ -150,7 +150,7 @@ def batch(
         in_terminal = output == STANDARD and sys.stdout.isatty()
         try:
             with (
-                _without_messages_of_ray() if cluster else nullcontext(),
+                without_messages_of_ray() if cluster else nullcontext(),
                 shown(summary, in_terminal=in_terminal) as report,
                 _answering(config, left, tokens, cluster) as answers,
             ):
@@ -159,28 +159,6 @@ def batch(
             click.echo(f"rest-local: interrupted; {_way_on(summary, output)}", err=True)
             raise
     _finish(summary, output, as_json)
-
-
-@contextmanager
-def _without_messages_of_ray() -> Iterator[None]:
-    """The standard streams for this program alone. Ray writes to both, from C++ and from threads of its own; its log
-    files have the same."""
-    ours, stderr = [os.dup(1), os.dup(2)], sys.stderr
-    with open(os.devnull, "wb") as nowhere, open(ours[1], "w", encoding="utf-8", buffering=1, closefd=False) as shown:
-        sys.stdout.flush()
-        stderr.flush()
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-        sys.stderr = shown
-        try:
-            yield
-        finally:
-            shown.flush()
-            sys.stderr = stderr
-            sys.stdout.flush()  # what was printed there goes nowhere, too
-            for descriptor, own in zip((1, 2), ours, strict=True):
-                os.dup2(own, descriptor)
-                os.close(own)
 
 
 @contextmanager

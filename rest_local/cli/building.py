@@ -13,7 +13,7 @@ import click
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.build import Progress
+    from rest_local.retrieval.building.build import Progress
 
 
 def can_ask() -> bool:

@@ -147,7 +147,7 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
     """
     from rest_local.bench.prompts import ensure
     from rest_local.llama.model import Model
-    from rest_local.retrieval.indexing import build_datastore
+    from rest_local.retrieval.building.indexing import build_datastore
 
     path = inputs.model_path(config.model)
     if code is None:

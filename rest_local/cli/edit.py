@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import completion, inputs, opening, options
+from rest_local.cli import completion, indexer, inputs, opening, options
+from rest_local.cli import live as live_options
 from rest_local.cli.diff import coloured, count_changes, unified_diff
+from rest_local.cli.live import Live
 from rest_local.cli.messages import fail, say, warn
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import LARGEST_DEFAULT, EngineConfig
@@ -40,6 +42,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
 @options.engine_options
 @options.history_option
+@live_options.code_options
 @click.option(
     "--from",
     "request",
@@ -70,6 +73,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 def edit(
     arguments: tuple[str, ...],
     config: EngineConfig,
+    live: Live,
     sampling: Sampling,
     request: Path | None,
     yes: bool,
@@ -93,12 +97,13 @@ def edit(
     is_new = target == "-" or (isinstance(target, Path) and not target.exists())
     do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
     config = opening.conversing(config)
-    with opening.open_engine(with_context(config, files, instruction)) as engine:
+    with opening.open_engine(with_context(config, files, instruction), live.chosen()) as engine:
         require_template(engine)
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
         try:
             for file in files:
                 edits.edit(file)
+                indexer.show_news()
         except (KeyboardInterrupt, click.Abort):
             say("interrupted; no file was changed")
             raise

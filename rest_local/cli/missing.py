@@ -13,6 +13,7 @@ answered with "no" is not asked again, and a line about what it lacks is printed
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import building
 from rest_local.cli.messages import warn
 from rest_local.cli.progress import duration
-from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreVocabulary, RestLocalError
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreNotFound, DatastoreVocabulary, RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.decoding.core import Unusable
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from rest_local.retrieval.sources.source import Source
 
 
-def unusable(build: bool | None, is_named: bool) -> Unusable:
+def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] = lambda name: False) -> Unusable:
     """What `Engine` calls for a datastore that it cannot open. build: --build-missing, None: ask; is_named: the user
-    named it, so that it is no default.
+    named it, so that it is no default; awaited: whether it is being built, and used when it is there.
     """
 
     def decide(name: str | Path, error: DatastoreError, model: Model) -> bool:
+        if awaited(str(name)) and isinstance(error, (DatastoreNotFound, DatastoreVocabulary)):
+            return False
         if isinstance(error, DatastoreVocabulary):
             return _add_index(name, model, build, is_named)
         if is_named and not isinstance(error, DatastoreCorrupt):
@@ -46,8 +49,8 @@ def unusable(build: bool | None, is_named: bool) -> Unusable:
 
 def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
     """Build the index for the model's vocabulary if that is wanted, else say how. Whether it was built."""
+    from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
-    from rest_local.retrieval.indexing import recorded_sources
 
     path, vocabulary = datastore_path(name), model.vocabulary
     asks = build is None and building.can_ask() and not _noted("declined", path, vocabulary.hash)
@@ -70,7 +73,7 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
 
 def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
     from rest_local.decoding.transcripts import turn_renderer
-    from rest_local.retrieval.indexing import estimate
+    from rest_local.retrieval.building.indexing import estimate
 
     guess = estimate(sources, model.vocabulary, turn_renderer(model, sources))
     takes = f"about {in_bytes(guess.disk)} on disk and {duration(max(guess.seconds, 1))}"
@@ -83,7 +86,7 @@ def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
 
 def _build(name: str | Path, model: Model, sources: list[Source]) -> bool:
     from rest_local.decoding.transcripts import turn_renderer
-    from rest_local.retrieval.indexing import build_from_sources
+    from rest_local.retrieval.building.indexing import build_from_sources
 
     with building.progress(False, lambda: sum(source.measure()[1] for source in sources)) as progress:
         made = {"model": str(model.path.absolute())}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,19 +12,22 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import first_run, inputs, missing
-from rest_local.cli.messages import warn
+from rest_local.cli.live import ASLEEP, Live
+from rest_local.cli.messages import say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import ModelError
 
 if TYPE_CHECKING:
+    from rest_local.cli.indexer import Indexer
     from rest_local.decoding.engine import Engine
 
 
-def open_engine(config: EngineConfig) -> Engine:
+def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     """Open an engine, print its warnings, and return it; the caller closes it.
 
     Without a model it is the demo model's, which a terminal is told. `missing` says what happens to a datastore that
-    cannot be opened. Raises ModelError, DatastoreError, OptionError.
+    cannot be opened. `live`: what is kept up to date in the background, until the engine is closed. Raises ModelError,
+    DatastoreError, OptionError.
     """
     from rest_local.cli import logged
     from rest_local.decoding.engine import Engine
@@ -33,10 +38,54 @@ def open_engine(config: EngineConfig) -> Engine:
     is_named = bool(config.datastores)
     if not is_named and config.policy != "off" and _has_default():
         config = replace(config, datastores=(DEFAULT_NAME,))
-    engine = Engine(config, missing.unusable(config.build_missing, is_named))
+    with ExitStack() as undo:
+        config, indexer = _indexed(config, live, undo)
+        unusable = missing.unusable(config.build_missing, is_named, awaited=_awaited(live))
+        engine = Engine(replace(config, follow=bool(config.datastores)), unusable)
+        if indexer is not None:
+            indexer.committed = engine.look_for_commits
+            engine.at_close(undo.pop_all().close)
     for warning in engine.warnings:
         warn(warning)
+    if indexer is not None:
+        _announce(engine, live, indexer)
     return engine
+
+
+def _indexed(config: EngineConfig, live: Live, undo: ExitStack) -> tuple[EngineConfig, Indexer | None]:
+    """The config with the datastore of the code, and the process that keeps what is wanted up to date."""
+    from rest_local.cli.indexer import Indexer
+
+    named = tuple(map(str, config.datastores))
+    if config.policy == "off" or not (live.code or (live.watch and named)):
+        return config, None
+    indexer = Indexer(inputs.model_path(config.model), named if live.watch else (), live.code)
+    undo.callback(indexer.close)
+    code = (live.code.name,) if live.code else ()
+    return replace(config, datastores=tuple(dict.fromkeys((*named, *code)))), indexer
+
+
+def _awaited(live: Live) -> Callable[[str], bool]:
+    """Whether a datastore need not exist yet: that of the code, and those that are watched."""
+    return lambda name: live.watch or (live.code is not None and name == live.code.name)
+
+
+def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
+    """What is drafted from now, and what will be."""
+    from rest_local.cli.indexer import held
+    from rest_local.retrieval.home import datastore_path
+
+    stores = {store.path: store for store in engine.datastores}
+    for name in engine.config.datastores:
+        store = stores.get(datastore_path(name))
+        if live.code is not None and name == live.code.name:
+            if store is None:
+                say(f"indexing {live.code.root} in the background; drafts use it when it is ready")
+                indexer.tell_ready()
+            elif sys.stderr.isatty():
+                say(f"drafting from {live.code.root}: {held(len(store), store.info()['documents'])}")
+        elif store is None and live.watch:
+            say(f"datastore {name} cannot be used yet; it is as soon as it is built for this model's vocabulary")
 
 
 def conversing(config: EngineConfig) -> EngineConfig:

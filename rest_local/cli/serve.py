@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import indexer, inputs, opening, options
+from rest_local.cli import live as live_options
+from rest_local.cli.live import Live
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 
@@ -26,6 +29,8 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 @click.command(cls=SectionedCommand)
 @options.engine_options
 @options.history_option
+@live_options.code_options
+@click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0 takes a free one."
@@ -79,6 +84,7 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 )
 def serve(
     config: EngineConfig,
+    live: Live,
     host: str,
     port: int,
     alias: tuple[str, ...],
@@ -110,11 +116,14 @@ def serve(
         max_body=max_body,
         statistics=share_statistics,
     )
+    live = live.chosen()
     if daemon:
         ignore_hangups()
     with listen(settings) as listening:
         log_to_stderr()
-        serving = Serving(settings, inputs.model_name(config.model), lambda: opening.open_engine(config), queue=queue)
+        indexer.at_once()
+        load = partial(opening.open_engine, config, live)
+        serving = Serving(settings, inputs.model_name(config.model), load, queue=queue)
         _announce(settings, listening.getsockname()[1])
         serving.run(listening)
 

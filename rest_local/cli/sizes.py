@@ -1,4 +1,4 @@
-"""The options for what a build may use: memory and processes."""
+"""The options for what a build may use: memory, processes, a cluster."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ memory_option = click.option(
     help="Memory of all processes together, such as 2G. Default: a quarter of the machine's.",
 )
 jobs_option = click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. Default: one a core.")
+ray_option = click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Build on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local`. Each task "
+    "gets --memory divided by --jobs. Needs rest-local[ray].",
+)

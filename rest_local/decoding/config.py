@@ -33,6 +33,7 @@ class EngineConfig:
     datastores        names or paths of the datastores to draft from
     build_missing     build what a datastore lacks for the model's vocabulary from the files that it records; None: no,
                       except that a command asks at a terminal
+    follow            use new commits of the datastores while the engine runs, and those named that are built later
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
     n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that or 4 096,
                       whichever is less
@@ -56,6 +57,7 @@ class EngineConfig:
     model: str | Path | None = None
     datastores: Sequence[str | Path] = ()
     build_missing: bool | None = None
+    follow: bool = False
     policy: str = "auto"
     n_ctx: int | Literal["trained"] | None = None
     threads: int | None = None
@@ -105,6 +107,7 @@ class EngineOptions(TypedDict, total=False):
 
     datastores: Sequence[str | Path]
     build_missing: bool | None
+    follow: bool
     policy: str
     n_ctx: int | Literal["trained"] | None
     threads: int | None

@@ -36,7 +36,9 @@ from rest_local.catalog.find import model_file
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
 from rest_local.decoding.counts import Statistics, Totals
+from rest_local.decoding.following import Follower
 from rest_local.decoding.lane import Lane, Lanes
+from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import STRICT, Predictions, Request, Strict
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
@@ -56,11 +58,11 @@ from rest_local.planning.acceptance import Acceptance
 from rest_local.planning.memory import recall, remember
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
+from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import History, history_home
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.indexing import build_from_sources, recorded_sources
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
@@ -207,7 +209,11 @@ class EngineCore:
             self._persisted = PersistedLearning.open(self.model, self.lane.auto.acceptance) if config.history else None
             self.totals = Totals()
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
+            self.offers = Offers()
+            self.follower = Follower(self, map(datastore_path, config.datastores)) if config.follow else None
             undo.pop_all()
+        if self.follower:
+            self.follower.start()
 
     @property
     def n_ctx(self) -> int:
@@ -290,6 +296,7 @@ class EngineCore:
 
     def step(self, number: int = 0) -> bool:
         """One forward pass in each lane that has work; False where none has. `number`: a name for `abort`."""
+        self.catch_up()
         busy = [lane for lane in self.lanes if lane.scheduler.busy]
         for lane in busy:
             lane.context.number_decodes(number)
@@ -327,6 +334,11 @@ class EngineCore:
         for lane in self.lanes:
             lane.scheduler.cancel_all()
 
+    def catch_up(self) -> None:
+        """Use the datastores that were offered, between two steps."""
+        if self.offers:
+            self.use(self.offers.take(self.datastores))
+
     def use(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, in current requests as well. Call it between two steps. The datastores that
         were used before can then be closed by their owner.
@@ -353,7 +365,8 @@ class EngineCore:
         """
         if names is None:
             return self.datastores
-        known = {store.path.name: store for store in self.datastores}
+        stores = self.datastores if still else self.offers.current(self.datastores)
+        known = {store.path.name: store for store in stores}
         missing = [name for name in names if name not in known]
         if missing and not still:
             raise OptionError(f"datastore {missing[0]!r} is not open here; open are: {', '.join(known) or 'none'}")
@@ -366,6 +379,9 @@ class EngineCore:
 
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
+        if self.follower:
+            self.follower.close()
+        self.offers.close()
         self.cancel_all()
         try:
             if self._persisted:

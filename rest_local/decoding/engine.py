@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.core import EngineCore, Unusable
+from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
@@ -65,6 +67,7 @@ class Engine:
         """
         self._core = EngineCore(config, unusable)
         self._running: Stream | None = None
+        self._at_close = ExitStack()
 
     @classmethod
     def load(cls, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> Engine:
@@ -80,7 +83,7 @@ class Engine:
         return self._core.model
 
     @property
-    def datastores(self) -> Sequence[Datastore]:
+    def datastores(self) -> list[Datastore]:
         """The datastores that requests draft from."""
         return self._core.datastores
 
@@ -313,15 +316,36 @@ class Engine:
         """
         return self._core.lane.load_cells(path)
 
+    @property
+    def offers(self) -> Offers:
+        """Where other threads put datastores for the next step."""
+        return self._core.offers
+
+    def catch_up(self) -> None:
+        """Use the `offers` now. Not while a request is stepped: with a service, by way of `Service.run`."""
+        self._core.catch_up()
+
+    def look_for_commits(self) -> None:
+        """With `follow`: look for new commits of the datastores now and not at the next time. From any thread."""
+        if self._core.follower:
+            self._core.follower.look_soon()
+
     def use_datastores(self, datastores: Sequence[Datastore]) -> None:
         """Draft from these from now on, running requests as well. Those used before are the caller's to close then.
         Not while a request is stepped: with a service, by way of `Service.run`.
         """
         self._core.use(datastores)
 
+    def at_close(self, call: Callable[[], object]) -> None:
+        """Call it when the engine is closed, first."""
+        self._at_close.callback(call)
+
     def close(self) -> None:
         """Keep what is to be kept; free cells, weights and datastores now; again does nothing."""
-        self._core.close()
+        try:
+            self._at_close.close()
+        finally:
+            self._core.close()
 
     def __enter__(self) -> Engine:
         return self

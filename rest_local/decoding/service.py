@@ -82,6 +82,7 @@ class Service:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
         self._thread.start()
+        self._core.offers.told = self._catch_up
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
@@ -193,6 +194,13 @@ class Service:
             all_left = all(other.done or other.left for other in self._alive.values())
         if all_left and not sequence.done:
             self._core.abort(step)
+
+    def _catch_up(self) -> None:
+        """Use datastores that were offered, also while nothing is stepped: the old ones may hold much of the disk."""
+        with self._lock:
+            if not self._closing:
+                self._commands.append(self._core.catch_up)
+                self._lock.notify()
 
     # The thread
 

@@ -9,7 +9,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import llama_cpp
@@ -21,6 +21,7 @@ from rest_local.llama.gguf_header import check_headers, identity_of
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.parameters import Adapters, LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.llama.vocabulary_file import vocabulary_file
 
 _ALL_LAYERS = -1
 
@@ -61,7 +62,7 @@ class Model:
             self._vocabulary_name(),
             cache_key,
             self._pre_tokenizer(),
-            partial(open_vocabulary, path.absolute(), options.override_kv),
+            VocabularyOpener(path.absolute(), options.override_kv),
         )
         self.n_vocab = self.vocabulary.size
         self.adapters = Adapters(pointer, () if vocab_only else options.lora)
@@ -146,11 +147,33 @@ class Model:
         return f"{kind}{f'/{pre}' if pre else ''} of {count} tokens"
 
 
-@contextmanager
-def open_vocabulary(path: str | os.PathLike[str], overrides: tuple[Override, ...] = ()) -> Iterator[Vocabulary]:
-    """The vocabulary of a model, without its weights. Raises as `Model.open`."""
-    with Model.open(path, vocab_only=True, options=ModelOptions(override_kv=overrides)) as model:
-        yield model.vocabulary
+@dataclass(frozen=True)
+class VocabularyOpener:
+    """Opens the vocabulary of a model without its weights. Can be pickled. content: of its file, if shipped."""
+
+    path: Path
+    overrides: tuple[Override, ...] = ()
+    content: bytes | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[Vocabulary]:
+        """The vocabulary, until the context ends. Raises as `Model.open`, and OSError for a full disk."""
+        options = ModelOptions(override_kv=self.overrides)
+        if self.content is None:
+            opened = Model.open(self.path, vocab_only=True, options=options)
+        else:
+            import tempfile  # takes milliseconds
+
+            with tempfile.TemporaryDirectory(prefix="rest-local-") as folder:
+                file = Path(folder, "vocabulary.gguf")
+                file.write_bytes(self.content)
+                opened = Model.open(file, vocab_only=True, options=options)  # reads all of it
+        with opened as model:
+            yield model.vocabulary
+
+    def shipped(self) -> VocabularyOpener:
+        """An opener for machines without the file, of some MB. Raises ModelNotFound, ModelInvalid."""
+        return replace(self, content=vocabulary_file(self.path))
 
 
 def _metadata(pointer: int) -> dict[str, str]:

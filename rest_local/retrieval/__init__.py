@@ -1,25 +1,25 @@
 """Retrieval: text sorted by context, on disk and in memory. Imports no model code and can be used on its own."""
 
 from rest_local.paths import datastores_home
-from rest_local.retrieval.build import build
-from rest_local.retrieval.corpus import walk
-from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.growing import GrowingText
-from rest_local.retrieval.histories import forget_history, list_histories
-from rest_local.retrieval.history import History, history_home
-from rest_local.retrieval.home import datastore_path, list_datastores, remove
-from rest_local.retrieval.indexing import (
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.indexing import (
     Built,
     build_datastore,
     build_from_sources,
     build_from_texts,
     rebuild_datastore,
 )
+from rest_local.retrieval.building.tokenizing import tokenize_documents
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.growing import GrowingText
+from rest_local.retrieval.histories import forget_history, list_histories
+from rest_local.retrieval.history import History, history_home
+from rest_local.retrieval.home import datastore_path, list_datastores, remove
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
-from rest_local.retrieval.skipped import Skipped
-from rest_local.retrieval.tokenizing import tokenize_documents
+from rest_local.retrieval.sources.corpus import walk
+from rest_local.retrieval.sources.skipped import Skipped
 
 __all__ = [
     "MAX_DEPTH",

@@ -41,7 +41,7 @@ from rest_local.errors import (
     DatastoreVocabulary,
 )
 from rest_local.paths import data_dir
-from rest_local.retrieval.build import commit as commit_datastore
+from rest_local.retrieval.building.build import commit as commit_datastore
 from rest_local.retrieval.datastore import OUTSIDE, Datastore
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId

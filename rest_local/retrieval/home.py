@@ -25,10 +25,10 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.paths import datastores_home
+from rest_local.retrieval.building.staged import delete, may_hold, remove_all, stagings
 from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, owns
 from rest_local.retrieval.sources.registry import can_repeat
-from rest_local.retrieval.staged import delete, may_hold, remove_all, stagings
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20

@@ -8,11 +8,13 @@ matches longer than the worst row so far can have better ones, and more of it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_local.retrieval.cold import SLOW_NS, read_ahead
 from rest_local.retrieval.rows import MAX_MATCH, Context, Rows, backwards, check_shape
 from rest_local.retrieval.sample import beginning
 
@@ -38,6 +40,19 @@ class Nearest(NamedTuple):
     windows: Windows
     match: Match
     owners: Numbers
+
+    def joined(self, other: Nearest) -> Nearest:
+        """These entries, then the others."""
+        return Nearest(
+            np.concatenate([self.entries, other.entries]),
+            np.concatenate([self.windows, other.windows]),
+            np.concatenate([self.match, other.match]),
+            np.concatenate([self.owners, other.owners]),
+        )
+
+    def only(self, numbers: Numbers) -> Nearest:
+        """The entries of these numbers, in their order."""
+        return Nearest(self.entries[numbers], self.windows[numbers], self.match[numbers], self.owners[numbers])
 
 
 def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit: int, depth: int) -> Rows:
@@ -69,35 +84,48 @@ def nearest(
     depth: continuation tokens in the windows. places: of the key in each segment, where they are known. Raises
     IndexError for an entry outside the text.
     """
-    share, sought, size = _share(limit, len(segments)), beginning(key), len(key)
-    reads, ends, total = [], [], 0
-    open_ends: list[tuple[int, int, int, int]] = []  # segment, side, entry of the order, number of the entry read
-    for number, segment in enumerate(segments):
-        at = segment.place(key, sought) if places is None else places[number]
-        low = at - share if at > share else 0
-        read = segment.read(low, at + share, depth, size)
-        if low:
-            open_ends.append((number, 0, low, total))
-        total += len(read[0])
-        if at + share < segment.entries:
-            open_ends.append((number, 1, at + share, total - 1))
-        reads.append(read)
-        ends.append(total)
+    reads, ends, sides, cold = _around_places(segments, key, limit, depth, places)
     entries, windows = map(np.concatenate, zip(*reads, strict=True)) if len(reads) > 1 else reads[0]
     match = matches(windows, key, segments[0].width)
-    outermost = match[[end[3] for end in open_ends]] if open_ends else match[:0]
+    outermost = match[[side[3] for side in sides]] if sides else match[:0]
     masked = _without_dead(segments, entries, match, ends)
     best = (-masked).argsort(kind="stable")[:limit]
     worst = masked[best[-1]] if len(best) == limit else 0
     longest = outermost.max(initial=0)
-    if longest > worst or longest * segments[0].width == size:
-        found = Nearest(entries, windows, masked, np.array(ends).searchsorted(np.arange(total), "right"))
-        sides = [_Side(segments[number], number, side, edge, int(match[at])) for number, side, edge, at in open_ends]
-        return _Wider(segments, key, limit, depth).search(found, sides, int(worst))
+    if longest > worst or longest * segments[0].width == len(key):
+        found = Nearest(entries, windows, masked, np.array(ends).searchsorted(np.arange(len(match)), "right"))
+        more = [_Side(segments[number], number, side, edge, int(match[at])) for number, side, edge, at in sides]
+        return _Wider(segments, key, limit, depth, cold).search(found, more, int(worst))
     if not worst:
         best = best[: np.count_nonzero(masked[best])]
     owners = np.array(ends).searchsorted(best, "right") if len(segments) > 1 else best
     return Nearest(entries[best], windows[best], masked[best], owners)
+
+
+def _around_places(
+    segments: Sequence[Segment], key: bytes, limit: int, depth: int, places: Sequence[int] | None
+) -> tuple[list[tuple[Entries, Windows]], list[int], list[tuple[int, int, int, int]], bool]:
+    """What is read first, and whether it was not in memory: the entries of each segment; the number of entries up to
+    the end of each; the sides on which a segment has more (its number, 0 for low, the edge, the entry next to it).
+    """
+    share, sought, size, cold = _share(limit, len(segments)), beginning(key), len(key), False
+    reads, ends, sides, total = [], [], [], 0
+    began = perf_counter_ns()
+    for number, segment in enumerate(segments):
+        at = segment.place(key, sought) if places is None else places[number]
+        if not number and perf_counter_ns() - began > SLOW_NS:
+            cold, share = True, max(limit // (2 * len(segments)), LEAST)  # a row costs more than to read again
+            read_ahead(segments, key, share, depth)
+        low = at - share if at > share else 0
+        read = segment.read(low, at + share, depth, size)
+        if low:
+            sides.append((number, 0, low, total))
+        total += len(read[0])
+        if at + share < segment.entries:
+            sides.append((number, 1, at + share, total - 1))
+        reads.append(read)
+        ends.append(total)
+    return reads, ends, sides, cold
 
 
 def matches(windows: Windows, key: bytes, width: int) -> Match:
@@ -111,8 +139,10 @@ def matches(windows: Windows, key: bytes, width: int) -> Match:
 
 
 def _share(limit: int, segments: int) -> int:
-    """The number of entries to read at first on each side of a place. One segment never has to be read again."""
-    return limit if segments == 1 else max(3 * limit // (2 * segments), LEAST)
+    """The number of entries to read at first on each side of a place. One segment never has to be read again, 16 have
+    to be in half of all searches: 289, 273, 261, 263, 300 us with 6, 8, 12, 16, 24 entries (best times, busy machine).
+    """
+    return min(limit, max(3 * limit // segments, LEAST))
 
 
 def _without_dead(segments: Sequence[Segment], entries: Entries, match: Match, ends: Sequence[int]) -> Match:
@@ -150,8 +180,8 @@ class _Side:
 class _Wider:
     """A search that reads more and more of those segments that can still have better entries."""
 
-    def __init__(self, segments: Sequence[Segment], key: bytes, limit: int, depth: int) -> None:
-        self._segments, self._key, self._limit, self._depth = segments, key, limit, depth
+    def __init__(self, segments: Sequence[Segment], key: bytes, limit: int, depth: int, cold: bool) -> None:
+        self._segments, self._key, self._limit, self._depth, self._cold = segments, key, limit, depth, cold
         self._width = segments[0].width
 
     def search(self, found: Nearest, sides: list[_Side], worst: int) -> Nearest:
@@ -164,14 +194,14 @@ class _Wider:
                 worst = 0
         count = -(-_share(self._limit, len(self._segments)) // 2)
         while wider := [side for side in sides if side.better(worst)]:
-            found = Nearest(*map(np.concatenate, zip(found, self._read(wider, count), strict=True)))
+            found = found.joined(self._read(wider, count))
             if len(found.match) >= self._limit:
                 worst = int(np.sort(found.match)[-self._limit])
             count = min(2 * count, MOST >> 3)
         rank = found.owners - found.match.astype(np.intp) * len(self._segments)
         best = rank.argsort(kind="stable")[: self._limit]
         best = best[: np.count_nonzero(found.match[best])]
-        return Nearest(*(part[best] for part in found))
+        return found.only(best)
 
     def _middle(self, number: int) -> list[_Side]:
         """Where more than `limit` entries of a segment agree with all of the key: two sides of the middle of them."""
@@ -186,6 +216,9 @@ class _Wider:
         """The next entries of each side."""
         intervals = [side.next(count) for side in sides]
         size = len(self._key)
+        if self._cold:
+            for side, (low, high) in zip(sides, intervals, strict=True):
+                side.segment.advise_text(low, high, self._depth, size)
         reads = [
             side.segment.read(low, high, self._depth, size) for side, (low, high) in zip(sides, intervals, strict=True)
         ]

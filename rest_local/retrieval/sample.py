@@ -16,6 +16,7 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
+from rest_local.retrieval.cold import advise
 from rest_local.retrieval.rows import MAX_DEPTH
 
 STEP = 64
@@ -45,7 +46,7 @@ def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int)
     first = MAX_DEPTH * width
     window = np.ndarray((len(tokens) - first - KEY) // width + 1, f"V{KEY}", tokens, first, (width,))
     keys = window[order[::STEP]]
-    return keys[::BLOCK].tobytes() + keys.tobytes()
+    return b"".join((keys[::BLOCK].tobytes(), keys.tobytes()))
 
 
 Key = npt.NDArray[np.bytes_]  # of no dimension
@@ -62,7 +63,7 @@ class Sample:
     def __init__(self, data: bytes | mmap, entries: int) -> None:
         if len(data) != sample_size(entries):
             raise ValueError(f"{len(data)} bytes are not the sample of {entries} entries")
-        self._entries = entries
+        self._data, self._entries = data, entries
         keys = -(-entries // STEP)
         tops = -(-keys // BLOCK)
         self._top = np.frombuffer(data, _KEYS, tops).copy()
@@ -84,7 +85,12 @@ class Sample:
             most = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought, "right"))
         return max((least - 1) * STEP + 1, 0), min(most * STEP, self._entries)
 
+    def advise(self, sought: Key) -> None:
+        """Let the system read the page that `around` reads, if it is mapped."""
+        begin = KEY * (len(self._top) + max(int(self._top.searchsorted(sought)) - 1, 0) * BLOCK)
+        advise(self._data, [(begin, min(begin + KEY * BLOCK, len(self._data)))])
+
     def release(self) -> None:
         """Release the buffer."""
-        self._keys = np.empty(0, _KEYS)
+        self._data, self._keys = b"", np.empty(0, _KEYS)
         self._at = self._keys.item

@@ -13,6 +13,7 @@ from mmap import mmap
 import numpy as np
 import numpy.typing as npt
 
+from rest_local.retrieval.cold import advise
 from rest_local.retrieval.nearest import nearest, search_all
 from rest_local.retrieval.rows import (
     MAX_DEPTH,
@@ -66,7 +67,7 @@ class Segment:
         self.width = width_of(vocab_size)
         if len(tokens) != (length + MAX_DEPTH + MAX_MATCH) * self.width:
             raise ValueError(f"{len(tokens)} bytes are not the tokens of a text of {length}")
-        self._tokens = tokens
+        self._tokens, self._order_file = tokens, order
         self._order = memoryview(order).cast("B").cast("I")  # type: ignore[arg-type]
         self._entries: Entries = np.frombuffer(self._order, np.uint32)
         self._sample = sample
@@ -154,10 +155,18 @@ class Segment:
 
         sought: `sample.beginning(key)`, if it is known. Raises IndexError for an entry outside the text.
         """
-        low, high = 0, len(self._order)
-        if self._sample:
-            low, high = self._sample.around(key, beginning(key) if sought is None else sought)
+        low, high = self.interval(key, sought)
         return bisect_left(self._order, key.rstrip(b"\0"), low, high, key=self._reader(len(key)))
+
+    def interval(self, key: bytes, sought: Key | None = None) -> tuple[int, int]:
+        """(low, high): the place of a key is one of low..high, inclusive."""
+        if self._sample is None:
+            return 0, len(self._order)
+        return self._sample.around(key, beginning(key) if sought is None else sought)
+
+    def below(self, entry: int, key: bytes) -> bool:
+        """Whether an entry of the order lies before the place of a key."""
+        return self._reader(len(key))(self._order[entry]) < key.rstrip(b"\0")
 
     def end(self, key: bytes, place: int) -> int:
         """The entry after the last one that begins with the key. place: the first one."""
@@ -169,6 +178,21 @@ class Segment:
         """
         entries = self._entries[low:high]
         return entries, self._window(MAX_DEPTH - depth, depth * self.width + size)[entries]
+
+    def advise_sample(self, key: bytes) -> None:
+        """Let the system read what `interval` reads, if it is mapped."""
+        if self._sample is not None:
+            self._sample.advise(beginning(key))
+
+    def advise_order(self, low: int, high: int) -> None:
+        """Let the system read entries low..high of the order, if they are mapped."""
+        advise(self._order_file, [(4 * low, 4 * high)])
+
+    def advise_text(self, low: int, high: int, depth: int, size: int) -> None:
+        """Let the system read what `read` reads, if it is mapped, except the order itself."""
+        before, after = (MAX_DEPTH - depth) * self.width, MAX_DEPTH * self.width + size
+        starts = [entry * self.width for entry in self._order[low:high].tolist()]
+        advise(self._tokens, [(start + before, start + after) for start in starts])
 
     def live(self, entries: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Whether each entry is of a document that is not dead."""
@@ -205,7 +229,7 @@ class Segment:
         self._order.release()
         if self._sample:
             self._sample.release()
-        self._tokens = b""
+        self._tokens, self._order_file = b"", None
 
     def _reaches(self, at: int, least: bytes) -> bool:
         """Whether an entry next to `at`, where the longest matches of a key are, begins with the bytes `least`."""

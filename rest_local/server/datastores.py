@@ -5,9 +5,7 @@ A name is compared with the open datastores and with those in the user's directo
 
 from __future__ import annotations
 
-import logging
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +14,14 @@ import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.errors import DatastoreError, DatastoreNotFound, DatastoreVocabulary, ServiceClosed, printable
+from rest_local.decoding import following
+from rest_local.errors import DatastoreError, printable
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path, list_datastores, manifests
-from rest_local.retrieval.secrecy import secret_content, secret_name
-from rest_local.retrieval.updating import add
+from rest_local.retrieval.sources.secrecy import secret_content, secret_name
 from rest_local.server.bodies import DocumentBody, SearchBody, parse
 from rest_local.server.errors import ApiError, from_error
 from rest_local.server.prompts import prompt_text
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.service import Service
 
-log = logging.getLogger("rest_local.server")
-
-_changing = threading.Lock()
 PLACES = 10
 CONTINUATION = 32  # tokens shown after a place
 NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -91,47 +87,10 @@ async def forget_document(request: HttpRequest) -> Response:
 
 
 def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
-    """Opens the newest commit of every open datastore and of those in `also`.
-
-    A datastore that cannot be opened stays as it was; one that no longer exists is closed. Must not be called in the
-    engine's thread, which only exchanges them between two steps.
-    """
-    with _changing:  # two calls at once would each drop what the other opened
-        old: list[Datastore] = list(engine.datastores)
-        fresh = _opened(engine, old, also)
-
-        def change(engine: Engine) -> None:  # in the engine's thread, where no lookup is running
-            engine.use_datastores(fresh)
-            _close(old, fresh)
-
-        try:
-            service.run(change)
-        except ServiceClosed:
-            _close(fresh, old)
-            raise
-
-
-def _close(stores: Sequence[Datastore], but: Sequence[Datastore]) -> None:
-    for store in stores:
-        if store not in but:
-            store.close()
-
-
-def _opened(engine: Engine, old: Sequence[Datastore], also: Sequence[Path]) -> list[Datastore]:
-    identity = engine.model.vocabulary.identity
-    fresh: list[Datastore] = []
-    for path in [*(store.path for store in old), *also]:
-        try:
-            store = Datastore.open(
-                path, vocabulary_hash=identity.hash, vocabulary_name=identity.name, mmap=_mmap(engine)
-            )
-            fresh.append(store)
-        except (DatastoreNotFound, DatastoreVocabulary) as error:  # the whole of it was removed, or the model's part
-            log.warning("%s; continuing without it", error)
-        except DatastoreError as error:
-            log.warning("%s; continuing with the version that was open", error)
-            fresh += [store for store in old if store.path == path]
-    return fresh
+    """`decoding.following.reopen`; the next lookup uses what it opened. Must not be called in the engine's thread."""
+    following.reopen(engine, also)
+    service.run(lambda engine: engine.catch_up())
+    engine.offers.close_retired()
 
 
 def _mmap(engine: Engine) -> bool | None:

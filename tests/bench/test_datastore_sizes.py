@@ -14,7 +14,7 @@ from rest_local.bench.recorded import Recorded
 from rest_local.bench.size_plot import plot
 from rest_local.bench.sizes import Corpus, Point, enough, measure, prefix, slopes
 from rest_local.cli.main import run
-from rest_local.retrieval.pruning import Target
+from rest_local.retrieval.changing.pruning import Target
 
 FLAT = "assumed-flat-to-8"
 

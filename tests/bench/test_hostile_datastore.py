@@ -15,7 +15,7 @@ from rest_local.bench.replay import replay
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.policies import make_policy
-from rest_local.retrieval.build import build
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 

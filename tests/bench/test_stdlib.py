@@ -12,7 +12,7 @@ from rest_local.errors import DatastoreUnwritable
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, VocabularyId, build, datastore_path, list_datastores
-from rest_local.retrieval.indexing import build_datastore
+from rest_local.retrieval.building.indexing import build_datastore
 
 
 @pytest.fixture

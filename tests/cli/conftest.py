@@ -23,7 +23,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
     def install(*scripts: list[FakePiece | BaseException], **fields: Any) -> FakeEngine:
         engine = FakeEngine([list(script) for script in scripts or (HELLO,)], **fields)
 
-        def open_engine(config: EngineConfig) -> FakeEngine:
+        def open_engine(config: EngineConfig, live: object = None) -> FakeEngine:
             engine.config, engine.closed = config, False
             return engine
 

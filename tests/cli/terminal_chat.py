@@ -74,7 +74,7 @@ class TerminalEngine(FakeEngine):
         )  # fmt: skip
 
 
-def open_engine(config: Any, chat: bool = False) -> TerminalEngine:
+def open_engine(config: Any, live: Any = None) -> TerminalEngine:
     engine = TerminalEngine([])
     engine.config = config
     engine.model.chat_template = "fake"

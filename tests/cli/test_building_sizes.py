@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rest_local.cli.main import cli
 from rest_local.cli.sizes import size_of
 from rest_local.paths import demo_model
-from rest_local.retrieval import walking
+from rest_local.retrieval.building import walking
 
 BUILD = ("index", "build", "-m", str(demo_model()), "--json")
 

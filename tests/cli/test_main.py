@@ -31,7 +31,7 @@ from fake_cli_engine import HELLO, FakeEngine, FakePiece
 from rest_local.cli import main, opening
 script = HELLO
 {body}
-opening.open_engine = lambda config: FakeEngine([script])
+opening.open_engine = lambda config, live=None: FakeEngine([script])
 sys.argv = ["rest-local", *{arguments!r}]
 main.main()
 """

@@ -20,7 +20,7 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.request import Request
 from rest_local.errors import PromptTooLong
 from rest_local.llama.options import ModelOptions
-from rest_local.retrieval.indexing import build_datastore
+from rest_local.retrieval.building.indexing import build_datastore
 
 LIBRARY = (
     "calibration",

@@ -95,6 +95,7 @@ def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], cal
             model=Path("~/m.gguf").expanduser(),
             datastores=("/tmp/a", "b"),
             build_missing=True,
+            follow=True,
             n_ctx=512,
             threads=2,
             n_gpu_layers=0,

@@ -14,7 +14,7 @@ from support.files import overwrite
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
 from rest_local.kv_cache.slot import Slot
-from rest_local.retrieval.build import build
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest

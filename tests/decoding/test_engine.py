@@ -23,7 +23,7 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Rope
 from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto
-from rest_local.retrieval.build import build
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 

@@ -8,9 +8,17 @@ import pytest
 
 from rest_local.llama import probe
 
+RUN = probe.run  # before anything replaces it
+
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def real_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are new processes, as for a user, and not forked (`support.forked`)."""
+    monkeypatch.setattr(probe, "run", RUN)
+
+
+@pytest.fixture
+def children(real_children: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of each child process that is started."""
     started: list[tuple[Any, ...]] = []
     run = probe.run

@@ -89,6 +89,7 @@ def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Cal
     assert len(tried) == 1
 
 
+@pytest.mark.usefixtures("real_children")
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     task = {
         "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": ladder.asdict(ModelOptions()),

@@ -59,6 +59,8 @@ from test_build import Counting
 from test_history_faults import say
 from rest_local.retrieval.home import folder, remove, remove_index
 
+os.fsync = os.fstat  # what is written outlives its process without it
+
 def die(step, name):
     if step == killed_at:
         os.kill(os.getpid(), 9)

@@ -14,8 +14,8 @@ import pytest
 from rest_local.errors import InputInvalid, OptionError, TemplateFailed
 from rest_local.retrieval import Skipped, build_from_texts
 from rest_local.retrieval.documents import Text
-from rest_local.retrieval.parts import tokens_of
 from rest_local.retrieval.sources import Chat, read
+from rest_local.retrieval.sources.parts import tokens_of
 
 KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file
 

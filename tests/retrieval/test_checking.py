@@ -14,13 +14,14 @@ from stores import NEW, OLD, OTHER, VOCABULARY, make
 from support.files import overwrite
 from test_datastore import FROZEN, rewrite
 
-from rest_local.retrieval import VocabularyId, checking
-from rest_local.retrieval.build import build
-from rest_local.retrieval.checking import Fault, look, segment_faults
+from rest_local.retrieval import VocabularyId
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, file_name, sealed
 from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.keeping import checking
+from rest_local.retrieval.keeping.checking import Fault, look, segment_faults
 
 STATE = FileState("new.py", 5, 7, b"s" * 32)
 

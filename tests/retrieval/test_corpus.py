@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from rest_local.errors import InputInvalid, OptionError, printable
-from rest_local.retrieval import Skipped, corpus, git, listing, tokenize_documents, walk
-from rest_local.retrieval.corpus import MAX_LINE
-from rest_local.retrieval.secrecy import secret_content, secret_name
+from rest_local.retrieval import Skipped, tokenize_documents, walk
+from rest_local.retrieval.sources import corpus, git, listing
+from rest_local.retrieval.sources.corpus import MAX_LINE
+from rest_local.retrieval.sources.secrecy import secret_content, secret_name
 
 
 def files(root: Path, content: dict[str, str | bytes]) -> Path:

@@ -8,12 +8,12 @@ import pytest
 from edited import Bytes, Folder, text_on_disk, texts_in
 
 from rest_local.errors import OptionError
-from rest_local.retrieval import updating
-from rest_local.retrieval.excluding import excludable, excluding, relative_names
-from rest_local.retrieval.forgetting import Forgotten, forget, forget_where
+from rest_local.retrieval.building.indexing import recipe_of
+from rest_local.retrieval.changing import updating
+from rest_local.retrieval.changing.excluding import excludable, excluding, relative_names
+from rest_local.retrieval.changing.forgetting import Forgotten, forget, forget_where
+from rest_local.retrieval.changing.merging import merge
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.indexing import recipe_of
-from rest_local.retrieval.merging import merge
 from rest_local.retrieval.sources import Git, Jsonl, Walk, from_recipe
 
 pytestmark = pytest.mark.usefixtures("unsynced")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.errors import CorpusEmpty, InputInvalid
+from rest_local.errors import CorpusEmpty, InputInvalid, OptionError
 from rest_local.retrieval import Datastore, build_datastore, build_from_texts
 
 
@@ -89,3 +89,8 @@ def test_an_empty_corpus_names_the_skipped_files_and_keeps_the_old_datastore(sou
         build_datastore("mine", [source / "gone"], vocabulary=Bytes())
     with Datastore.open(before.path) as store:
         assert store.manifest == before.manifest
+
+
+def test_memory_bounds_the_segments_of_texts_of_any_origin(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="memory of 1 MB"):
+        build_from_texts(tmp_path / "store", [("a", "text")], vocabulary=Bytes(), memory=1 << 20)

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval import merging, updating
-from rest_local.retrieval.build import build
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.staged import MERGE, staging
+from rest_local.retrieval.changing import merging, updating
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of
-from rest_local.retrieval.staged import MERGE, staging
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

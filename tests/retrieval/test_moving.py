@@ -28,14 +28,15 @@ from rest_local.errors import (
     DatastoreUnwritable,
     OptionError,
 )
-from rest_local.retrieval import Datastore, VocabularyId, archive, list_datastores, moving
-from rest_local.retrieval.archive import HEAD, TAIL
-from rest_local.retrieval.build import build
+from rest_local.retrieval import Datastore, VocabularyId, list_datastores
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, sealed
 from rest_local.retrieval.home import indexes, read_manifest
-from rest_local.retrieval.moving import export, export_file, import_datastore
+from rest_local.retrieval.keeping import archive, moving
+from rest_local.retrieval.keeping.archive import HEAD, TAIL
+from rest_local.retrieval.keeping.moving import export, export_file, import_datastore
 
 MORE = {"more.py": [1, 2, 3]}
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from stores import VOCABULARY, content_of, make
 
 from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.retrieval.changing.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
 from rest_local.retrieval.tables import bitmap_of
 
 COMMON = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -127,7 +127,7 @@ def test_the_files_keep_the_size(tmp_path: Path) -> None:
 
 
 def make_documents(path: Path, documents: list[Document], segment_tokens: int) -> None:
-    from rest_local.retrieval.build import build
+    from rest_local.retrieval.building.build import build
 
     build(path, documents, vocabulary=VOCABULARY, segment_tokens=segment_tokens)
 

@@ -20,13 +20,13 @@ from test_datastore import FROZEN
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreUnwritable
 from rest_local.retrieval import Datastore
-from rest_local.retrieval.build import build, commit
-from rest_local.retrieval.checking import look
+from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.repair import Plan, plan, repair
+from rest_local.retrieval.keeping.checking import look
+from rest_local.retrieval.keeping.repair import Plan, plan, repair
 from rest_local.retrieval.tables import bitmap_of
 
 FIRST, SECOND, THIRD = NEW

@@ -21,12 +21,12 @@ from rest_local.errors import (
     DatastoreVocabulary,
 )
 from rest_local.retrieval import Datastore, VocabularyId, list_datastores, remove
+from rest_local.retrieval.building.indexing import estimate, rebuild_datastore
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.files import locked
-from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import folder, indexes, remove_index
-from rest_local.retrieval.indexing import estimate, rebuild_datastore
-from rest_local.retrieval.updating import add
 
 THIRD = VocabularyId("ef" * 32, 1000, "third")
 
@@ -309,7 +309,7 @@ class Tokenizer:
 
 def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rest_local.retrieval import build_datastore
-    from rest_local.retrieval.indexing import recorded_sources
+    from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.sources import Walk
 
     source, path = tmp_path / "source", tmp_path / "store"

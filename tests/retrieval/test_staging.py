@@ -21,13 +21,14 @@ import pytest
 from test_build import Counting
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreUnwritable, OptionError
-from rest_local.retrieval import Datastore, build_datastore, shards, walking, workers
+from rest_local.retrieval import Datastore, build_datastore
+from rest_local.retrieval.building import shards, walking, workers
+from rest_local.retrieval.building.shards import FIXED_MEMORY, Plan, plan, segment_tokens
+from rest_local.retrieval.building.staging import build_shard, finished
+from rest_local.retrieval.building.walking import recipe_of_walk
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MAX_SEGMENT, VocabularyId
-from rest_local.retrieval.shards import FIXED_MEMORY, Plan, plan, segment_tokens
 from rest_local.retrieval.sources.walk import Walk
-from rest_local.retrieval.staging import build_shard, finished
-from rest_local.retrieval.walking import recipe_of_walk
 
 MEMORY = 1 << 30
 
@@ -185,7 +186,8 @@ sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 import pydivsufsort, numpy
 import test_staging
-from rest_local.retrieval import build_datastore, shards
+from rest_local.retrieval import build_datastore
+from rest_local.retrieval.building import shards
 
 def status(key):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(key))
@@ -270,7 +272,7 @@ def killed_before_the_commit(tmp_path: Path) -> Iterator[None]:
         yield
     assert content(tmp_path / "store") == {}
     (name,) = stagings(tmp_path / "store")
-    assert len([f for f in os.listdir(tmp_path / "store" / name) if f.endswith(".bin")]) == 16
+    assert len([f for f in os.listdir(tmp_path / "store" / name) if f.endswith(".tokens.bin")]) == 4
 
 
 def test_a_damaged_shard_is_built_again(source: Path, tmp_path: Path) -> None:
@@ -348,7 +350,8 @@ sys.path[:0] = sys.argv[4:]
 from pathlib import Path
 import test_staging
 from test_build import Counting
-from rest_local.retrieval import build_datastore, shards, walking
+from rest_local.retrieval import build_datastore
+from rest_local.retrieval.building import shards, walking
 shards.LEAST_SHARD, walking.SMALL_TEXT = 1 << 14, 0
 
 def die(step, name):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stores import VOCABULARY
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.build import build, commit
+from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.format import Manifest

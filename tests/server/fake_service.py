@@ -15,6 +15,7 @@ from typing import Any
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import Predictions, Request
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
@@ -35,9 +36,10 @@ class FakeEngine:
         self.config = EngineConfig()
         self._core = SimpleNamespace(predictions=Predictions(self.model.vocabulary, n_ctx))
         self.datastores: list[Any] = []
+        self.offers = Offers()
 
-    def use_datastores(self, datastores: list[Any]) -> None:
-        self.datastores = datastores
+    def catch_up(self) -> None:
+        self.datastores = self.offers.take(self.datastores)
 
     def close(self) -> None:
         self.model.close()

@@ -35,18 +35,18 @@ from edited import Bytes, Folder, text_on_disk, texts_in
 from failpoints import Named
 
 from rest_local.errors import DatastoreLocked
+from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.merging import merge
+from rest_local.retrieval.changing.pruning import Target, prune
+from rest_local.retrieval.changing.rereading import roots_of
+from rest_local.retrieval.changing.updating import add, add_sources, update
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.forgetting import forget
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.indexing import build_datastore
-from rest_local.retrieval.merging import merge
-from rest_local.retrieval.moving import export, import_datastore
-from rest_local.retrieval.pruning import Target, prune
-from rest_local.retrieval.rereading import roots_of
+from rest_local.retrieval.keeping.moving import export, import_datastore
 from rest_local.retrieval.sources import Walk, from_recipe
-from rest_local.retrieval.updating import add, add_sources, update
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "10000"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", "1"))

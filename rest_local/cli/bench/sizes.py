@@ -92,7 +92,7 @@ def datastore_size(
     from rest_local.bench.sizes import CURVES, measure
     from rest_local.calibration.curves import load_curve
     from rest_local.llama.model import Model
-    from rest_local.retrieval.pruning import Target
+    from rest_local.retrieval.changing.pruning import Target
 
     wanted = [Target.parse(text) for text in targets] or None
     for name in curves:
@@ -149,9 +149,9 @@ def _inputs(
 
 def _documents(datastores: Sequence[str], paths: Sequence[str], vocabulary: Vocabulary) -> Iterable[Any]:
     from rest_local.retrieval import tokenize_documents
-    from rest_local.retrieval.corpus import walk
     from rest_local.retrieval.datastore import Datastore
     from rest_local.retrieval.home import datastore_path
+    from rest_local.retrieval.sources.corpus import walk
 
     identity = vocabulary.identity
     for name in datastores:

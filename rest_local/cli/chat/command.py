@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import inputs, interrupt, opening, options
+from rest_local.cli import indexer, inputs, interrupt, opening, options
+from rest_local.cli import live as live_options
+from rest_local.cli.live import Live
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 @click.argument("question", required=False, metavar="[QUESTION | -]")
 @options.engine_options
 @options.history_option
+@live_options.code_options
 @options.tokens_option(-1, "At most N tokens an answer; -1: until it ends or the context is full.")
 @click.option("--system", metavar="TEXT", help="System message that the conversation starts with.")
 @click.option(
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 def chat(
     question: str | None,
     config: EngineConfig,
+    live: Live,
     sampling: Sampling,
     tokens: int,
     system: str | None,
@@ -68,7 +72,7 @@ def chat(
 
     asked = _question(question)
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
-    open_ = partial(_open, template=template)
+    open_ = partial(_open, template=template, live=live.chosen())
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
         kept = None if named is None else named.read()  # what is wrong with it is told before the model is loaded
@@ -105,11 +109,11 @@ def _question(argument: str | None) -> str | None:
     return with_attachments(asked, [Attachment("", piped)] if piped.strip() else [])
 
 
-def _open(config: EngineConfig, template: str | None) -> Engine:
+def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
     """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
     from rest_local.cli.chat.talk import require_template
 
-    engine = opening.open_engine(config if template is not None else opening.conversing(config))
+    engine = opening.open_engine(config if template is not None else opening.conversing(config), live)
     try:
         if template is not None:
             engine.model.chat_template = template
@@ -133,6 +137,7 @@ def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
     prompt = Prompt(lambda text: completions(talk, text), keep)
     warned = False
     while True:
+        indexer.show_news()
         try:
             text = prompt.ask()
         except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """`rest-local index`: build, change, look into, move and remove datastores."""
 
-from rest_local.cli.index import (
+from rest_local.cli.index import (  # noqa: F401  importing a module adds its commands to the group
     building,
     changing,
     checking,
@@ -11,19 +11,8 @@ from rest_local.cli.index import (
     showing,
     sourcing,
     stats,
+    watching,
 )
 from rest_local.cli.index.common import index
 
-__all__ = [
-    "building",
-    "changing",
-    "checking",
-    "forgetting",
-    "index",
-    "moving",
-    "pruning",
-    "removing",
-    "showing",
-    "sourcing",
-    "stats",
-]
+__all__ = ["index"]

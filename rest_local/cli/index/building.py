@@ -5,34 +5,48 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import building, completion
+from rest_local.cli import building, completion, messages
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
 from rest_local.cli.index.pruning import described, prune_index, prune_option, target_of
 from rest_local.cli.index.sourcing import chosen_sources, described_sources, source_options
 from rest_local.cli.options import json_option
-from rest_local.cli.sizes import jobs_option, memory_option
+from rest_local.cli.sizes import jobs_option, memory_option, ray_option
+from rest_local.cli.streams import without_messages_of_ray
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.building.cluster import Cluster
+    from rest_local.retrieval.building.indexing import Built
+    from rest_local.retrieval.changing.pruning import Pruned
     from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.indexing import Built
-    from rest_local.retrieval.pruning import Pruned
     from rest_local.retrieval.sources.source import Render, Source
 
 
 class Means(NamedTuple):
-    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes."""
+    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes; ray: the address of a
+    cluster, None: this machine.
+    """
 
     memory: int | None
     jobs: int
+    ray: str | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        if self.ray is None:
+            return None
+        from rest_local.retrieval.building.cluster import Cluster
+
+        return Cluster(self.ray, warn=messages.warn)
 
 
 @index.command()
@@ -48,6 +62,7 @@ class Means(NamedTuple):
 @model_option
 @memory_option
 @jobs_option
+@ray_option
 @prune_option
 @replace_option
 @json_option
@@ -56,6 +71,7 @@ def build(
     model: str | None,
     memory: int | None,
     jobs: int | None,
+    ray: str | None,
     prune: str | None,
     replace: bool,
     as_json: bool,
@@ -70,7 +86,7 @@ def build(
         target_of(prune)  # a wrong one should not be found after minutes
     chosen = chosen_sources(**given)
     path = common.model_path(model)
-    means = Means(memory, jobs or os.cpu_count() or 1)
+    means = Means(memory, jobs or os.cpu_count() or 1, ray)
     _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, means, replace, as_json, prune)
 
 
@@ -79,20 +95,29 @@ def build(
 @model_option
 @memory_option
 @jobs_option
+@ray_option
 @replace_option
 @json_option
-def rebuild(name: str, model: str | None, memory: int | None, jobs: int | None, replace: bool, as_json: bool) -> None:
+def rebuild(
+    name: str,
+    model: str | None,
+    memory: int | None,
+    jobs: int | None,
+    ray: str | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
     """Index what a datastore was built from again, for one model's vocabulary.
 
     So a datastore gets an index for another model, or the present text.
     """
+    from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import datastore_path, newest_manifest
-    from rest_local.retrieval.indexing import recorded_sources
 
     path = datastore_path(name)
     sources, recipe = recorded_sources(path), newest_manifest(path).recipe
     fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
-    means = Means(memory, jobs or os.cpu_count() or 1)
+    means = Means(memory, jobs or os.cpu_count() or 1, ray)
     _build(name, common.model_path(model), sources, fields, means, replace, as_json)
 
 
@@ -106,13 +131,17 @@ def _build(
     as_json: bool,
     prune: str | None = None,
 ) -> None:
-    from rest_local.retrieval.indexing import build_from_sources
+    from rest_local.retrieval.building.indexing import build_from_sources
 
     recipe = {**fields, "model": str(model.absolute())}
     with common.open_vocabulary(model) as vocabulary:
         replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
         began = time.perf_counter()
-        with building.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress:
+        cluster = means.cluster
+        with (
+            without_messages_of_ray() if cluster else nullcontext(),
+            building.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress,
+        ):
             built = build_from_sources(
                 name,
                 sources,
@@ -123,6 +152,7 @@ def _build(
                 render=render,
                 memory=means.memory,
                 jobs=means.jobs,
+                cluster=cluster,
             )
         pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
     _report(built, time.perf_counter() - began, as_json, pruned)

@@ -23,10 +23,10 @@ from rest_local.errors import DatastoreError, printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.build import Progress
+    from rest_local.retrieval.building.build import Progress
+    from rest_local.retrieval.changing.updating import Updated
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.sources.source import Render, Source
-    from rest_local.retrieval.updating import Updated
 
 Change = Callable[["Vocabulary", "Progress", "Render | None"], "Updated"]
 
@@ -42,7 +42,7 @@ def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **g
 
     Every later update reads them again too. What is added has the filters that are given here.
     """
-    from rest_local.retrieval.updating import add_sources
+    from rest_local.retrieval.changing.updating import add_sources
 
     sources, path = chosen_sources(**given).sources, path_of(name)
 
@@ -69,8 +69,8 @@ def update(name: str, vocabulary: str | None, model: str | None, missing: bool, 
     A file of the same size and time of change is not read, and one of the same content not tokenized. Each index is
     updated with the model it was built with, or the one for the vocabulary of --model.
     """
+    from rest_local.retrieval.changing.updating import update
     from rest_local.retrieval.sources.registry import from_recipe
-    from rest_local.retrieval.updating import update
 
     path = path_of(name)
 
@@ -188,8 +188,8 @@ def _report(name: str, row: dict[str, Any]) -> None:
 @json_option
 def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
     """Write a datastore's segments again as few, without deleted text. An update merges by itself what is due."""
+    from rest_local.retrieval.changing.merging import merge
     from rest_local.retrieval.home import read_manifest
-    from rest_local.retrieval.merging import merge
 
     rows = []
     for directory in indexes_of(name, vocabulary):

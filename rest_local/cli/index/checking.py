@@ -14,8 +14,8 @@ from rest_local.cli.options import json_option
 from rest_local.errors import DatastoreNotFound, OptionError, printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.checking import Fault, Looked
-    from rest_local.retrieval.repair import Plan
+    from rest_local.retrieval.keeping.checking import Fault, Looked
+    from rest_local.retrieval.keeping.repair import Plan
 
 _NAMED = 10  # lost documents that are listed
 
@@ -40,7 +40,7 @@ def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: 
     damaged, takes a complete copy for a damaged manifest, and deletes what killed processes left. `index update` or
     `rebuild` then reads the files of dropped segments again.
     """
-    from rest_local.retrieval.checking import look
+    from rest_local.retrieval.keeping.checking import look
 
     looked = look(path_of(name), _directories(name, vocabulary), thorough=thorough)
     faults = [fault for one in looked for fault in one.faults]
@@ -87,7 +87,7 @@ def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: 
 
 def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
     """Repair, after a question if documents are lost. Raises OptionError without a terminal."""
-    from rest_local.retrieval.repair import plan, repair
+    from rest_local.retrieval.keeping.repair import plan, repair
 
     plans = [plan(one) for one in looked if one.faults]
     lossy = [planned for planned in plans if planned.lost or planned.copy]

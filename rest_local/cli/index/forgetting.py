@@ -36,7 +36,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     path. It is recorded that they are left out, unless --once is given. All indexes of the datastore forget them.
     """
     from rest_local.retrieval import home
-    from rest_local.retrieval.forgetting import forget_where
+    from rest_local.retrieval.changing.forgetting import forget_where
 
     path = path_of(name)
     held = {directory: _names(directory) for directory in indexes_of(name, None)}
@@ -89,13 +89,13 @@ class _Meant:
     recorded: Mapping[str, Any]
 
     def recipe(self, recipe: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-        from rest_local.retrieval.excluding import excluding
+        from rest_local.retrieval.changing.excluding import excluding
 
         return excluding(recipe, self.files, self.globs)
 
 
 def _can_exclude(meant: Iterable[_Meant], name: str) -> bool:
-    from rest_local.retrieval.excluding import excludable
+    from rest_local.retrieval.changing.excluding import excludable
 
     return all(excludable(one.recorded, name) for one in meant)
 
@@ -104,7 +104,7 @@ def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str
     """What the arguments mean: a path or name that is held, or files below a folder; else a glob."""
     from pathspec import GitIgnoreSpec
 
-    from rest_local.retrieval.excluding import relative_names
+    from rest_local.retrieval.changing.excluding import relative_names
 
     files: set[str] = set()
     globs: list[str] = []
@@ -125,8 +125,8 @@ def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str
 
 
 def _names(directory: Path) -> set[str]:
+    from rest_local.retrieval.changing.forgetting import names_in
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.forgetting import names_in
 
     with Datastore.open(directory) as store:
         return names_in(store)

@@ -16,7 +16,7 @@ from rest_local.cli.options import json_option
 from rest_local.errors import InputInvalid, OptionError, printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.moving import Moved
+    from rest_local.retrieval.keeping.moving import Moved
 
 
 @index.command()
@@ -37,7 +37,7 @@ def export(
     It is a tar archive, not compressed. To send it: `rest-local index export NAME -o - | ssh HOST rest-local index
     import -`.
     """
-    from rest_local.retrieval.moving import export, export_file
+    from rest_local.retrieval.keeping.moving import export, export_file
 
     path, directories = path_of(name), indexes_of(name, vocabulary)
     if file == "-":
@@ -67,7 +67,7 @@ def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
 
     Everything is checked before anything is visible. With --replace, indexes for other vocabularies stay.
     """
-    from rest_local.retrieval.moving import import_datastore
+    from rest_local.retrieval.keeping.moving import import_datastore
 
     if file == "-":
         moved = import_datastore(sys.stdin.buffer, name, replace=replace)

@@ -12,7 +12,7 @@ from rest_local.cli.index.common import index, indexes_of, path_of, print_json, 
 from rest_local.cli.options import json_option
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.pruning import Pruned, Target
+    from rest_local.retrieval.changing.pruning import Pruned, Target
 
 prune_option = click.option(
     "--prune",
@@ -51,13 +51,13 @@ def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json
 
 def target_of(text: str) -> Target:
     """Raises OptionError unless it is a target."""
-    from rest_local.retrieval.pruning import Target
+    from rest_local.retrieval.changing.pruning import Target
 
     return Target.parse(text)
 
 
 def prune_index(name: str, vocabulary_hash: str | None, target: str, *, dry: bool = False) -> Pruned:
-    from rest_local.retrieval.pruning import prune as prune_documents
+    from rest_local.retrieval.changing.pruning import prune as prune_documents
 
     return prune_documents(path_of(name), target_of(target), vocabulary_hash=vocabulary_hash, dry=dry)
 

@@ -16,7 +16,7 @@ from rest_local.cli.options import json_option
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.corpus import Filters
+    from rest_local.retrieval.sources.corpus import Filters
     from rest_local.retrieval.sources.source import Source
 
 OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
@@ -121,8 +121,8 @@ def chosen_sources(
     """The sources of the parameters that `source_options` added, prepared. Raises UsageError if there are none,
     OptionError, InputInvalid.
     """
-    from rest_local.retrieval.corpus import Filters
     from rest_local.retrieval.sources import Chat, Git, Python
+    from rest_local.retrieval.sources.corpus import Filters
     from rest_local.retrieval.sources.recipes import read_recipe
 
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)

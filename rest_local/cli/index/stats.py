@@ -27,7 +27,7 @@ def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> No
 
     Tokens by folder, extension and file are those of the ten largest.
     """
-    from rest_local.retrieval.statistics import statistics
+    from rest_local.retrieval.keeping.statistics import statistics
 
     found = [statistics(directory, changes=changes) for directory in indexes_of(name, vocabulary)]
     if as_json:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from rest_local.errors import OptionError, RestLocalError
 from rest_local.retrieval.documents import Text
-from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.sources.fields import MAX_ROW, Row, files_of, json_rows, open_file, size_of
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Reading, Source
 from rest_local.retrieval.sources.walk import absolute
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from rest_local.errors import InputInvalid, printable
-from rest_local.retrieval.reading import certain
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.reading import certain
+from rest_local.retrieval.sources.skipped import Skipped
 
 MAX_ROW = 1 << 24
 """Bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from rest_local.errors import InputInvalid, printable
-from rest_local.retrieval.corpus import Filters, wanted_name
 from rest_local.retrieval.documents import Text
-from rest_local.retrieval.git import git_command, started
+from rest_local.retrieval.sources.corpus import Filters, wanted_name
+from rest_local.retrieval.sources.git import git_command, started
 from rest_local.retrieval.sources.source import Reading
 
 AROUND = 3

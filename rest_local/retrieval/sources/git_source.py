@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from rest_local.errors import InputInvalid, OptionError, printable
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Filters
 from rest_local.retrieval.documents import Text
-from rest_local.retrieval.git import output_of
+from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE, Filters
+from rest_local.retrieval.sources.git import output_of
 from rest_local.retrieval.sources.git_history import changes
 from rest_local.retrieval.sources.git_tree import files_of_commit, measure_tree
 from rest_local.retrieval.sources.source import Reading, Source

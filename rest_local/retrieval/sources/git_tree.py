@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from rest_local.errors import InputInvalid, printable
-from rest_local.retrieval.corpus import Filters, decoded, reason_to_skip, wanted_name
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.git import git_command, git_environment, started
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.corpus import Filters, decoded, reason_to_skip, wanted_name
+from rest_local.retrieval.sources.git import git_command, git_environment, started
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Reading
 
 _REGULAR = ("100644", "100755")

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from rest_local.errors import OptionError
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Unchanged
 from rest_local.retrieval.documents import Text
-from rest_local.retrieval.skipped import Skipped
 from rest_local.retrieval.sources.chat import Chat
+from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE, Unchanged
 from rest_local.retrieval.sources.git_source import Git
 from rest_local.retrieval.sources.jsonl import Jsonl
 from rest_local.retrieval.sources.parquet import Parquet
 from rest_local.retrieval.sources.python import Python
+from rest_local.retrieval.sources.skipped import Skipped
 from rest_local.retrieval.sources.source import Reading, Render, Source, made
 from rest_local.retrieval.sources.stdin import Stdin
 from rest_local.retrieval.sources.walk import Walk

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from rest_local.errors import OptionError
-from rest_local.retrieval.corpus import Unchanged
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.secrecy import secret_content
-from rest_local.retrieval.skipped import Skipped
+from rest_local.retrieval.sources.corpus import Unchanged
+from rest_local.retrieval.sources.secrecy import secret_content
+from rest_local.retrieval.sources.skipped import Skipped
 
 Parts: TypeAlias = "tuple[tuple[str, bool], ...]"
 """`documents.Text.parts`."""

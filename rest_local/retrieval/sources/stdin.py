@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, ClassVar
 
-from rest_local.retrieval.corpus import decoded
 from rest_local.retrieval.documents import Text
+from rest_local.retrieval.sources.corpus import decoded
 from rest_local.retrieval.sources.source import Reading, Source
 
 PIECE = 1 << 22

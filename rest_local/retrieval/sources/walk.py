@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from rest_local.retrieval.corpus import MAX_FILE_SIZE, Filters, measure, walk_files
 from rest_local.retrieval.documents import Text
+from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE, Filters, measure, walk_files
 from rest_local.retrieval.sources.source import Reading, Source
 
 

@@ -1,0 +1,367 @@
+"""The time of a lookup, warm and cold, the memory of an open datastore, and the speed of sorting one.
+
+The text is Python source of this machine, tokenized with the vocabulary of a model and continued with edited copies
+(`bench.generated`). Without a model it is synthetic. Queries are contexts of 40 tokens from the datastore with one of
+the newest 33 tokens replaced, so that matches have all lengths. Times are of this process, with whatever else the
+machine does: `best` is the median over queries of the shortest of PASSES times, which other load disturbs less.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_local.bench.generated import SYNTHETIC_SIZE, sources_and_edits, synthetic, up_to
+from rest_local.bench.rest_retriever import NODES, RestRetriever, accepted
+from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.tree import ROOT
+from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, build
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.documents import Document
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
+
+PASSES = 3
+COLD_QUERIES = 100
+FLUSHED = 40_000_000  # bytes: more than a last-level cache
+HELD_OUT = 50  # every so many documents one is kept out of the datastore, to draft in
+POSITIONS = 1000  # in held-out text, of the comparison with REST's retrieval
+_SORT_SAMPLE = 5_000_000
+_OPENED = 5
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """tokens: of the text; segments: measure the same text in so many segments, too; datastore: measure this one,
+    and build none; model: whose vocabulary; cold: with the files dropped from the page cache before each lookup;
+    against: compare with REST's retrieval.
+    """
+
+    tokens: int = 20_000_000
+    queries: int = 2000
+    segments: int = 1
+    datastore: Path | None = None
+    model: str | None = None
+    cold: bool = False
+    against: bool = False
+    seed: int = 0
+
+
+def measure(choice: Choice) -> dict[str, Any]:
+    """Measure as the choice says, in a temporary directory. Times in microseconds:
+
+    - `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted trie
+    - `first_lookup_us`: the same in the first pass over the queries
+    - `flushed_lookup_us`: the same with the processor's caches flushed before each lookup, as after a forward pass
+    - `rows_us`: only the rows; `draft_us`: the rows and a tree of up to 16 nodes grown from them
+
+    Memory in MB: `open_rss_mb` after opening; `used_rss_mb` after all queries, including mapped pages, which the system
+    may reclaim at any time; `own_rss_mb` without them; `trimmed_rss_mb` after `Datastore.trim`.
+    """
+    random = np.random.default_rng(choice.seed)
+    if choice.datastore is not None:
+        return {"text": str(choice.datastore), **_measure_store(choice.datastore, choice, random)}
+    documents, vocabulary, source = _text(choice, random)
+    held_out = documents[::HELD_OUT] if choice.against else []
+    stored = [document for number, document in enumerate(documents) if number % HELD_OUT or not choice.against]
+    report: dict[str, Any] = {"text": source, "sort_tokens_per_s": _sort_speed(stored, vocabulary.size)}
+    with tempfile.TemporaryDirectory() as directory:
+        one = Path(directory) / "one"
+        began = time.perf_counter()
+        _build(one, stored, vocabulary, SEGMENT_TOKENS)
+        report["build_s"] = round(time.perf_counter() - began, 1)
+        if choice.segments > 1:
+            parts = Path(directory) / "parts"
+            _build(parts, stored, vocabulary, _cap(stored, choice.segments))
+            report["parts"] = _compare_segments(one, parts, choice, random)
+        if choice.against:
+            report["rest"] = _against_rest(one, stored, held_out, vocabulary.size, random)
+        del documents, stored, held_out
+        gc.collect()
+        return {**report, **_measure_store(one, choice, random)}
+
+
+def _text(choice: Choice, random: np.random.Generator) -> tuple[list[Int32Array], VocabularyId, str]:
+    if choice.model is None:
+        identity = VocabularyId("0" * 64, SYNTHETIC_SIZE, "synthetic")
+        return list(up_to(synthetic(random), choice.tokens)), identity, "synthetic Zipf-Markov"
+    from rest_local.llama.model import Model
+
+    with Model.open(choice.model, vocab_only=True) as opened:
+        vocabulary = opened.vocabulary
+        identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
+        documents, copies = sources_and_edits(vocabulary, choice.tokens, random)
+    return documents, identity, f"Python sources, {copies:.0%} edited copies, vocabulary of {identity.name}"
+
+
+def _build(path: Path, documents: Iterable[Int32Array], vocabulary: VocabularyId, segment_tokens: int) -> None:
+    named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(documents))
+    build(path, named, vocabulary=vocabulary, recipe={}, segment_tokens=segment_tokens)
+
+
+def _cap(documents: Sequence[Int32Array], segments: int) -> int:
+    """The least size of segments with which documents need no more than so many."""
+    sizes = [len(document) + 1 for document in documents]
+
+    def needed(cap: int) -> int:
+        count, total = 1, 0
+        for size in sizes:
+            total += size
+            if total > cap:
+                count, total = count + 1, size
+        return count
+
+    return bisect_left(range(sum(sizes)), True, lo=max(sizes), key=lambda cap: needed(cap) <= segments)
+
+
+def _measure_store(path: Path, choice: Choice, random: np.random.Generator) -> dict[str, Any]:
+    opened_ms = sorted(_opening(path) for _ in range(_OPENED))[_OPENED // 2]
+    before, before_own = _resident()
+    with Datastore.open(path, mmap=True) as store:
+        opened, _ = _resident()
+        contexts = _contexts(store, choice.queries, random)
+        first = _times(store, contexts, _trie)
+        passes = [_times(store, contexts, _trie) for _ in range(PASSES)]
+        rows, drafts = _times(store, contexts, _nothing), _times(store, contexts, _drafted(16))
+        used, used_own = _resident()
+        flushed = _times(store, contexts[:COLD_QUERIES], _trie, np.zeros(FLUSHED, np.uint8))
+        store.trim()
+        trimmed, _ = _resident()
+        info = store.info()
+        report = {
+            "tokens": len(store),
+            "vocabulary": store.manifest.vocabulary.size,
+            "width": width_of(store.manifest.vocabulary.size),
+            "segments": info["segments"],
+            "queries": choice.queries,
+            "open_ms": round(opened_ms, 2),
+            "lookup_us": {**_quantiles(np.concatenate(passes)), "best": _best(passes)},
+            "first_lookup_us": _quantiles(first),
+            "flushed_lookup_us": _quantiles(flushed),
+            "rows_us": _quantiles(rows),
+            "draft_us": _quantiles(drafts),
+            "open_rss_mb": round(opened - before, 1),
+            "used_rss_mb": round(used - before, 1),
+            "trimmed_rss_mb": round(trimmed - before, 1),
+            "own_rss_mb": round(used_own - before_own, 1),
+            "bytes_per_token": round(info["bytes"] / info["tokens"], 3),
+        }
+        if choice.cold:
+            report["cold"] = _cold(store, contexts[:COLD_QUERIES])
+    return report
+
+
+def _opening(path: Path) -> float:
+    """Milliseconds of opening a datastore."""
+    began = time.perf_counter()
+    with Datastore.open(path, mmap=True):
+        return (time.perf_counter() - began) * 1e3
+
+
+def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
+    """Lookups of which each reads all it needs from the disk. `disk_kb` shows that it did: what the system read for
+    this process during a lookup.
+    """
+    files = [store.directory / name for name in os.listdir(store.directory) if name.endswith(".bin")]
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)  # a dirty page is not dropped
+        os.close(descriptor)
+    times, read, faults = [], [], []
+    for context in contexts:
+        store.trim()  # nor is a mapped one
+        for file in files:
+            _drop(file)
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        began = time.perf_counter_ns()
+        _trie(store.rows(context))
+        times.append(time.perf_counter_ns() - began)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        read.append((after.ru_inblock - before.ru_inblock) / 2)
+        faults.append(after.ru_majflt - before.ru_majflt)
+    milliseconds = {name: round(value / 1000, 2) for name, value in _quantiles(np.array(times)).items()}
+    return {"lookup_ms": milliseconds, "disk_kb": float(np.median(read)), "major_faults": float(np.median(faults))}
+
+
+def _drop(file: Path) -> None:
+    """Drop a file from the page cache."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _compare_segments(one: Path, parts: Path, choice: Choice, random: np.random.Generator) -> dict[str, Any]:
+    """The same lookups in one datastore and in one of more segments, alternately."""
+    with Datastore.open(one, mmap=True) as whole, Datastore.open(parts, mmap=True) as split:
+        contexts = _contexts(whole, choice.queries, random)
+        passes: dict[Datastore, list[Times]] = {whole: [], split: []}
+        for _ in range(PASSES + 1):  # the first pass maps the files
+            for store, times in passes.items():
+                times.append(_times(store, contexts, _trie))
+        best = {store: _best(times[1:]) for store, times in passes.items()}
+        return {
+            "segments": [len(whole.segments), len(split.segments)],
+            "lookup_us": [{**_quantiles(np.concatenate(passes[store][1:])), "best": best[store]} for store in best],
+            "ratio": round(best[split] / best[whole], 2),
+        }
+
+
+def _against_rest(
+    path: Path,
+    stored: Sequence[Int32Array],
+    held_out: Sequence[Int32Array],
+    vocab_size: int,
+    random: np.random.Generator,
+) -> dict[str, Any]:
+    """Both retrievals at the same places of held-out text, alternately: time, and tokens accepted of NODES nodes."""
+    rest = RestRetriever(np.concatenate(stored), vocab_size)
+    grow = _drafted(NODES, NODES)
+    with Datastore.open(path, mmap=True) as store:
+        steps: dict[str, Callable[[list[int]], object]] = {
+            "lookup": lambda context: _trie(store.rows(context)),
+            "draft": lambda context: grow(store.rows(context)),
+            "rest": rest.draft,
+        }
+        times: dict[str, list[int]] = {name: [] for name in steps}
+        lengths: dict[str, list[int]] = {"draft": [], "rest": []}
+        for context, following in _places(held_out, random):
+            for name, step in steps.items():
+                step(context)
+                began = time.perf_counter_ns()
+                found = step(context)
+                times[name].append(time.perf_counter_ns() - began)
+                if isinstance(found, Draft):
+                    lengths["draft"].append(_accepted(found, following))
+                elif name == "rest":
+                    lengths["rest"].append(accepted(found, following))  # type: ignore[arg-type]
+    median = {name: float(np.median(values)) for name, values in times.items()}
+    return {
+        "implementation": "REST's algorithm, implemented again in rest_local.bench.rest_retriever",
+        "lookup_us": _quantiles(np.array(times["lookup"])),
+        "draft_us": _quantiles(np.array(times["draft"])),
+        "rest_us": _quantiles(np.array(times["rest"])),
+        "faster": {name: round(median["rest"] / median[name], 2) for name in ("lookup", "draft")},
+        "accepted": {name: round(float(np.mean(values)), 3) for name, values in lengths.items()},
+    }
+
+
+def _places(held_out: Sequence[Int32Array], random: np.random.Generator) -> Iterable[tuple[list[int], list[int]]]:
+    """(context, what follows) at places of held-out documents."""
+    long = [document for document in held_out if len(document) > 64]
+    for _ in range(POSITIONS if long else 0):
+        document = long[random.integers(len(long))]
+        at = int(random.integers(32, len(document) - 17))
+        yield document[at - 32 : at].tolist(), document[at : at + 16].tolist()
+
+
+def _accepted(found: Draft, following: Sequence[int]) -> int:
+    node, count = ROOT, 0
+    for token in following:
+        child = found.tree.child(node, token)
+        if child is None:
+            break
+        node, count = child, count + 1
+    return count
+
+
+def _contexts(store: Datastore, queries: int, random: np.random.Generator) -> list[Int32Array]:
+    """Contexts of 40 tokens of the datastore, each with a token replaced."""
+    vocab_size = store.manifest.vocabulary.size
+    ends = np.cumsum([len(segment) for segment in store.segments])
+    contexts: list[Int32Array] = []
+    while len(contexts) < queries:
+        place = int(random.integers(ends[-1]))
+        number = int(ends.searchsorted(place, "right"))
+        segment = store.segments[number]
+        at = min(place - int(ends[number]) + len(segment), max(len(segment) - 40, 0))
+        context = segment.slice(at, min(at + 40, len(segment))).copy()
+        context[context >= vocab_size] = 0
+        context[-random.integers(2, min(33, len(context)) + 1)] = random.integers(0, vocab_size)
+        contexts.append(context)
+    return contexts
+
+
+def _sort_speed(documents: Iterable[Int32Array], vocab_size: int) -> int:
+    text = np.concatenate(list(islice(up_to(documents, _SORT_SAMPLE), None)))
+    packed = pack(text, vocab_size)
+    began = time.perf_counter()
+    order_of(packed, width_of(vocab_size))
+    return round(len(text) / (time.perf_counter() - began))
+
+
+def _times(
+    store: Datastore,
+    contexts: Sequence[Int32Array],
+    then: Callable[[Rows], object],
+    flush: npt.NDArray[np.uint8] | None = None,
+) -> Times:
+    """Nanoseconds of each lookup with `then` on its rows; `flush` is written to before each."""
+    times = []
+    for context in contexts:
+        if flush is not None:
+            flush += 1
+        began = time.perf_counter_ns()
+        then(store.rows(context))
+        times.append(time.perf_counter_ns() - began)
+    return np.array(times)
+
+
+def _nothing(rows: Rows) -> None:
+    """Do nothing with the rows."""
+
+
+def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
+    """The complete weighted trie of all rows: the sorted rows, in which a node is a run of rows and its weight the
+    length of the run, and the number of tokens that each row shares with the previous one.
+    """
+    tokens = rows.continuations
+    if len(tokens):
+        tokens = tokens[tokens.view(f"V{4 * rows.depth}")[:, 0].argsort()]
+    differ = np.ones((max(len(tokens) - 1, 0), rows.depth + 1), np.bool_)
+    np.not_equal(tokens[1:], tokens[:-1], out=differ[:, :-1])
+    return tokens, differ.argmax(axis=1)
+
+
+def _drafted(limit: int, leaves: int = 8) -> Callable[[Rows], Draft]:
+    estimate, calibrate = Acceptance().estimate, TokenCalibrator().calibrate
+    source = SOURCE_NUMBER["datastore"]
+    return lambda rows: draft(
+        [SourceRows(source, rows)], estimate, lambda _: True, limit=limit, leaves=leaves, calibrate=calibrate
+    )
+
+
+def _quantiles(times: Times) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(times, q)) / 1000, 1) for q in (50, 99)}
+
+
+def _best(passes: Sequence[Times]) -> float:
+    """The median over queries of the shortest of their times, in microseconds."""
+    return round(float(np.median(np.min(passes, axis=0))) / 1000, 1)
+
+
+def _resident() -> tuple[float, float]:
+    """(resident memory, the part of it that is no mapped file) of this process, MB."""
+    fields = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key in ("VmRSS", "RssFile"):
+            fields[key] = int(value.split()[0]) / 1000
+    return fields["VmRSS"], fields["VmRSS"] - fields.get("RssFile", 0.0)

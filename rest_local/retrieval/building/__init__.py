@@ -1,0 +1,1 @@
+"""Building an index: text to tokens to sorted segments, and the commit."""

@@ -1,0 +1,289 @@
+"""Builds a datastore in one call: walk, tokenize in parallel, sort, commit, and record the recipe.
+
+    with Model.open("model.gguf", vocab_only=True) as model:
+        built = build_datastore("mycode", ["~/src/mycode"], vocabulary=model.vocabulary)
+    print(built.tokens, "tokens,", built.skipped.summary())
+
+Knows no model: it accepts any tokenizer with a name, a size and a hash. `updating` and `forgetting`
+change what was built.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rest_local.errors import CorpusEmpty, DatastoreError, OptionError
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, build
+from rest_local.retrieval.building.cluster import Cluster
+from rest_local.retrieval.building.shards import segment_tokens
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
+from rest_local.retrieval.building.walking import build_walk, default_memory
+from rest_local.retrieval.building.writing import Progress
+from rest_local.retrieval.documents import Document, Text
+from rest_local.retrieval.files import Files
+from rest_local.retrieval.format import Manifest, VocabularyId
+from rest_local.retrieval.home import (
+    datastore_path,
+    newest_manifest,
+)
+from rest_local.retrieval.rows import width_of
+from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE
+from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
+from rest_local.retrieval.sources.skipped import Skipped
+from rest_local.retrieval.sources.source import Reading, Render, Source
+from rest_local.retrieval.sources.walk import Walk
+
+SAMPLE_S = 0.5
+SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.building.build.build`
+
+
+@dataclass(frozen=True)
+class Built:
+    """The result of a build: the path, the commit, and the files that the walk skipped."""
+
+    path: Path
+    manifest: Manifest
+    skipped: Skipped
+
+    @property
+    def tokens(self) -> int:
+        """Including one separator for each document."""
+        return sum(segment.tokens for segment in self.manifest.segments)
+
+    @property
+    def documents(self) -> int:
+        return sum(segment.documents for segment in self.manifest.segments)
+
+    @property
+    def bytes(self) -> int:
+        """On disk, without the manifest."""
+        return sum(file.size for segment in self.manifest.segments for file in segment.files.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "path": str(self.path),
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "segments": len(self.manifest.segments),
+            "bytes": self.bytes,
+            "skipped": dict(self.skipped.counts),
+            "unwanted": dict(self.skipped.kinds),
+            "secrets": self.skipped.secrets,
+        }
+
+
+def build_datastore(
+    name: str | os.PathLike[str],
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    vocabulary: DocumentTokenizer,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    allow_secrets: bool = False,
+    max_file_size: int = MAX_FILE_SIZE,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+    memory: int | None = None,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    files: Files | None = None,
+) -> Built:
+    """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
+
+    It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
+    `retrieval.sources.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
+    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
+    for large text and a vocabulary that another process can open; a script that asks for several needs the guard
+    `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
+    goes on where it was. cluster: tasks of a Ray cluster build, not processes; each gets `memory` divided by `jobs`.
+
+    Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
+    DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
+    intact.
+    """
+    walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    return build_from_sources(
+        name,
+        [walk],
+        vocabulary=vocabulary,
+        recipe=recipe,
+        progress=progress,
+        replace=replace,
+        memory=memory,
+        jobs=jobs,
+        cluster=cluster,
+        files=files,
+    )
+
+
+def build_from_sources(
+    name: str | os.PathLike[str],
+    sources: Sequence[Source],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+    render: Render | None = None,
+    memory: int | None = None,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    files: Files | None = None,
+) -> Built:
+    """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
+    `render`: for transcripts of chats (`sources.source.Render`). jobs counts for a single walk only; memory
+    bounds the segments of other sources, too. Raises OptionError for a cluster and anything but a single walk.
+    """
+    if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
+        path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
+        manifest, left_out = build_walk(
+            path,
+            walk,
+            vocabulary,
+            recorded,
+            progress=progress,
+            replace=replace,
+            memory=memory,
+            jobs=jobs,
+            cluster=cluster,
+            files=files,
+        )
+        return Built(path, manifest, left_out)
+    if cluster:
+        raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
+    report, skipped = progress or (lambda what, amount: None), Skipped()
+    sources = [source.prepared() for source in sources]
+    reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
+    texts = chain.from_iterable([source.texts(reading) for source in sources])
+    recorded = {**recipe_of(sources), **(recipe or {})}
+    try:
+        return build_from_texts(
+            name,
+            texts,
+            vocabulary=vocabulary,
+            recipe=recorded,
+            progress=progress,
+            skipped=skipped,
+            replace=replace,
+            memory=memory,
+        )
+    except CorpusEmpty as error:
+        raise CorpusEmpty(", ".join(source.about() for source in sources), skipped.summary()) from error
+
+
+def build_from_texts(
+    name: str | os.PathLike[str],
+    texts: Iterable[Text | tuple[str, str]],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    skipped: Skipped | None = None,
+    replace: bool = True,
+    memory: int | None = None,
+) -> Built:
+    """As `build_datastore`, from texts, or (document name, text), of any origin. One process."""
+    path, report = datastore_path(name), progress or (lambda what, tokens: None)
+    documents = _counted(tokenize_documents(texts, vocabulary), report)
+    identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
+    most = min(SEGMENT_TOKENS, segment_tokens(memory or default_memory(), vocabulary.size))
+    manifest = build(
+        path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace, segment_tokens=most
+    )
+    return Built(path, manifest, skipped or Skipped())
+
+
+def rebuild_datastore(
+    name: str | os.PathLike[str],
+    *,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+    replace: bool = True,
+    render: Render | None = None,
+) -> Built:
+    """Build a datastore for a vocabulary from the sources that its newest index was built from.
+
+    `recipe`: fields to record in addition. Raises as `build_from_sources`, and `recorded_sources`.
+    """
+    sources = recorded_sources(datastore_path(name))
+    return build_from_sources(
+        name, sources, vocabulary=vocabulary, recipe=recipe, progress=progress, replace=replace, render=render
+    )
+
+
+def recorded_sources(path: Path) -> list[Source]:
+    """The sources that the newest index of a datastore was built from.
+
+    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, OptionError for a source that this version does not
+    know, and DatastoreError if it holds text of another origin, or some that cannot be read again.
+    """
+    sources = from_recipe(newest_manifest(path).recipe)
+    if not sources:
+        raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
+    for source in sources:
+        if not is_repeatable(source):
+            raise DatastoreError(
+                f"datastore {path}: it was built from {source.about()}, which cannot be read again; build it anew"
+            )
+    return sources
+
+
+def recipe_of(sources: Sequence[Source]) -> dict[str, Any]:
+    """The recipe of sources for the manifest."""
+    return {"sources": [source.to_dict() for source in sources]}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an index will be. text: bytes of the files that a walk reads; disk: bytes of the index."""
+
+    files: int
+    text: int
+    disk: int
+    seconds: float
+
+
+def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: Render | None = None) -> Estimate:
+    """Estimate a build from `recorded_sources`: tokenizes for SAMPLE_S seconds. Raises as `build_from_sources`.
+
+    The sample is of the first files in order, and what else the machine does changes its speed: a rough figure.
+    """
+    measured = [source.measure() for source in sources]
+    files, text = sum(files for files, _ in measured), sum(size for _, size in measured)
+    sizes: deque[int] = deque()
+    reading = Reading(Skipped(), render=render)
+    texts = _noting_sizes(chain.from_iterable([source.texts(reading) for source in sources]), sizes)
+    done = tokens = 0
+    began = sampled = time.perf_counter()
+    for number, document in enumerate(tokenize_documents(texts, vocabulary)):
+        if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
+            began, done, tokens = sampled, 0, 0
+        done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
+        if number and sampled - began > SAMPLE_S:
+            break
+    share = text / done if done else 0.0
+    seconds = (sampled - began) * share + tokens * share / SORTED_A_SECOND
+    return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
+
+
+def _noting_sizes(texts: Iterable[Text], sizes: deque[int]) -> Iterator[Text]:
+    for text in texts:
+        if text.text is not None:
+            sizes.append(len(text.text) if text.text.isascii() else len(text.text.encode("utf-8", "surrogatepass")))
+            yield text
+
+
+def _counted(documents: Iterator[Document], progress: Progress) -> Iterator[Document]:
+    for document in documents:
+        progress("tokenized", len(document.tokens))
+        yield document

@@ -1,0 +1,1 @@
+"""Changing an index: updates, removals, merges, and watching files."""

@@ -1,0 +1,172 @@
+"""Merges the segments of a datastore, so that a lookup searches few of them and deleted text goes.
+
+Segments are in tiers: up to SMALL_SEGMENT tokens, and FANOUT times as many in each further tier. FANOUT segments of one
+tier become one of the next. So there are fewer than FANOUT in each, and a token is written once for each tier: 7 times
+in a datastore of 100 M tokens. A segment of which more than DEAD is deleted text is written again alone; so less than
+1 / DEAD - 1 = 3 tokens are written for each that goes.
+
+A merge reads a snapshot and writes in a staging directory, so no reader or writer waits for it. It takes the writers'
+lock only for its commit, which also deletes what other commits deleted meanwhile. If an input is gone by then, the
+merge is dropped. A second merge of the same index does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rest_local.errors import DatastoreCorrupt, DatastoreLocked
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, commit, write_segments
+from rest_local.retrieval.building.staged import MERGE, Staged, is_there, staging
+from rest_local.retrieval.changing.masking import dead_tokens, without_names
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import Manifest, SegmentEntry, file_name
+from rest_local.retrieval.history import SMALL_SEGMENT
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
+
+FANOUT = 4
+DEAD = 0.25
+WAIT_S = 60.0
+"""Seconds that a finished merge waits for a writer."""
+
+
+class Size(NamedTuple):
+    """Tokens of a segment that are not deleted, and that are."""
+
+    live: int
+    dead: int
+
+
+def merge(
+    path: Path,
+    *,
+    vocabulary_hash: str | None = None,
+    everything: bool = False,
+    most: int = SEGMENT_TOKENS,
+    progress: Progress | None = None,
+    files: Files | None = None,
+    wait_s: float = WAIT_S,
+    mmap: bool | None = None,
+) -> Manifest | None:
+    """Merge what is due in the index for a vocabulary, None: in the first one. Returns the newest commit, None if there
+    was nothing to do, or another process merges already.
+
+    everything: as few segments as possible, without deleted text; most: tokens of a segment, which bounds memory;
+    wait_s: for the lock; mmap: as for `Datastore.open`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion,
+    DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable. After an error the old commit is intact.
+    """
+    files, done = files or Files(), None
+    while True:
+        with contextlib.ExitStack() as stack:
+            mapped = mmap is not False
+            store = stack.enter_context(Datastore.open(path, vocabulary_hash=vocabulary_hash, mmap=mapped))
+            chosen = chosen_of(sizes_of(store), most, everything)
+            if not chosen:
+                return done
+            try:
+                place = stack.enter_context(staging(store.directory, files, MERGE))
+            except DatastoreLocked:
+                return done
+            try:
+                staged = _write(store, chosen, place, most, progress, files)
+                done = _publish(store, chosen, staged, files, wait_s) or done
+            except (DatastoreCorrupt, FileNotFoundError):  # a newer commit may have deleted an input
+                if read_manifest(store.directory) == store.manifest:
+                    raise
+
+
+def is_due(store: Datastore) -> bool:
+    """Whether `merge` has something to do. O(segments)."""
+    return bool(chosen_of(sizes_of(store)))
+
+
+def sizes_of(store: Datastore) -> list[Size]:
+    """The sizes of the segments, in order."""
+    dead = [dead_tokens(store, index) for index in range(len(store.manifest.segments))]
+    return [Size(entry.tokens - gone, gone) for entry, gone in zip(store.manifest.segments, dead, strict=True)]
+
+
+def chosen_of(sizes: Sequence[Size], most: int = SEGMENT_TOKENS, everything: bool = False) -> list[int]:
+    """The numbers of the segments to merge now, those of the lowest tier first; none if nothing is due."""
+    smallest_first = sorted(range(len(sizes)), key=lambda index: sizes[index].live)
+    if everything:
+        fitting = _fitting(smallest_first, sizes, most)
+        return fitting or [index for index in smallest_first if sizes[index].dead][:1]
+    for tier in sorted({tier_of(size.live) for size in sizes}):
+        members = [index for index in smallest_first if tier_of(sizes[index].live) == tier]
+        if len(members) >= FANOUT and (fitting := _fitting(members, sizes, most)):
+            return fitting
+    dead = [index for index, size in enumerate(sizes) if size.dead > DEAD * (size.live + size.dead)]
+    return [index for index in dead if sizes[index].live <= most][:1]
+
+
+def tier_of(tokens: int) -> int:
+    """0 up to SMALL_SEGMENT tokens, and one more for each FANOUT times as many."""
+    tier = 0
+    while tokens > SMALL_SEGMENT * FANOUT**tier:
+        tier += 1
+    return tier
+
+
+def _fitting(members: Sequence[int], sizes: Sequence[Size], most: int) -> list[int]:
+    """As many of these segments, the smallest first, as one of `most` tokens holds; none if it holds less than two."""
+    total = np.cumsum([sizes[index].live for index in members])
+    count = int(np.searchsorted(total, most, side="right"))
+    return list(members[:count]) if count > 1 else []
+
+
+def _write(
+    store: Datastore, chosen: Sequence[int], place: Path, most: int, progress: Progress | None, files: Files
+) -> Staged:
+    """The merged segment of the chosen ones, in a staging directory."""
+    entries = store.manifest.segments
+    store.check([entries[index] for index in chosen])  # damage must not get a new, valid checksum
+    documents = (document for index in chosen for document in store.each_document(index))
+    vocabulary = store.manifest.vocabulary
+    return write_segments(place, documents, vocabulary=vocabulary, progress=progress, segment_tokens=most, files=files)
+
+
+def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Files, wait_s: float) -> Manifest | None:
+    """Commit the merged segments instead of the chosen ones; None if one of these is gone."""
+    with locked(store.directory, wait_s):
+        now = read_manifest(store.directory)
+        present = {entry.name: entry for entry in now.segments}
+        inputs = {store.manifest.segments[index].name: index for index in chosen}
+        if not inputs.keys() <= present.keys() or not is_there(staged):
+            return None
+        names: set[str] = set()
+        for name, index in inputs.items():
+            names |= _deleted_since(store, index, present[name])
+        kept = tuple(entry for entry in now.segments if entry.name not in inputs)
+        merged = [_without(staged.place, entry, names) for entry in staged.segments] if names else staged.segments
+        staged = Staged(staged.place, tuple(entry for entry in merged if entry))
+        return commit(
+            store.directory, [], vocabulary=now.vocabulary, recipe=now.recipe, keep=kept, staged=staged, files=files
+        )
+
+
+def _deleted_since(store: Datastore, index: int, now: SegmentEntry) -> set[str]:
+    """The names of the files, and documents of no file, that a newer commit deleted of a segment."""
+    then, states, table = store.manifest.segments[index], store.states(index), store.table(index)
+    gone = np.setdiff1d(numbers_in(now.gone), numbers_in(then.gone))
+    names = {states.name(number) for number in gone.tolist()} if states is not None else set()
+    dead = np.setdiff1d(numbers_in(now.dead), numbers_in(then.dead))
+    if states is not None:
+        dead = np.setdiff1d(dead, states.documents)
+    return names | {table.name(number) for number in dead.tolist()}
+
+
+def _without(place: Path, entry: SegmentEntry, names: Collection[str]) -> SegmentEntry | None:
+    """A merged segment without these files and documents; None if nothing is left."""
+    data = (place / file_name(entry.name, "documents")).read_bytes()
+    table, states = DocumentTable(data, place, entry.documents, entry.tokens), None
+    if entry.states:
+        data = (place / file_name(entry.name, "states")).read_bytes()
+        states = StateTable(data, place, entry.states, entry.documents)
+    return without_names(entry, states, table, names)

@@ -1,0 +1,307 @@
+"""One index that a watcher keeps up to date: the paths it was built from, and which update is due.
+
+Contract: `Watched.note` takes events and `Watched.work` makes the update that is due, by the clock that it was given.
+Knows neither watchfiles nor threads. What events mean, and when everything is looked at again, is said in `watching`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pathspec import GitIgnoreSpec
+
+from rest_local.errors import (
+    DatastoreError,
+    DatastoreLocked,
+    DatastoreNotFound,
+    DatastoreVocabulary,
+    RestLocalError,
+    printable,
+)
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import Manifest
+from rest_local.retrieval.home import find, read_manifest
+from rest_local.retrieval.sources.corpus import EXTENSIONS, NAMES
+
+log = logging.getLogger("rest_local.watching")
+
+MANY = 2000  # changed files at once, from which on a walk over all of them costs no more
+SETTLE_S = 10.0
+SOON = (10, 60.0)  # a full update waits so many times as long as the one before took, and so many seconds at most
+SETTLED = (50, 600.0)
+RETRY_S = 1.0  # for a lock or a disk to be free
+_NEVER_HELD = frozenset({"__pycache__", "node_modules"})
+_GITIGNORE = ".gitignore"
+
+ADDED, MODIFIED, DELETED = 1, 2, 3  # of `watchfiles.Change`
+
+Batch = Collection[tuple[int, str]]
+"""Changes, each its kind and an absolute path."""
+
+
+class Counts(Protocol):
+    """What an update did (`retrieval.changing.updating.Updated`)."""
+
+    @property
+    def added(self) -> int: ...
+    @property
+    def changed(self) -> int: ...
+    @property
+    def deleted(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def manifest(self) -> Manifest: ...
+
+
+class Update(Protocol):
+    """`retrieval.changing.updating.update`."""
+
+    def __call__(self, path: Path, *, vocabulary: DocumentTokenizer, only: Collection[str] | None = None) -> Counts: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """One index to keep up to date. name: for messages; path: of the datastore."""
+
+    name: str
+    path: Path
+    vocabulary: DocumentTokenizer
+
+
+@dataclass(frozen=True)
+class Commit:
+    """An update that changed an index."""
+
+    target: Target
+    counts: Counts
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. tokens: of the files that were read; total: of the index."""
+        counts = self.counts
+        return {
+            "name": self.target.name,
+            "vocabulary": self.target.vocabulary.name,
+            "added": counts.added,
+            "changed": counts.changed,
+            "deleted": counts.deleted,
+            "tokens": counts.tokens,
+            "total": sum(segment.tokens for segment in counts.manifest.segments),
+            "documents": sum(segment.documents for segment in counts.manifest.segments),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass
+class Root:
+    """A recorded path. include: globs of the wanted files, none for the usual kinds; identity: None while it is gone;
+    another one for another directory of the same name.
+    """
+
+    path: Path
+    include: tuple[str, ...] = ()
+    identity: tuple[int, ...] | None = None
+    is_directory: bool = False
+
+    def holds(self, path: str) -> str | None:
+        """The path below this one; None for any other, and while this one is gone."""
+        base = os.path.join(self.path, "")
+        return path[len(base) :] if self.identity and path.startswith(base) else None
+
+    def wants(self, relative: str) -> bool:
+        """Whether a walk would look at a file of this name."""
+        if self.include:
+            return GitIgnoreSpec.from_lines(self.include).match_file(relative)
+        name = os.path.basename(relative)
+        return os.path.splitext(name)[1].lower() in EXTENSIONS or name in NAMES
+
+    def look(self, may_be_empty: Callable[[Path], bool]) -> bool:
+        """Whether it is another one than before. may_be_empty: whether an empty directory is as it should be."""
+        before = self.identity
+        try:
+            status = os.stat(self.path)
+            self.is_directory = stat.S_ISDIR(status.st_mode)
+            self.identity = (status.st_dev, status.st_ino)
+            if not self.is_directory:  # a save may replace it or not
+                self.identity += (status.st_mtime_ns, status.st_size)
+            elif not _has_entries(self.path) and not may_be_empty(self.path):
+                self.identity = None
+        except OSError:
+            self.identity, self.is_directory = None, False
+        return self.identity != before
+
+
+@dataclass(eq=False)
+class Watched:
+    """The index of one target. pending: files to look at."""
+
+    target: Target
+    update: Update
+    report: Callable[[Commit], object]
+    clock: Callable[[], float]
+    roots: list[Root] = field(default_factory=list)
+    is_gone: bool = False
+    pending: set[str] = field(default_factory=set)
+    _full_at: float = 0.0
+    _full_ended: float = 0.0
+    _full_took: float = 0.0
+    _wait_until: float = 0.0
+    _warned: str = ""
+
+    def __post_init__(self) -> None:
+        self._use(read_manifest(find(self.target.path, self.target.vocabulary.hash)).recipe)
+        self.look_at_roots()
+
+    def _use(self, recipe: Mapping[str, Any]) -> None:
+        wanted = [
+            (Path(path).resolve(), tuple(walk.get("include", ())))
+            for walk in walks_of(recipe)
+            for path in walk["paths"]
+        ]
+        if not wanted:
+            raise DatastoreError(f"datastore {self.target.name}: it was not built from files that can be watched")
+        if wanted != [(root.path, root.include) for root in self.roots]:
+            self.roots = [Root(path, include) for path, include in wanted]
+
+    def look_at_roots(self) -> bool:
+        """Whether a recorded path vanished, came back or was replaced."""
+        changed = [root for root in self.roots if root.look(self._holds_nothing_of)]
+        if changed:
+            self._full_at = self.clock()
+            gone = [str(root.path) for root in self.roots if root.identity is None]
+            if gone:
+                what = f"{', '.join(gone)} vanished or is empty; what it held stays until there is something again"
+                self._warn(f"datastore {self.target.name}: {what}")
+        return bool(changed)
+
+    def _holds_nothing_of(self, root: Path) -> bool:
+        below = os.path.join(root, "")
+        known = self.target.vocabulary.hash
+        try:
+            with Datastore.open(self.target.path, vocabulary_hash=known, mmap=True) as store:
+                return not any(name.startswith(below) for name in store.document_names())
+        except DatastoreError:
+            return False
+
+    def note(self, batch: Batch) -> None:
+        """Note changed files, and whether a full update is needed."""
+        added = {path for kind, path in batch if kind == ADDED}
+        doubtful = unsettled = False
+        for kind, path in batch:
+            for root in self.roots:
+                relative = root.holds(path)
+                if relative is None:
+                    continue
+                if os.path.basename(path) == _GITIGNORE:
+                    doubtful = True
+                elif not _may_hold(relative):
+                    continue
+                elif root.wants(relative):
+                    self.pending.add(path)
+                elif kind == ADDED and os.path.isdir(path) and not os.path.islink(path):
+                    self.pending.update(self._below(path, root))
+                elif kind == DELETED and path not in added:  # it may have been a directory
+                    unsettled = True
+                    if not os.path.splitext(path)[1]:
+                        self.pending.add(path)
+        if len(self.pending) > MANY:
+            self.pending.clear()
+            doubtful = True
+        if doubtful:
+            self._full_no_later_than(self._full_ended + min(SOON[0] * self._full_took, SOON[1]))
+        elif unsettled:
+            self._full_when_settled()
+
+    def _below(self, directory: str, root: Root) -> Iterator[str]:
+        """Wanted files in a new directory: those that were there before it was watched have no events."""
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if _may_hold(name)]
+            for path in (os.path.join(folder, name) for name in names if _may_hold(name)):
+                if root.wants(root.holds(path) or ""):
+                    yield path
+            if len(self.pending) > MANY:
+                return
+
+    def full_within(self, seconds: float) -> None:
+        """A full update at the latest so long after the last one."""
+        self._full_no_later_than(self._full_ended + seconds)
+
+    def _full_no_later_than(self, moment: float) -> None:
+        self._full_at = min(self._full_at, max(moment, self.clock()))
+
+    def _full_when_settled(self) -> None:
+        share, most = SETTLED
+        self._full_no_later_than(self.clock() + max(SETTLE_S, min(share * self._full_took, most)))
+
+    def work(self) -> None:
+        """Make the update that is due, if any."""
+        now = self.clock()
+        if now < self._wait_until:
+            return
+        if now >= self._full_at and all(root.identity for root in self.roots):
+            self.pending.clear()
+            self._full_at = float("inf")
+            self._full_took = self._update(None)
+            self._full_ended = self.clock()
+        elif only := frozenset(path for path in self.pending if any(root.holds(path) for root in self.roots)):
+            self.pending.clear()
+            self._update(only)
+            self._full_when_settled()
+
+    def _update(self, only: Collection[str] | None) -> float:
+        """Update the index, and return how many seconds it took. What could not be done is due again later."""
+        began = self.clock()
+        try:
+            counts = self.update(self.target.path, vocabulary=self.target.vocabulary, only=only)
+        except DatastoreLocked:  # another writer: its commit comes first
+            self._again(only)
+        except (DatastoreNotFound, DatastoreVocabulary) as error:
+            self.is_gone = True
+            self._warn(f"{error}; no longer watched")
+        except RestLocalError as error:
+            self._again(only)
+            self._warn(f"{error}; it stays as it is")
+        else:
+            self._warned = ""
+            self._use(counts.manifest.recipe)
+            if counts.added or counts.changed or counts.deleted:
+                self.report(Commit(self.target, counts, self.clock() - began))
+        return self.clock() - began
+
+    def _again(self, only: Collection[str] | None) -> None:
+        self._wait_until = self.clock() + RETRY_S
+        if only is None:
+            self._full_at = self._wait_until
+        else:
+            self.pending.update(only)
+
+    def _warn(self, message: str) -> None:
+        if message != self._warned:
+            self._warned = message
+            log.warning("%s", printable(message))
+
+
+def _has_entries(directory: Path) -> bool:
+    with os.scandir(directory) as entries:
+        return any(True for _ in entries)
+
+
+def _may_hold(relative: str) -> bool:
+    """Whether a walk looks at a path at all: no part of it is hidden, or a folder of packages."""
+    return not any(part.startswith(".") or part in _NEVER_HELD for part in relative.split(os.sep))
+
+
+def walks_of(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The walks among the sources of a recipe, each with `paths` and maybe `include`. A recipe without sources is one
+    walk; one of another kind has none.
+    """
+    sources = [] if "kind" in recipe else recipe.get("sources", [recipe])
+    return [one for one in sources if one.get("kind", "walk") == "walk" and one.get("paths")]

@@ -1,0 +1,1 @@
+"""Keeping an index: checks, repair, statistics, and moving it between machines."""

@@ -1,0 +1,250 @@
+"""Builds on a real Ray cluster of two nodes: the bytes of a local build, whatever is killed, changed or missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ray_build
+from support.ray_nodes import RayNodes, needs_ray
+from test_staging import content, stagings
+
+from rest_local.errors import ClusterFailed, OptionError
+from rest_local.retrieval import Datastore, build_datastore
+from rest_local.retrieval.building.cluster import TRIES, Cluster
+
+SECONDS = 240.0
+SHARD = 1 << 16
+FILES = 24
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with RayNodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 files of some 14 KB; in shards of 64 KB. The last one is `last`."""
+    folder = tmp_path_factory.mktemp("cluster") / "source"
+    folder.mkdir()
+    numbers = random.Random(5)
+    for number in range(FILES):
+        lines = [f"value_{numbers.randrange(1000)} = {numbers.random()}\n" for _ in range(400)]
+        path = folder / f"f{number:02}.py"
+        path.write_text("".join(lines) + ("last = 1\n" if number == FILES - 1 else ""))
+    (folder / "empty.py").write_text("")
+    (folder / "binary.py").write_bytes(b"a\0b")
+    (folder / "z_copy.py").write_bytes((folder / "f03.py").read_bytes())
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))  # long ago, so that the time of change is certain
+    return folder
+
+
+class Builds:
+    """Builds of one test, in processes."""
+
+    def __init__(self, nodes: RayNodes, source: Path, folder: Path) -> None:
+        self.nodes, self.source, self.store, self.control = nodes, source, folder / "store", folder / "control"
+        self.control.mkdir()
+
+    def command(self, ray: str | None = None) -> list[str]:
+        script = [sys.executable, ray_build.__file__, str(self.control), str(SHARD)]
+        given = [str(self.source), "-o", str(self.store), "--memory", "1200M", "--jobs", "2", "--json", "--replace"]
+        return [*script, *given, *(["--ray", ray or self.nodes.address] if ray != "" else [])]
+
+    def started(self) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self.command(), stdout=pipe, stderr=pipe, env=self.nodes.environment, text=True)
+
+    def ended(self, process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:
+        """The report and the lines on stderr of a build that succeeds."""
+        out, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, errors
+        return json.loads(out), errors.splitlines()
+
+    def failed(self, process: subprocess.Popen[str], code: int = 1) -> str:
+        _, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == code, errors
+        return errors
+
+    def wait(self, process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + SECONDS
+        while not condition():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def held(self) -> list[str]:
+        """The nodes on which tasks wait."""
+        return [name.name.split("-")[1] for name in self.control.glob("held-*")]
+
+    def records(self) -> list[str]:
+        return sorted(path.name for path in self.store.glob("staging-*/shard-*.json"))
+
+    def files(self) -> list[str]:
+        """The new names of files that have arrived only in part."""
+        return [path.name for path in self.store.glob("**/*.new-*")]
+
+
+@pytest.fixture
+def builds(nodes: RayNodes, source: Path, tmp_path: Path) -> Builds:
+    return Builds(nodes, source, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def expected(nodes: RayNodes, source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The segments of a build on the cluster without faults, which are those of a local build."""
+    on_cluster, local = (Builds(nodes, source, tmp_path_factory.mktemp(name)) for name in ("ray", "local"))
+    report, errors = on_cluster.ended(on_cluster.started())
+    assert (errors, report["segments"], report["documents"]) == ([], 2, FILES)
+    assert report["skipped"] == {"empty": 1, "binary": 1}
+    environment = nodes.environment
+    subprocess.run(local.command(ray=""), env=environment, check=True, stdout=subprocess.PIPE, timeout=SECONDS)
+    assert content(on_cluster.store) == content(local.store)
+    manifests = [json.loads((each.store / "manifest.json").read_bytes()) for each in (on_cluster, local)]
+    assert {name for name in manifests[0] if manifests[0][name] != manifests[1][name]} <= {"created", "sha256"}
+    return content(local.store)
+
+
+def is_whole(builds: Builds, expected: dict[str, str]) -> None:
+    assert content(builds.store) == expected
+    assert stagings(builds.store) == []
+    assert builds.files() == []
+    with Datastore.open(builds.store) as store:
+        store.check()
+
+
+@needs_ray
+def test_a_killed_node_costs_only_its_shard(builds: Builds, expected: dict[str, str]) -> None:
+    """Each of the two nodes builds a shard when one of them is killed."""
+    (builds.control / "hold").write_text("value")
+    process = builds.started()
+    builds.wait(process, lambda: len(set(builds.held())) == 2)
+    builds.nodes.kill_worker_now()
+    (builds.control / "hold").unlink()
+    _, errors = builds.ended(process)
+    (line,) = errors
+    assert line.startswith("rest-local: warning: a node or a process was lost (")
+    assert line.endswith(" of 2 is built again")
+    is_whole(builds, expected)
+
+
+@needs_ray
+def test_a_killed_driver_goes_on_where_it_stopped(builds: Builds, expected: dict[str, str]) -> None:
+    """The shard that was done is not built again: the second build would be held by its text."""
+    builds.nodes.add_worker()
+    (builds.control / "hold").write_text("last = 1")
+    process = builds.started()
+    builds.wait(process, lambda: bool(builds.held() and builds.records()))
+    process.kill()
+    process.communicate()
+    (done,) = builds.records()
+    assert not (builds.store / "manifest.json").exists()
+    (builds.control / "hold").write_text("value_1")
+    for held in builds.control.glob("held-*"):
+        held.unlink()
+    process = builds.started()
+    builds.wait(process, lambda: bool(builds.held()))
+    assert builds.records() == [done]
+    (builds.control / "hold").unlink()
+    builds.ended(process)
+    assert len(list(builds.control.glob("held-*"))) == 1
+    is_whole(builds, expected)
+
+
+@needs_ray
+def test_ctrl_c_ends_the_tasks_and_a_local_build_goes_on(builds: Builds, expected: dict[str, str]) -> None:
+    (builds.control / "hold").write_text("last = 1")
+    process = builds.started()
+    builds.wait(process, lambda: bool(builds.held() and builds.records()))
+    (held,) = builds.control.glob("held-*")
+    process.send_signal(signal.SIGINT)
+    assert builds.failed(process, code=130) == ""
+    end = time.monotonic() + SECONDS
+    while Path(f"/proc/{held.name.split('-')[2]}/stat").exists() and sys.platform == "linux":
+        assert time.monotonic() < end, "the task still runs"
+        time.sleep(0.01)
+    assert len(builds.records()) == 1
+    (builds.control / "hold").unlink()
+    subprocess.run(builds.command(ray=""), check=True, env=builds.nodes.environment, stdout=subprocess.DEVNULL)
+    is_whole(builds, expected)
+
+
+@needs_ray
+def test_a_process_that_dies_is_replaced(builds: Builds, expected: dict[str, str]) -> None:
+    (builds.control / "die-1").touch()
+    _, errors = builds.ended(builds.started())
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("rest-local: warning: a node or a process was lost")
+    is_whole(builds, expected)
+
+
+@needs_ray
+def test_a_shard_that_always_kills_ends_the_build_with_its_name(builds: Builds, expected: dict[str, str]) -> None:
+    for number in range(2 * TRIES):
+        (builds.control / f"die-{number}").touch()
+    errors = builds.failed(builds.started()).splitlines()
+    assert errors[-1].startswith(f"rest-local: error: {TRIES} processes ended while they built shard ")
+    assert str(builds.source) in errors[-1]
+    for order in builds.control.glob("die-*"):
+        order.unlink()
+    builds.ended(builds.started())
+    is_whole(builds, expected)
+
+
+@needs_ray
+def test_a_file_that_changed_after_the_plan_is_read_as_it_is_now(builds: Builds, tmp_path: Path) -> None:
+    """By the driver's node, through Ray Data: the node cannot know whether it sees the driver's file."""
+    builds.source = Path(shutil.copytree(builds.source, tmp_path / "changed"))
+    path = builds.source / "f01.py"
+    (builds.control / "change").write_text(str(path))
+    builds.ended(builds.started())
+    with Datastore.open(builds.store) as store:
+        store.check()
+        documents = {doc.name: doc for index in range(len(store.segments)) for doc in store.documents(index)}
+    assert bytes(documents[str(path)].tokens.astype("u1")) == path.read_bytes()
+    assert path.read_text().endswith("changed = 1\n")
+    assert documents[str(path)].states[0].size == path.stat().st_size
+
+
+@needs_ray
+def test_files_that_the_nodes_do_not_have_come_from_the_driver(builds: Builds, expected: dict[str, str]) -> None:
+    (builds.control / "ship").touch()
+    _, errors = builds.ended(builds.started())
+    assert errors == []
+    is_whole(builds, expected)
+
+
+@needs_ray
+def test_a_shard_that_no_node_has_room_for_is_refused(builds: Builds) -> None:
+    command = builds.command()
+    command[command.index("--memory") + 1] = "64T"
+    done = subprocess.run(command, env=builds.nodes.environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert done.stderr.startswith("rest-local: error: no node of the cluster has a CPU and 33554432 MB for a shard; ")
+    assert not builds.store.exists()
+
+
+def test_without_ray_the_error_names_the_extra(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    vocabulary: Any = ray_build.Bytes(tmp_path)
+    with pytest.raises(ClusterFailed, match=r"a cluster needs Ray .*; pip install 'rest-local\[ray\]'"):
+        build_datastore(tmp_path / "store", [source], vocabulary=vocabulary, cluster=Cluster("auto"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_client_outside_the_cluster_is_refused() -> None:
+    with pytest.raises(OptionError, match="a client outside the cluster cannot stream"):
+        Cluster("ray://head:10001")

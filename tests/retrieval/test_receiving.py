@@ -1,0 +1,158 @@
+"""Segments that arrive from another machine: whole, or not at all. The messages are those of a task, without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_build import Counting
+from test_staging import IDENTITY, MEMORY, Bytes, content, opened, recipe, source
+
+from rest_local.errors import DatastoreError
+from rest_local.retrieval.building import cluster
+from rest_local.retrieval.building.cluster import SAMPLE, _shard
+from rest_local.retrieval.building.receiving import Receiving
+from rest_local.retrieval.building.shards import Plan, plan
+from rest_local.retrieval.building.staging import build_shard, finished
+from rest_local.retrieval.files import Files
+
+__all__ = ["source"]
+
+Message = tuple[Any, ...]
+
+
+@pytest.fixture
+def made(source: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A plan of one shard with several segments, whose files arrive in several parts."""
+    monkeypatch.setattr(cluster, "PART", 60_000)
+    return replace(plan(recipe(source), MEMORY, IDENTITY), tokens=150_000)
+
+
+def messages(made: Plan) -> Iterator[Message]:
+    return _shard(made, (opened, Bytes().tokenize(SAMPLE)), False, "")  # type: ignore[arg-type]
+
+
+def received(made: Plan, directory: Path, files: Files | None = None) -> Receiving:
+    directory.mkdir(exist_ok=True)
+    return Receiving(made, 0, directory, files or Files(), lambda what, amount: None)
+
+
+def take(receiving: Receiving, given: Iterable[Message]) -> None:
+    for message in given:
+        receiving.take(message)
+
+
+def left(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if ".new-" in path.name]
+
+
+def test_what_arrives_is_what_a_local_build_writes(made: Plan, tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    entries = build_shard(made, 0, tmp_path / "local", Bytes())
+    assert len(entries) > 1
+    seen = Counter[str]()
+    receiving = received(made, tmp_path / "ray")
+    receiving._report = lambda what, amount: seen.update({what: amount})
+    ends = [receiving.take(message) for message in messages(made)]
+    assert ends == [False] * (len(ends) - 1) + [True]
+    assert content(tmp_path / "ray") == content(tmp_path / "local")
+    assert finished(made, 0, tmp_path / "ray", check=True) == finished(made, 0, tmp_path / "local", check=True)
+    assert seen["read"] == made.bytes
+    assert left(tmp_path / "ray") == []
+
+
+def test_a_task_that_ends_early_leaves_nothing_that_counts(made: Plan, tmp_path: Path) -> None:
+    """After every message: no record, no part of a file, and only whole segments under their names."""
+    expected = tmp_path / "local"
+    expected.mkdir()
+    build_shard(made, 0, expected, Bytes())
+    whole = content(expected)
+    given = list(messages(made))
+    for count in range(1, len(given), 3):
+        directory = tmp_path / str(count)
+        seen = Counter[str]()
+        receiving = received(made, directory)
+        receiving._report = lambda what, amount, seen=seen: seen.update({what: amount})  # type: ignore[misc]
+        take(receiving, given[:count])
+        receiving.drop()
+        assert finished(made, 0, directory) is None
+        assert left(directory) == []
+        assert content(directory).items() <= whole.items()
+        assert set(seen.values()) <= {0}  # what was reported is taken back
+        take(receiving, given)  # the shard is built again, with the same object
+        assert content(directory) == whole
+        assert set(seen.values()) != {0}
+
+
+@pytest.mark.parametrize("number", [0, 3, -1])
+def test_data_that_was_damaged_on_its_way_is_refused(made: Plan, tmp_path: Path, number: int) -> None:
+    given = list(messages(made))
+    parts = [message for message in given if message[0] == "data"]
+    damaged = parts[number][1].copy()
+    damaged[len(damaged) // 2] ^= 1
+    receiving = received(made, tmp_path / "ray")
+    with pytest.raises(DatastoreError, match="damaged on its way from the node that built it"):
+        take(receiving, (("data", damaged) if message is parts[number] else message for message in given))
+    receiving.drop()
+    assert finished(made, 0, tmp_path / "ray") is None
+    assert left(tmp_path / "ray") == []
+
+
+def test_a_segment_under_a_wrong_name_is_refused(made: Plan, tmp_path: Path) -> None:
+    receiving, given = received(made, tmp_path / "ray"), list(messages(made))
+    first = next(number for number, message in enumerate(given) if message[0] == "segment")
+    given[first] = ("segment", {**given[first][1], "name": "0" * 16}, given[first][2])
+    with pytest.raises(DatastoreError, match="its name is not that of its content"):
+        take(receiving, given)
+    receiving.drop()
+    assert list((tmp_path / "ray").iterdir()) == []
+
+
+def test_a_disk_that_fails_at_every_operation(made: Plan, tmp_path: Path) -> None:
+    given = list(messages(made))
+    counting = Counting(lambda step, name: None)
+    receiving = received(made, tmp_path / "counted", counting)
+    take(receiving, given)
+    for wrong in range(1, counting.steps + 1):
+        directory = tmp_path / str(wrong)
+
+        def fail(step: int, name: str, wrong: int = wrong) -> None:
+            if step == wrong:
+                raise OSError(28, "No space left on device")
+
+        receiving = received(made, directory, Counting(fail))
+        with pytest.raises(OSError, match="No space left"):
+            take(receiving, given)
+        receiving.drop()
+        done = finished(made, 0, directory, check=True)
+        assert done is None or content(directory) == content(tmp_path / "counted")
+        assert [name for name in left(directory) if not name.startswith("shard-")] == []
+
+
+def test_an_error_of_a_task_is_its_last_message(made: Plan) -> None:
+    other = replace(made, vocabulary=replace(made.vocabulary, hash="ff" * 32))
+    *_, last = messages(other)
+    assert last[0] == "failed"
+    assert "the plan is for vocabulary ffff" in last[1]
+
+
+def test_a_vocabulary_that_does_not_open_is_an_error_of_its_node(made: Plan) -> None:
+    @contextlib.contextmanager
+    def missing() -> Iterator[Bytes]:
+        raise DatastoreError("no such file")
+        yield
+
+    other = replace(made, vocabulary=replace(made.vocabulary, hash="fe" * 32))
+    (*_, last) = _shard(other, (missing, Bytes().tokenize(SAMPLE)), False, "")  # type: ignore[arg-type]
+    assert last == ("failed", "no such file")
+
+
+def test_a_node_that_tokenizes_in_another_way_is_refused(made: Plan) -> None:
+    other = replace(made, vocabulary=replace(made.vocabulary, hash="fd" * 32))
+    (*_, last) = _shard(other, (opened, Bytes().tokenize(SAMPLE)[1:]), False, "")  # type: ignore[arg-type]
+    assert last == ("failed", "tokenizes in another way than the driver; install the same llama-cpp-python")

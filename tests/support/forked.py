@@ -1,0 +1,72 @@
+"""The child processes that try a model, forked from one that has imported everything: a tenth of a fresh one's cost.
+
+A child is as separate as a fresh one: it crashes, hangs and allocates alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from unittest import mock
+
+from rest_local.llama import library, probe
+
+MODULES = ("rest_local.llama.probe", "rest_local.llama.trial")
+Run = Callable[[str, str, float], probe.ChildResult]
+
+
+def can_fork() -> bool:
+    """Not with a GPU: its driver does not outlive a fork. Not on macOS, whose frameworks do not."""
+    return sys.platform.startswith("linux") and not library.supports_gpu()
+
+
+def forked(whole: Run) -> Run:
+    """`probe.run` with forked children. `whole`: runs the commands that a test puts in place of the child's."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *MODULES])
+    python = sys.executable
+
+    def run(module: str, task: str, timeout: float) -> probe.ChildResult:
+        command = probe.command(module, task)
+        if command != [python, "-m", module, task]:
+            with mock.patch.object(probe, "command", return_value=command):
+                return whole(module, task, timeout)
+        with tempfile.TemporaryDirectory() as folder:
+            process = context.Process(target=_child, args=(module, task, folder, dict(os.environ)))
+            process.start()
+            process.join(timeout)
+            ended = process.exitcode
+            process.kill()
+            process.join()
+            process.close()
+            output, errors = ((Path(folder) / name).read_bytes() for name in ("1", "2"))
+        return probe.ChildResult(ended, probe._objects(output), probe._tail(errors))
+
+    return run
+
+
+def _child(module: str, task: str, folder: str, environment: Mapping[str, str]) -> None:
+    for descriptor in (1, 2):
+        file = os.open(Path(folder) / str(descriptor), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    code = 0
+    try:
+        importlib.import_module(module).main(task)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,98 @@
+"""`rest-local index build` in a process of its own, with a vocabulary that does what files in a folder say.
+
+    python ray_build.py CONTROL LEAST ARGUMENTS...
+
+LEAST: bytes of the smallest shard. Files in the folder CONTROL:
+
+    hold    while it is there, a text with its content is not tokenized; `held-NODE-PID` says which task waits
+    die-*   the task that removes one ends its process; a text with `value_` does
+    change  the path of a file to which a line is added after the plan was made
+    ship    no task reads files where it is
+    shards  how many tasks there is said to be room for, and so into how many shards the files are divided
+
+The vocabulary's classes are part of the main module, so Ray sends them to nodes that do not have this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    name, size, hash = "bytes", 256, "b0" * 32
+
+    def __init__(self, control: Path) -> None:
+        self.control = control
+
+    def tokenize(self, text: str) -> np.ndarray[Any, Any]:
+        self._hold(text)
+        for order in self.control.glob("die-*") if "value_" in text else ():  # the driver tokenizes a sample
+            with contextlib.suppress(FileNotFoundError):
+                order.unlink()
+                os._exit(7)
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def reopen(self) -> Opened:
+        return Opened(self.control)
+
+    def _hold(self, text: str) -> None:
+        hold = self.control / "hold"
+        try:
+            wanted = hold.read_text() in text
+        except FileNotFoundError:
+            return
+        if wanted:
+            import ray
+
+            (self.control / f"held-{ray.get_runtime_context().get_node_id()}-{os.getpid()}").touch()
+            while hold.exists():
+                time.sleep(0.01)
+
+
+class Opened:
+    def __init__(self, control: Path) -> None:
+        self.control = control
+
+    def __call__(self) -> contextlib.AbstractContextManager[Bytes]:
+        return contextlib.nullcontext(Bytes(self.control))
+
+
+def _main(control: Path, least: int, arguments: list[str]) -> None:
+    from rest_local.cli.index import common
+    from rest_local.cli.main import main
+    from rest_local.retrieval.building import shards
+    from rest_local.retrieval.building.cluster import Cluster
+
+    @contextlib.contextmanager
+    def vocabulary(path: Path) -> Iterator[Bytes]:
+        yield Bytes(control)
+
+    build_shards = Cluster.build_shards
+
+    def changed(self: Cluster, *given: Any) -> None:
+        with contextlib.suppress(FileNotFoundError), open((control / "change").read_text(), "a") as file:
+            file.write("changed = 1\n")
+        build_shards(replace(self, ship=(control / "ship").exists()), *given)
+
+    if (control / "shards").exists():
+        Cluster.slots = lambda self, memory: int((control / "shards").read_text())  # type: ignore[method-assign]
+    shards.LEAST_SHARD = least
+    common.open_vocabulary, common.model_path = vocabulary, lambda model: Path("bytes")  # type: ignore[assignment]
+    Cluster.build_shards = changed  # type: ignore[method-assign]
+    sys.argv[1:] = ["index", "build", *arguments]
+    main()
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
