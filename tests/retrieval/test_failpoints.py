@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -193,3 +194,28 @@ def test_a_power_cut_before_any_step_leaves_a_whole_commit(folder: Folder, how: 
         finish(again, how, commits[-1])
     assert all(commit in seen for commit in commits)
     assert seen[-1] == commits[-1]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_directory_that_cannot_be_written_is_one_error(folder: Folder, how: str, unprivileged: None) -> None:
+    """And so is a real limit on the size of files."""
+    before, paths = commit_of(folder.path), sorted(folder.path.iterdir())
+    folder.path.chmod(0o500)
+    try:
+        with pytest.raises(DatastoreUnwritable, match="EACCES"):
+            change(folder, how, Files())
+    finally:
+        folder.path.chmod(0o700)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
+        with pytest.raises(DatastoreUnwritable, match="EFBIG"):
+            change(folder, how, Files())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert commit_of(folder.path) == before
+    change(folder, "add", Files())
+    assert left_over(folder.path) <= {place.parent.name for place in folder.path.glob("staging-*/plan.json")}
+    assert sorted(folder.path.iterdir()) != paths
