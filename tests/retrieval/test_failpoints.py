@@ -11,6 +11,7 @@ import errno
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
