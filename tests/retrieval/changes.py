@@ -1,0 +1,115 @@
+"""A datastore in which every kind of change has something to do, and the changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from edited import Bytes, Folder
+
+from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.building.staged import stagings
+from rest_local.retrieval.changing import merging, updating
+from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.merging import merge
+from rest_local.retrieval.changing.pruning import Target, prune
+from rest_local.retrieval.changing.updating import add, add_sources
+from rest_local.retrieval.files import Files
+from rest_local.retrieval.format import VocabularyId, file_name, owns
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.sources import Walk
+
+SMALL = 30
+MUCH = "much\n" * 20
+HOW = [
+    "update",
+    "small update",
+    "update and merge",
+    "add",
+    "add sources",
+    "forget",
+    "merge",
+    "prune",
+    "rebuild",
+]
+
+
+def prepared(directory: Path) -> Folder:
+    """A folder whose datastore has three segments and deleted text, and in which files changed since."""
+    folder = Folder(directory)
+    folder.write("a.py", "alpha")
+    folder.write("kept.py", "kept " * 10)
+    folder.build()
+    folder.write("s.py", "secret " * 10)
+    folder.write("t.py", "text " * 10)
+    folder.update()
+    folder.write("s.py", "another secret " * 5)
+    folder.write("u.py", "more " * 10)
+    folder.update()
+    folder.write("a.py", "changed")
+    folder.write("much.py", MUCH)
+    folder.delete("t.py")
+    other = directory / "other"
+    other.mkdir()
+    (other / "more.py").write_text("other")
+    return folder
+
+
+def change(folder: Folder, how: str, files: Files) -> None:
+    """Make a change in the way of `how`."""
+    known = Bytes()
+    if how == "update":
+        folder.update(files=files)
+    elif how == "small update":
+        folder.update(files=files, only=[str(folder.source / "a.py")])
+    elif how == "update and merge":
+        folder.update(files=files, merging=True)
+    elif how == "add":
+        identity = VocabularyId(known.hash, known.size, known.name)
+        add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=identity, files=files)
+    elif how == "add sources":
+        source = Walk((str(folder.source.parent / "other"),))
+        add_sources(folder.path, [source], vocabulary=known, files=files)
+    elif how == "forget":
+        forget(folder.path, {str(folder.source / "s.py")}, files=files)
+    elif how == "merge":
+        merge(folder.path, everything=True, files=files)
+    elif how == "prune":
+        prune(folder.path, Target(size=2500), files=files)
+    elif how == "rebuild":
+        build_datastore(folder.path, [folder.source], vocabulary=known, files=files)
+
+
+def set_small(to: Callable[[object, str, object], None]) -> None:
+    """Make segments of more than SMALL tokens large ones."""
+    to(updating, "SMALL_SEGMENT", SMALL)
+    to(merging, "SMALL_SEGMENT", SMALL)
+
+
+def in_child() -> None:
+    """What the fixtures do, for the processes that are killed."""
+    set_small(setattr)
+    os.fsync = lambda descriptor: None
+
+
+def copied(folder: Folder, name: str) -> Folder:
+    """The same folder with a copy of its datastore, which is called `name`."""
+    path = folder.path.parent / name
+    shutil.copytree(folder.path, path)
+    return opened(folder.source, path)
+
+
+def opened(source: Path, path: Path) -> Folder:
+    """A folder and its datastore, which another process made."""
+    folder = Folder.__new__(Folder)
+    folder.source, folder.path = source, path
+    return folder
+
+
+def left_over(path: Path) -> set[str]:
+    """Files that no manifest names, and staging directories."""
+    kept = {file_name(entry.name, kind) for entry in read_manifest(path).segments for kind in entry.files}
+    files = {name for name in os.listdir(path) if owns(name) and name not in kept}
+    return files | {place.name for place in stagings(path)}

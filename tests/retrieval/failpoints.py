@@ -1,0 +1,185 @@
+"""A disk that counts and names the steps of a change, fails or ends the process at any of them, and knows what a power
+cut would leave.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from rest_local.retrieval.files import LOCK, STAGING, Files
+from rest_local.retrieval.format import MANIFEST
+
+Tree = dict[str, bytes]
+"""The files of a datastore: content by relative path."""
+
+
+class Named(Files):
+    """Calls `at` with the number and the name of each operation before it is done.
+
+    Names are an action and what it is done to: "create tokens", "write order", "sync documents", "publish tokens" (from
+    a staging directory into the index), "rename manifest" (the commit), "sync index", "delete tokens", "delete staged
+    order" ...
+
+    renamed, durable: the commits so far of which the manifest has its name, and of which the name was synced.
+    """
+
+    def __init__(self, at: Callable[[int, str], None] = lambda step, name: None) -> None:
+        self.steps, self.at = 0, at
+        self.trace: list[str] = []
+        self.renamed = self.durable = 0
+
+    def _step(self, name: str) -> None:
+        self.steps += 1
+        self.trace.append(name)
+        self.at(self.steps, name)
+
+    def make_directory(self, path: Path) -> None:
+        if not path.exists():
+            self._step(f"make {_part(path)}")
+        super().make_directory(path)
+
+    def create(self, path: Path) -> int:
+        self._step(f"create {_file(path)}")
+        return super().create(path)
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        self._step(f"write {_file(path_of(descriptor))}")
+        super().write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        self._step(f"sync {_file(path_of(descriptor))}")
+        super().sync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        is_commit = new.name == MANIFEST
+        self._step(f"{'rename' if is_commit or old.parent == new.parent else 'publish'} {_file(new)}")
+        super().rename(old, new)
+        self.renamed += is_commit
+
+    def sync_directory(self, path: Path) -> None:
+        self._step(f"sync {_part(path)}")
+        super().sync_directory(path)
+        if _part(path) == "index":
+            self.durable = self.renamed
+
+    def unlink(self, path: Path) -> None:
+        self._step(f"delete {_file(path)}")
+        super().unlink(path)
+
+    def unlink_tree(self, path: Path) -> None:
+        for folder, _, names in os.walk(path, topdown=False):
+            for name in names:
+                self.unlink(Path(folder, name))
+            self._step(f"delete {_part(Path(folder))}")
+            os.rmdir(folder)
+
+
+def path_of(descriptor: int) -> Path:
+    """The path of an open file."""
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+
+def _part(path: Path) -> str:
+    if STAGING.match(path.name):
+        return "staging"
+    if ".importing-" in str(path):
+        return "import"
+    return "index" if any(path.glob(f"{MANIFEST}*")) or path.name.startswith("vocabulary-") else "parent"
+
+
+def _file(path: Path) -> str:
+    kind = path.name.split(".")[1] if path.name.endswith(".bin") else path.name.partition(".")[0]
+    return f"staged {kind}" if STAGING.match(path.parent.name) else kind
+
+
+def fail_at(step: int, code: int, *, for_good: bool = False) -> Callable[[int, str], None]:
+    """For `Named`: an operation fails. for_good: all after it too."""
+
+    def fail(now: int, name: str) -> None:
+        if now == step or (for_good and now > step):
+            raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+class Disk(Named):
+    """Records what a power cut before any step could leave of the datastore at `root`, in `trees`, each once.
+
+    A disk keeps what was synced: the content of a file at its last fsync, and the names in a directory at its last
+    fsync. Of the rest it keeps anything. So these extremes are recorded: nothing else; all names; all deletions and no
+    new names; the newest manifest, with no other new names. A file that was not synced has half of its size, of zeros.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(lambda step, name: self.look())
+        self.root = root
+        self.contents: dict[int, bytes] = {}  # inode: content on the disk
+        self._held: list[int] = []  # descriptors, so that no inode is used again
+        self.trees: list[Tree] = []
+        self._seen: set[frozenset[tuple[str, int]]] = set()
+        for file in files_of(root):
+            self.contents[file.stat().st_ino] = file.read_bytes()
+            self._held.append(os.open(file, os.O_RDONLY))
+        self.durable_names = self._now()  # relative path: inode
+
+    def close(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
+
+    def create(self, path: Path) -> int:
+        descriptor = super().create(path)
+        self._held.append(os.dup(descriptor))
+        return descriptor
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self.contents[os.fstat(descriptor).st_ino] = path_of(descriptor).read_bytes()
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        where = os.path.relpath(path, self.root).removeprefix(".")
+        kept = {name: inode for name, inode in self.durable_names.items() if os.path.dirname(name) != where}
+        synced = {name: inode for name, inode in self._now().items() if os.path.dirname(name) == where}
+        self.durable_names = {**kept, **synced}
+
+    def look(self) -> None:
+        """Record what a power cut would leave now."""
+        durable, now = self.durable_names, self._now()
+        self._record(durable)
+        self._record(now)
+        self._record({name: inode for name, inode in durable.items() if name in now})
+        newest = {name: inode for name, inode in now.items() if os.path.basename(name) == MANIFEST}
+        self._record({**durable, **newest})
+
+    def _now(self) -> dict[str, int]:
+        return {str(file.relative_to(self.root)): file.stat().st_ino for file in files_of(self.root)}
+
+    def _record(self, names: dict[str, int]) -> None:
+        tree = {name: self._content(name, inode) for name, inode in names.items()}
+        key = frozenset((name, hash(content)) for name, content in tree.items())
+        if key not in self._seen:
+            self._seen.add(key)
+            self.trees.append(tree)
+
+    def _content(self, name: str, inode: int) -> bytes:
+        if inode in self.contents:
+            return self.contents[inode]
+        path = self.root / name
+        return bytes(path.stat().st_size // 2) if path.exists() else b""
+
+
+def files_of(root: Path) -> list[Path]:
+    """The files of a datastore without the locks."""
+    return [file for file in root.rglob("*") if file.is_file() and file.name != LOCK] if root.exists() else []
+
+
+def put_tree(path: Path, tree: Tree) -> None:
+    """Make `path` hold these files and nothing else."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    for name, content in tree.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
