@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import tempfile
 import time
 from bisect import bisect_left
@@ -178,6 +177,8 @@ def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
     """Lookups of which each reads all it needs from the disk. `disk_kb` shows that it did: what the system read for
     this process during a lookup.
     """
+    import resource  # Windows has none
+
     files = [store.directory / name for name in os.listdir(store.directory) if name.endswith(".bin")]
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)

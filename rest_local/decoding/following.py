@@ -84,6 +84,7 @@ class Follower:
         self._seen: dict[Path, _State] = {}
         self._retry_at: dict[Path, float] = {}
         self._warned: dict[Path, str] = {}
+        self._told = set(self._awaited)  # why they cannot be opened was said when the engine opened its datastores
         self._news = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rest-local-follow", daemon=True)
@@ -135,6 +136,7 @@ class Follower:
                 return
             store = _opened(self._engine, path)
         except (DatastoreNotFound, DatastoreVocabulary) as error:
+            self._told.discard(path)
             if current:
                 self._warn(path, f"{error}; continuing without it until there is one again")
                 self._awaited.add(path)
@@ -151,7 +153,9 @@ class Follower:
     def _warn(self, path: Path, message: str) -> None:
         if self._warned.get(path) != message:
             self._warned[path] = message
-            log.warning("%s", message)
+            if path not in self._told:
+                log.warning("%s", message)
+        self._told.discard(path)
 
     def _state(self, path: Path) -> _State:
         """What changes with every commit for the vocabulary, wherever it lies."""

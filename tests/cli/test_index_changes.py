@@ -110,7 +110,7 @@ def test_a_path_that_vanished_needs_a_flag(corpus: Path, tmp_path: Path) -> None
     (tmp_path / "more" / "m.py").write_text("more")
     call("add", "mine", tmp_path / "more")
     (tmp_path / "more" / "m.py").unlink()
-    with pytest.raises(InputInvalid, match="--missing"):
+    with pytest.raises(InputInvalid, match="missing=True"):
         call("update", "mine")
     assert [row["deleted"] for row in answer("update", "mine", "--missing")["indexes"]] == [1, 1]
 

@@ -70,6 +70,8 @@ def test_several_sources_in_one_datastore(home: Path) -> None:
     repository.commit("one", {"b.py": "import sys\n"})
     repository.git("branch", "old")
     repository.commit("two", {"b.py": "import re\n"})
+    repository.git("checkout", "-q", "old")
+    repository.commit("three", {"b.py": "import sys\nimport io\n"})
     built = build("src", "rows.jsonl:text", "-", "--git", "repository@old", "--history", input="typed\n")
     assert names() == ["a.py", "rows.jsonl:1", "-", "repository@old:b.py", names()[4]]
     assert names()[4].endswith(":b.py")

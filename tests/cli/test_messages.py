@@ -21,6 +21,7 @@ from rest_local.decoding.request import Request
 from rest_local.errors import PromptTooLong
 from rest_local.llama.options import ModelOptions
 from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.changing.updating import update
 
 LIBRARY = (
     "calibration",
@@ -45,7 +46,7 @@ def flags(command: click.Command) -> set[str]:
 
 def test_every_parameter_and_every_option_exists() -> None:
     parameters = {field.name for kind in (EngineConfig, ModelOptions, Request) for field in fields(kind)}
-    parameters |= set(inspect.signature(build_datastore).parameters)
+    parameters |= {name for call in (build_datastore, update) for name in inspect.signature(call).parameters}
     assert {name.partition("=")[0] for name in OPTIONS} <= parameters
     commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index", "edit")]
     assert set(OPTIONS.values()) <= {flag for command in commands if command for flag in flags(command)}

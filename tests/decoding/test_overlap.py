@@ -31,6 +31,7 @@ from rest_local.decoding.core import EngineCore
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.lane import Lanes
 from rest_local.decoding.logprobs import entropy_of, logprobs_of
+from rest_local.decoding.offers import Offers
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence, Taken
 from rest_local.decoding.stream import Piece
@@ -451,6 +452,7 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     lanes._exact = exact  # type: ignore[assignment]
     core = object.__new__(EngineCore)
     core.lanes = lanes
+    core.offers = Offers()
     sequences = [
         sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)
     ]

@@ -108,10 +108,9 @@ def test_a_size_is_never_exceeded(documents: list[list[int]], size: int) -> None
 
 
 def test_the_files_keep_the_size(tmp_path: Path) -> None:
-    state, random = FileState("a/name", 5, 7, bytes(32)), np.random.default_rng(0)
-    documents = [
-        Document(f"document {n}", random.integers(0, 1000, 200, np.int32), (state, state)[: n % 3]) for n in range(60)
-    ]
+    random = np.random.default_rng(0)
+    states = [(FileState(f"document {n}", 5, 7, n.to_bytes(32, "big")),) * (n % 3) for n in range(60)]
+    documents = [Document(f"document {n}", random.integers(0, 1000, 200, np.int32), states[n]) for n in range(60)]
     path = tmp_path / "store"
     for segment_tokens in (1 << 20, 1000):
         make_documents(path, documents, segment_tokens)

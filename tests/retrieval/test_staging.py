@@ -331,7 +331,7 @@ def test_a_second_build_is_told_at_once(source: Path, tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_reported_and_no_other_is_left(source: Path, tmp_path: Path) -> None:
     (source / "f30.py").write_text("die\n" * 100)
-    with pytest.raises(DatastoreError, match=r"ended with code 7; less --memory"):
+    with pytest.raises(DatastoreError, match=r"ended with code 7; less `memory`"):
         build_datastore(tmp_path / "store", [source], vocabulary=Deadly(), jobs=2)
     (source / "f30.py").write_text("live\n" * 100)
     assert build_datastore(tmp_path / "store", [source], vocabulary=Deadly(), jobs=2).documents == 60

@@ -155,7 +155,7 @@ def test_a_recorded_path_that_vanished_deletes_nothing_unless_told(folder: Folde
     shutil.rmtree(other)
     if how == "empty":
         other.mkdir()
-    with pytest.raises(InputInvalid, match="--missing"):
+    with pytest.raises(InputInvalid, match="missing=True"):
         folder.update()
     assert texts_in(folder.path) == held
     assert folder.update(missing=True).deleted == 1

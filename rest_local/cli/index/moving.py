@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @click.option(
-    "-o", "--output", "file", metavar="FILE|-", help="File, or - for the standard output.  [default: NAME.tar]"
+    "-o",
+    "--output",
+    "file",
+    metavar="FILE|-",
+    shell_complete=completion.paths,
+    help="File, or - for the standard output.  [default: NAME.tar]",
 )
 @vocabulary_option
 @click.option("--without-recipe", is_flag=True, allow_from_autoenv=False, help="Leave out the paths that it came from.")

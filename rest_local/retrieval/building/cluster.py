@@ -89,7 +89,7 @@ class Cluster:
         room = sum(int(min(node.get("CPU", 0), node.get("memory", 0) // memory)) for node in nodes)
         if not room:
             size = f"{memory >> 20} MB"
-            raise ClusterFailed(f"no node of the cluster has a CPU and {size} for a shard; give less --memory")
+            raise ClusterFailed(f"no node of the cluster has a CPU and {size} for a shard; give less `memory`")
         return room
 
     def build_shards(
@@ -186,7 +186,7 @@ class _Tasks:
         if losses[receiving.number] == TRIES:
             what = f"{TRIES} processes ended while they built shard {receiving.number + 1}, which begins with "
             where = printable(self._plan.shards[receiving.number][0].path)
-            raise ClusterFailed(f"{what}{where}: {printable(receiving.cause)}; less --memory may help")
+            raise ClusterFailed(f"{what}{where}: {printable(receiving.cause)}; less `memory` may help")
         again = f"shard {receiving.number + 1} of {len(self._plan.shards)} is built again"
         self._cluster.warn(f"a node or a process was lost{f' ({receiving.host})' if receiving.host else ''}; {again}")
 

@@ -80,7 +80,7 @@ def _answer(pipe: Connection, worker: _Worker, report: Progress) -> bool:
     except (EOFError, ConnectionError) as error:
         worker.process.join()
         raise DatastoreError(
-            f"a process of the build ended with code {worker.process.exitcode}; less --memory or fewer --jobs may help"
+            f"a process of the build ended with code {worker.process.exitcode}; less `memory` or fewer `jobs` may help"
         ) from error
     if kind == "failed":
         raise content[0]

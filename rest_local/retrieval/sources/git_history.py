@@ -22,6 +22,7 @@ AROUND = 3
 """Unchanged lines on each side of a change."""
 
 _COMMIT = re.compile(rb"commit [0-9a-f]{40,64}\n\Z")
+_DIFF = b"diff " + b"--git "
 _PIECE = 1 << 16  # bytes of a longer line that are read at once
 
 
@@ -75,7 +76,7 @@ def _changes(log: IO[bytes], most: int) -> Iterator[_Change]:
         if inside:
             if kept:
                 change.add(line, most)
-        elif (found := _COMMIT.match(line)) or line.startswith(b"diff --git "):
+        elif (found := _COMMIT.match(line)) or line.startswith(_DIFF):
             if change.size:
                 yield change
             change = _Change(line.split()[1].decode() if found else change.commit)
