@@ -77,18 +77,24 @@ def test_a_killed_node_costs_only_its_requests_in_flight(
     nodes: RayNodes, requests: Path, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     """All requests are answered, with the bytes of one machine, and nothing is written twice."""
-    output = tmp_path / "out.jsonl"
-    process = started(nodes, requests, "-o", output)
-    nodes.kill_worker()
-    _, errors = process.communicate(timeout=SECONDS)
-    assert undated(output) == expected
-    *warnings, summary, failed = errors.splitlines()
-    lost = "rest-local: warning: a node or a replica was lost; "
-    assert warnings, errors
-    assert all(line.startswith(lost) and line.endswith(" requests are done again") for line in warnings), errors
-    assert summary.startswith(f"rest-local: {REQUESTS} requests answered: ")
-    assert failed.startswith(f"rest-local: error: 2 of {REQUESTS} requests have an error")
-    assert process.returncode == 1
+    warnings: list[str] = []
+    for attempt in range(3):  # until the node had requests in flight when it was killed
+        if attempt:
+            nodes.add_worker()
+        output = tmp_path / f"out-{attempt}.jsonl"
+        process = started(nodes, requests, "-o", output)
+        nodes.kill_worker()
+        _, errors = process.communicate(timeout=SECONDS)
+        assert undated(output) == expected
+        *warnings, summary, failed = errors.splitlines()
+        lost = "rest-local: warning: a node or a replica was lost; "
+        assert all(line.startswith(lost) and line.endswith(" requests are done again") for line in warnings), errors
+        assert summary.startswith(f"rest-local: {REQUESTS} requests answered: ")
+        assert failed.startswith(f"rest-local: error: 2 of {REQUESTS} requests have an error")
+        assert process.returncode == 1
+        if warnings:
+            break
+    assert warnings
 
 
 @needs_ray
