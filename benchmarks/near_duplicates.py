@@ -6,7 +6,7 @@ The documents are text files, and with `--git` the versions of the files that th
 document counts as a near-duplicate if an earlier one that stays has a Jaccard similarity of at least the threshold over
 shingles of 8 tokens. Candidates are found by MinHash in one permutation (128 bins, 64 bands of 2), which finds a pair
 of similarity 0.8 with near certainty, and compared exactly. For each threshold the report has the share of the
-tokens in near-duplicates, the bytes that leaving them out saves, and the CPU time of the search beside that of the
+tokens in near-duplicates, the bytes that leaving them out saves, and the CPU time of the search next to that of the
 sort. With recorded answers (`FILE`; with `--git`, the newest 10 changes, whose versions are not among the documents)
 it also has the accepted tokens a pass and the speed-up by replay, without a prompt for `--git`, and those of a
 datastore that `index prune` made as small.

@@ -233,7 +233,7 @@ def _scalar(option: click.Option, text: str) -> Any:
 @contextmanager
 def _changed(path: Path) -> Iterator[TOMLDocument]:
     """The file, to be changed in the block and written after it. No other process does that meanwhile: the lock lies
-    in the data directory, so that nothing appears beside a file that is kept with others. Raises ConfigInvalid.
+    in the data directory, so that no new file appears in the folder of the configuration. Raises ConfigInvalid.
     """
     from filelock import FileLock, Timeout
 

@@ -94,7 +94,7 @@ class Follower:
         self._thread.start()
 
     def look_soon(self) -> None:
-        """Look now and not at the next time, because somebody knows of a commit. Any thread."""
+        """Look now instead of at the next interval, after a commit that the caller knows of. Any thread."""
         self._news.set()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Datastores that were opened anew and wait for the engine's thread, which exchanges them between two steps.
 
 Opening takes milliseconds and closing a large one as well, so both happen in other threads: the engine's thread only
-replaces the objects. Whoever opens newest commits holds `Offers.changing` from before it opens them until it has
+replaces the objects. A thread that opens newest commits holds `Offers.changing` from before it opens them until it has
 offered them. So an older commit never replaces a newer one.
 """
 

@@ -1,4 +1,4 @@
-"""Merges keep the content, bound the number of segments and what is written, and are in nobody's way."""
+"""Merges keep the content, bound the number of segments and what is written, and block no reader or writer."""
 
 from __future__ import annotations
 

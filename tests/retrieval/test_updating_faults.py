@@ -75,7 +75,7 @@ def texts_of(store: Datastore) -> tuple[int, set[str]]:
 
 
 def test_readers_see_the_old_or_the_new_commit(tmp_path: Path) -> None:
-    """One file is `x n` in every commit with the file `y n` beside it; a reader never sees two different n."""
+    """One file is `x n` in every commit together with the file `y n`; a reader never sees two different n."""
     folder = Folder(tmp_path)
     for name in ("x.py", "y.py"):
         folder.write(name, "number 0")

@@ -184,7 +184,7 @@ def test_many_given_paths_fit_command_lines(tmp_path: Path) -> None:
 
 
 def test_a_path_of_4096_bytes(tmp_path: Path) -> None:
-    """It is read where the system allows it, else counted, and what is beside it is read in any case."""
+    """It is read where the system allows it, else counted, and the other files are read in any case."""
     root = files(tmp_path / "root", {"a.py": b"a\n"})
     folder, here = str(root), os.open(root, os.O_RDONLY)
     while len(folder) < 4096 - 5:

@@ -281,7 +281,7 @@ class Chain:
         return found
 
     def go_on(self) -> None:
-        """A change that nobody kills succeeds, and the next commit deletes what was left over."""
+        """A change that is not killed succeeds, and the next commit deletes what was left over."""
         change = self.any()
         self.run(change, Files())
         self.check([change], [0])

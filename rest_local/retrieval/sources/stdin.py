@@ -49,7 +49,7 @@ class Stdin(Source):
 
 
 def _end(data: bytes) -> int:
-    """Where to cut: behind the last line feed, else before a character that may be incomplete."""
+    """Where to cut: after the last line feed, else before a character that may be incomplete."""
     end = data.rfind(b"\n") + 1
     if end:
         return end
