@@ -301,7 +301,7 @@ def test_another_plan_deletes_what_a_killed_build_left(source: Path, tmp_path: P
 def test_a_staging_directory_in_use_is_left_alone(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "store" / "staging-0123456789abcdef"
     other.mkdir(parents=True)
-    (other / "order.new-1").write_text("x")
+    (other / "order.new-0123456789abcdef").write_text("x")
     with locked(other):
         built = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=1)
         assert stagings(built.path) == [other.name]

@@ -71,7 +71,7 @@ class Plan:
     def record(self, number: int) -> str:
         """The name of a finished shard's record: says what it was made of, with size and time of each file."""
         made_of = [self.vocabulary.hash, self.vocabulary.size, self.tokens, self.recipe, self.shards[number]]
-        return f"shard-{digest_of(made_of)}.json"
+        return f"shard-{fingerprint(made_of)}.json"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -173,6 +173,6 @@ def _filters(recipe: Mapping[str, Any]) -> Filters:
     return Filters(tuple(recipe["include"]), tuple(recipe["exclude"]), recipe["allow_secrets"], recipe["max_file_size"])
 
 
-def digest_of(fields: Any) -> str:
+def fingerprint(fields: Any) -> str:
     """16 hexadecimal digits of the sha256 of JSON-ready fields."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

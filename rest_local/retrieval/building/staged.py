@@ -88,10 +88,10 @@ def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[
         return
 
 
-def remove_orphans(directory: Path, files: Files, *, plans: bool = False) -> None:
-    """Delete the staging directories that no process holds. plans: those with a plan too."""
+def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: Path | None = None) -> None:
+    """Delete the staging directories that no process holds, except `keep`. plans: those with a plan too."""
     for place in stagings(directory):
-        if not plans and (place / PLAN).exists():
+        if place == keep or (not plans and (place / PLAN).exists()):
             continue
         with contextlib.suppress(DatastoreError, OSError):  # held, or the next commit deletes it
             with locked(place):

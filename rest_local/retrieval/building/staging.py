@@ -15,7 +15,6 @@ gives several segments.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -24,19 +23,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rest_local.errors import CorpusTooLarge, DatastoreLocked
-from rest_local.retrieval.building.shards import Plan, digest_of, refreshed, skipped_from_dict, skipped_to_dict
+from rest_local.errors import CorpusTooLarge
+from rest_local.retrieval.building.shards import Plan, fingerprint, refreshed, skipped_from_dict, skipped_to_dict
 from rest_local.retrieval.building.shards import plan as plan
+from rest_local.retrieval.building.staged import PLAN, remove_orphans
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
 from rest_local.retrieval.building.writing import GrowingSegment, Progress, checked, write_file
 from rest_local.retrieval.documents import Document, Text
-from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
+from rest_local.retrieval.files import LOCK, Files, digest_of, locked, unwritable
 from rest_local.retrieval.format import MAX_SEGMENT, FileEntry, SegmentEntry, file_name, parse_segment, sealed
 from rest_local.retrieval.rows import width_of
 from rest_local.retrieval.sources.corpus import read_files
 from rest_local.retrieval.sources.skipped import Skipped
-
-PLAN = "plan.json"
 
 
 class Shard(NamedTuple):
@@ -165,21 +163,15 @@ def _written(growing: GrowingSegment, directory: Path, files: Files, report: Pro
 
 def segment_name(entries: Mapping[str, FileEntry]) -> str:
     """Made of the content of a segment's files."""
-    return digest_of({kind: entry.sha256 for kind, entry in entries.items()})
+    return fingerprint({kind: entry.sha256 for kind, entry in entries.items()})
 
 
 def _intact(directory: Path, entry: SegmentEntry) -> bool:
-    for kind, file in entry.files.items():
-        digest = hashlib.sha256()
-        try:
-            with open(directory / file_name(entry.name, kind), "rb") as stored:
-                while part := stored.read(1 << 20):
-                    digest.update(part)
-        except FileNotFoundError:
-            return False
-        if digest.hexdigest() != file.sha256:
-            return False
-    return True
+    try:
+        found = {kind: digest_of(directory / file_name(entry.name, kind))[0] for kind in entry.files}
+    except FileNotFoundError:
+        return False
+    return found == {kind: file.sha256 for kind, file in entry.files.items()}
 
 
 @contextmanager
@@ -189,9 +181,9 @@ def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]
 
     After an error the directory stays, to be continued. Raises DatastoreLocked if another process holds it.
     """
-    key = digest_of([made.vocabulary.hash, made.tokens, made.recipe])
+    key = fingerprint([made.vocabulary.hash, made.tokens, made.recipe])
     directory = index / f"staging-{key}"
-    remove_orphans(index, files, keep=directory)
+    remove_orphans(index, files, plans=True, keep=directory)
     with locked(directory, make=files), unwritable(index):
         before = unsealed(directory / PLAN)
         with suppress(KeyError, TypeError, ValueError):
@@ -214,31 +206,6 @@ def _useful(directory: Path, made: Plan) -> set[str]:
 def _clear(directory: Path, files: Files, keep: set[str]) -> None:
     for name in sorted(set(os.listdir(directory)) - keep):
         files.unlink(directory / name)
-
-
-def remove(directory: Path, files: Files) -> None:
-    """Delete a staging directory, for the holder of its lock."""
-    _clear(directory, files, set())
-    os.rmdir(directory)
-
-
-def remove_orphans(index: Path, files: Files, keep: Path | None = None) -> None:
-    """Delete the staging directories in which no process works."""
-    for name in sorted(os.listdir(index)):
-        directory = index / name
-        if STAGING.match(name) and directory != keep and not directory.is_symlink():
-            with suppress(OSError), _if_free(directory) as free:
-                if free:
-                    remove(directory, files)
-
-
-@contextmanager
-def _if_free(directory: Path) -> Iterator[bool]:
-    try:
-        with locked(directory):
-            yield True
-    except DatastoreLocked:
-        yield False
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from rest_local.errors import CorpusEmpty, DatastoreExists
 from rest_local.retrieval.building.build import check_ours, commit
 from rest_local.retrieval.building.cluster import Cluster
 from rest_local.retrieval.building.shards import Plan, plan
-from rest_local.retrieval.building.staging import Shard, build_shard, finished, moved, remove, staged
+from rest_local.retrieval.building.staged import delete
+from rest_local.retrieval.building.staging import Shard, build_shard, finished, moved, staged
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, opener_of
 from rest_local.retrieval.building.workers import build_shards
 from rest_local.retrieval.building.writing import Progress
@@ -57,11 +58,11 @@ def build_walk(
             skipped = joined([made.skipped, *(shard.skipped for shard in shards)])
             segments = tuple(segment for shard in shards for segment in shard.segments)
             if not segments:
-                remove(staging, files)
+                delete(staging, files)
                 raise CorpusEmpty(walk.about(), skipped.summary())
             with moved(staging, directory, segments, files):
                 manifest = commit(directory, (), vocabulary=identity, recipe=recipe, keep=segments, files=files)
-            remove(staging, files)
+            delete(staging, files)
     return manifest, skipped
 
 
