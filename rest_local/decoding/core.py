@@ -45,8 +45,17 @@ from rest_local.decoding.stream import Answer
 from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.opening import open_drafter
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import DatastoreError, DatastoreVocabulary, OptionError, PromptEmpty, PromptTooLong
+from rest_local.errors import (
+    DatastoreError,
+    DatastoreVocabulary,
+    ModelError,
+    ModelNotFound,
+    OptionError,
+    PromptEmpty,
+    PromptTooLong,
+)
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
 from rest_local.llama.model import Model
@@ -123,19 +132,45 @@ def _build_missing(config: EngineConfig) -> Unusable:
 
 
 def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
-    """The context that requests share, and the draft model, which is opened before it. Raises ModelError."""
+    """The context that requests share, and the draft model, which is opened before it. A draft model that cannot be
+    used costs a warning. Raises ModelError.
+    """
     size = config.context_length(model.n_ctx_train)
     threads = config.threads or 0
-    drafter: DraftModel | None = None
-    if config.draft_model is not None:
-        path = model_file(config.draft_model)
-        layers = config.draft_gpu_layers
-        drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
-        undo.callback(drafter.close)
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
-    lane = Lane.open(model, settings, config.exact, drafter=drafter)
+    drafter, refusal = _drafter(config, model, size)
+    if drafter:
+        undo.callback(drafter.close)
+    try:
+        lane = Lane.open(model, settings, config.exact, drafter=drafter)
+    except ModelError as error:
+        if drafter is None:
+            raise
+        drafter.close()  # both may be too much for the memory
+        refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
+        lane = Lane.open(model, settings, config.exact)
     undo.callback(lane.close)
+    if refusal:
+        lane.warnings.append(refusal)
     return lane
+
+
+WITHOUT_DRAFTER = "going on without the draft model"
+
+
+def _drafter(config: EngineConfig, model: Model, size: int) -> tuple[DraftModel | None, str]:
+    """What drafts for the model, and a warning if it is refused: no draft is worth an answer. Raises ModelNotFound,
+    because the user is told of a mistyped name at once.
+    """
+    if config.draft_model is None:
+        return None, ""
+    path, threads, layers = model_file(config.draft_model), config.threads or 0, config.draft_gpu_layers
+    try:
+        return open_drafter(path, model, size, config.slots + 1, threads, layers), ""
+    except ModelNotFound:
+        raise
+    except (ModelError, OptionError) as error:
+        return None, f"{WITHOUT_DRAFTER}: {error}"
 
 
 log = logging.getLogger("rest_local.history")
