@@ -129,6 +129,10 @@ class DraftModel(GivesUp):
         """Milliseconds of a pass that answers `n` queries."""
         return self.times.at(n)
 
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+        self.context.use_threads(n)
+
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Do nothing: the text says all that a draft model needs."""
 
