@@ -1,11 +1,11 @@
 """Drafts of llama.cpp's own driver: record them, compare the drafters of this project with them, and measure its speed.
 
-    python -m benchmarks.peer_drafts record --server LLAMA_SERVER --target GGUF [--head GGUF] --type TYPE FILE
-    python -m benchmarks.peer_drafts compare FILE --target GGUF [--head GGUF] [--json]
-    python -m benchmarks.peer_drafts speed --server LLAMA_SERVER --target GGUF [--head TYPE=GGUF]... [--json]
+    python -m benchmarks.peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
+    python -m benchmarks.peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
+    python -m benchmarks.peer_drafts speed --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]...
 
-docs/howto/peer-drafts.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-eagle3` or `draft-mtp`.
-Without `--head`, the MTP layers are those of the target's own file.
+docs/howto/peer-drafts.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
+`draft-mtp`. Without a file, the MTP layers are those of the target's own.
 
 `record` completes PROMPTS greedily and writes, for every decode step, the drafted tokens with their probabilities and
 the accepted length. It reads them from the server's debug log. The prompts are stored as tokens, so a recording does
@@ -323,9 +323,7 @@ def speed(
     return result
 
 
-def _pair(
-    plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, repeats: int
-) -> tuple[float, float]:
+def _pair(plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, repeats: int) -> tuple[float, float]:
     """The ratio of the speeds, and tokens per decode step with drafts."""
     ratios = []
     for _ in range(repeats):
@@ -398,6 +396,15 @@ def difference(number: int, step: Step, ours: Sequence[tuple[int, float]]) -> Di
         if token != theirs.token:
             return Difference(number, at, theirs, token, probability, token is not None and token == theirs.second)
     return None
+
+
+def compare(recording: Recording, target: Path, head: Path | None) -> list[Followed]:
+    """Follow all answers of a recording. Raises SystemExit if it was made with other files."""
+    if (recording.target, recording.head) != (digest(target), digest(head) if head else None):
+        raise SystemExit(f"{target.name}: not the model of the recording, or its head is another; record again")
+    assert head is not None
+    with DraftModelChain(target, head) as chain:
+        return [follow(answer, chain) for answer in recording.answers]
 
 
 class DraftModelChain:
@@ -477,20 +484,74 @@ class Target:
         self.context.close()
 
 
+def report(followed: Sequence[Followed]) -> Iterator[str]:
+    """A line for each answer, and one for each difference."""
+    for each in followed:
+        answer = each.answer
+        n, near = len(answer.steps), sum(found.near for found in each.drafts)
+        yield (
+            f"{answer.kind:7} {answer.module:14} {n:4} steps  the same drafts {1 - len(each.drafts) / n:6.1%}  "
+            f"the same accepted lengths {1 - len(each.accepted) / n:6.1%}  near-ties {near} of {len(each.drafts)}"
+        )
+        for found in each.drafts:
+            theirs = found.theirs
+            second = f", then {theirs.second} at {theirs.second_probability}" if theirs.second is not None else ""
+            yield (
+                f"  step {found.step}, token {found.at}: theirs {theirs.token} at {theirs.probability}{second}; "
+                f"ours {found.ours} at {found.our_probability:.3f}"
+            )
+
+
+def summary(followed: Sequence[Followed]) -> dict[str, Any]:
+    """The line of JSON."""
+    steps = sum(len(each.answer.steps) for each in followed)
+    drafts = [found for each in followed for found in each.drafts]
+    accepted = sum(step.accepted for each in followed for step in each.answer.steps)
+    return {
+        "steps": steps,
+        "drafted": sum(len(step.draft) for each in followed for step in each.answer.steps),
+        "mat": round(1 + accepted / steps, 3),
+        "different_drafts": len(drafts),
+        "near_ties": sum(found.near for found in drafts),
+        "different_accepted_lengths": sum(len(each.accepted) for each in followed),
+    }
+
+
+def head_of(argument: str) -> tuple[str, Path | None]:
+    """TYPE or TYPE=GGUF."""
+    kind, _, path = argument.partition("=")
+    return kind, Path(path) if path else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    recording = commands.add_parser("record")
-    recording.add_argument("file", type=Path)
-    recording.add_argument("--server", type=Path, required=True)
-    recording.add_argument("--target", type=Path, required=True)
-    recording.add_argument("--head", type=Path)
-    recording.add_argument("--type", required=True)
-    recording.add_argument("--n-max", type=int, default=N_MAX)
-    recording.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("command", choices=("record", "compare", "speed"))
+    parser.add_argument("file", type=Path, nargs="?", help="the recording")
+    parser.add_argument("--server", type=Path, help="llama-server")
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument(
+        "--head", type=head_of, action="append", required=True, metavar="TYPE[=GGUF]",
+        help="the server's --spec-type, and the file of the head; without a file, the target has it",
+    )  # fmt: skip
+    parser.add_argument("--n-max", type=int, action="append", help="drafted tokens of a step")
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of each prompt, for the speed")
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
-    made = record(args.server, args.target, args.head, args.type, args.n_max, args.tokens)
-    made.write(args.file)
+    if (args.command == "speed") != (args.file is None) or (args.command == "compare") != (args.server is None):
+        parser.error("record needs FILE and --server, compare needs FILE, and speed needs --server")
+    kind, head = args.head[0]
+    if args.command == "record":
+        record(args.server, args.target, head, kind, (args.n_max or [N_MAX])[0], args.tokens).write(args.file)
+        result = {"recorded": args.file.name}
+    elif args.command == "compare":
+        followed = compare(Recording.read(args.file), args.target, head)
+        if not args.json:
+            print("\n".join(report(followed)))
+        result = summary(followed)
+    else:
+        result = speed(args.server, args.target, dict(args.head), args.n_max or SPEED_N_MAX, args.tokens, args.repeats)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
