@@ -67,8 +67,8 @@ _ARGUMENTS = (
     *("--poll", "0", "--no-warmup", "--offline", "--log-colors", "off", "--host", "127.0.0.1"),
 )
 _CANDIDATE = re.compile(r"draft candidate +(\d+), pos +(\d+): +(\d+) \( *([\d.]+)\)")
-_VERIFIED = re.compile(r"task (\d+) \| generate_draft: id=(\d+), .*#draft=(\d+),")
-_ACCEPTED = re.compile(r"task (\d+) \| add accepted tokens: sampled=(\d+), ids\.size=(\d+), n_draft=(\d+)")
+_VERIFIED = re.compile(r"generate_draft: id=(\d+), .*#draft=(\d+),")
+_ACCEPTED = re.compile(r"add accepted tokens: sampled=(\d+), ids\.size=(\d+), n_draft=(\d+)")
 
 
 @dataclass(frozen=True)
@@ -217,13 +217,13 @@ class Server:
         return result
 
 
-def read_log(log: str) -> list[tuple[Step, ...]]:
-    """The steps of every request of a debug log, in order. Steps without a draft are left out.
+def read_log(log: str) -> tuple[Step, ...]:
+    """The steps of the one request of a debug log. Steps without a draft are left out.
 
     The log names up to three candidates for each drafted token, before the line of the verification. A chain that
     exceeds the rest of the answer is verified in part; the rest of the candidates is dropped here too.
     """
-    requests: dict[int, list[Step]] = {}
+    steps: list[Step] = []
     candidates: list[list[tuple[int, float]]] = []
     root, n_draft = -1, 0
     for line in log.splitlines():
@@ -234,14 +234,13 @@ def read_log(log: str) -> list[tuple[Step, ...]]:
                 candidates.append([])
             candidates[at].append((int(found[3]), float(found[4])))
         elif found := _VERIFIED.search(line):
-            root, n_draft = int(found[2]), int(found[3])
+            root, n_draft = int(found[1]), int(found[2])
         elif found := _ACCEPTED.search(line):
-            if n_draft != int(found[4]) or n_draft > len(candidates):
+            if n_draft != int(found[3]) or n_draft > len(candidates):
                 raise ValueError(f"log: {len(candidates)} candidates of {n_draft} drafted tokens at: {line}")
             draft = tuple(_drafted(*likely[:2]) for likely in candidates[:n_draft])
-            step = Step(root, draft, int(found[3]) - 1, int(found[2]))
-            requests.setdefault(int(found[1]), []).append(step)
-    return [tuple(steps) for steps in requests.values()]
+            steps.append(Step(root, draft, int(found[2]) - 1, int(found[1])))
+    return tuple(steps)
 
 
 def _drafted(first: tuple[int, float], second: tuple[int, float]) -> Drafted:
@@ -277,12 +276,14 @@ def drafting(kind: str, n_max: int, head: Path | None) -> list[str]:
 
 
 def record(binary: Path, target: Path, head: Path | None, kind: str, n_max: int, n_tokens: int) -> Recording:
-    """Complete PROMPTS. Takes a minute."""
-    asked = list(prompt_tokens(target))
-    with Server(binary, target, [*drafting(kind, n_max, head), "-lv", "5"]) as server:
-        answered = [server.complete(tokens, n_tokens)["tokens"] for _, _, tokens in asked]
+    """Complete PROMPTS, each with a server of its own: the driver of MTP layers pairs the first token of a prompt with
+    the last hidden state of the request before it. Takes a minute. Raises ValueError if the log does not say the steps.
+    """
     answers = []
-    for (group, module, tokens), steps, answer in zip(asked, read_log(server.log), answered, strict=True):
+    for group, module, tokens in prompt_tokens(target):
+        with Server(binary, target, [*drafting(kind, n_max, head), "-lv", "5"]) as server:
+            answer = server.complete(tokens, n_tokens)["tokens"]
+        steps = read_log(server.log)
         check(steps, answer)
         answers.append(Answer(group, module, tuple(tokens), steps))
     return Recording(
@@ -336,8 +337,8 @@ def _pair(plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, 
 class Chain(Protocol):
     """A target and its drafter, as `follow` uses them."""
 
-    def begin(self, prompt: Sequence[int]) -> int:
-        """Evaluate a prompt from its first token on. Returns the likeliest next token."""
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Evaluate a prompt from its first token on."""
 
     def draft(self, root: int, n_max: int) -> list[tuple[int, float]]:
         """Greedily draft `n_max` tokens after `root`, which follows what was accepted: tokens and probabilities."""
@@ -418,11 +419,11 @@ class DraftModelChain:
             self._model = opened.enter_context(DraftModel.open(head, vocabulary, N_CTX, 1, threads=1, n_gpu_layers=0))
             self._opened = opened.pop_all()
 
-    def begin(self, prompt: Sequence[int]) -> int:
+    def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
         self._sequence = DraftModelSequence(self._model)
         self._sequence.restart(self._text, 0)
-        return self._target.begin(prompt)
+        self._target.begin(prompt)
 
     def draft(self, root: int, n_max: int) -> list[tuple[int, float]]:
         drafted: list[tuple[int, float]] = []
@@ -456,14 +457,14 @@ class Target:
         self.context = Context(model, ContextSettings(n_ctx=N_CTX, n_branches=1, threads=1))
         self._at = 0
 
-    def begin(self, prompt: Sequence[int]) -> int:
+    def begin(self, prompt: Sequence[int]) -> None:
         """See `Chain`."""
         self.context.clear()
-        for self._at in range(0, len(prompt), self.context.n_batch):
+        self._at = 0
+        while self._at < len(prompt):
             part = prompt[self._at : self._at + self.context.n_batch]
-            chosen = self._decode(part, [0] * (len(part) - 1) + [1])
-        self._at = len(prompt)
-        return chosen[-1]
+            self._decode(part, [0] * (len(part) - 1) + [1])
+            self._at += len(part)
 
     def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
         """See `Chain`."""
