@@ -32,7 +32,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -42,7 +42,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.speed import prompts
-from rest_local.drafting.draft_model import DraftModel, DraftModelSequence
+from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -403,50 +404,61 @@ def compare(recording: Recording, target: Path, head: Path | None) -> list[Follo
     """Follow all answers of a recording. Raises SystemExit if it was made with other files."""
     if (recording.target, recording.head) != (digest(target), digest(head) if head else None):
         raise SystemExit(f"{target.name}: not the model of the recording, or its head is another; record again")
-    assert head is not None
-    with DraftModelChain(target, head) as chain:
+    with opened(recording.type, target, head) as chain:
         return [follow(answer, chain) for answer in recording.answers]
 
 
-class DraftModelChain:
-    """A `Chain` of a draft model. Use `with`."""
+@contextmanager
+def opened(kind: str, target: Path, head: Path | None) -> Iterator[Drafting]:
+    """A target and its drafter for a --spec-type of the server. Raises what opening them raises."""
+    with Model.open(target, n_gpu_layers=0) as model, closing(Target(model)) as verifier:
+        assert kind == "draft-simple"
+        assert head is not None
+        with DraftModel.open(head, model.vocabulary, N_CTX, 1, threads=1, n_gpu_layers=0) as drafter:
+            yield Drafting(verifier, drafter)
 
-    def __init__(self, target: Path, head: Path) -> None:
-        with ExitStack() as opened:
-            self._target = Target(opened.enter_context(Model.open(target, n_gpu_layers=0)))
-            opened.callback(self._target.close)
-            vocabulary = self._target.model.vocabulary
-            self._model = opened.enter_context(DraftModel.open(head, vocabulary, N_CTX, 1, threads=1, n_gpu_layers=0))
-            self._opened = opened.pop_all()
+
+class Drafting:
+    """The `Chain` of a target and one of this project's drafters."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self._target, self._drafter = target, drafter
+        self._tokens: list[int] = []
+        self._verified: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._text = list(prompt)
-        self._sequence = DraftModelSequence(self._model)
-        self._sequence.restart(self._text, 0)
-        self._target.begin(prompt)
+        """See `Chain`."""
+        self._tokens = list(prompt)
+        self._text = self._drafter.text()
+        self._text.restart(self._tokens, 0)
+        for start, part in self._target.begin(prompt):
+            self._drafter.observe([Evaluated(self._text, start, part, range(len(part)))])
 
     def draft(self, root: int, n_max: int) -> list[tuple[int, float]]:
+        """See `Chain`."""
         drafted: list[tuple[int, float]] = []
-        self._text.append(root)
-        while not self._sequence.caught_up(math.inf):
+        self._tokens.append(root)
+        self._text.begin_step()
+        while not self._text.caught_up(math.inf):
             pass
         while len(drafted) < n_max:
-            drafted.append(self._sequence.ask([token for token, _ in drafted])[0])
+            (likely,) = self._drafter.answer([Query(self._text, tuple(token for token, _ in drafted))])
+            drafted += likely[:1]
+            if not likely:
+                break
         return drafted
 
     def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
-        self._tokens = list(tokens)
+        """See `Chain`."""
+        self._verified = [root, *tokens]
         return self._target.verify(root, tokens)
 
     def accept(self, n: int) -> None:
-        self._text += self._tokens[:n]
+        """See `Chain`."""
+        kept = self._verified[: 1 + n]
+        self._drafter.observe([Evaluated(self._text, len(self._tokens) - 1, kept, range(len(kept)))])
+        self._tokens += kept[1:]
         self._target.accept(n)
-
-    def __enter__(self) -> DraftModelChain:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
 
 
 class Target:
@@ -457,13 +469,14 @@ class Target:
         self.context = Context(model, ContextSettings(n_ctx=N_CTX, n_branches=1, threads=1))
         self._at = 0
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """See `Chain`."""
+    def begin(self, prompt: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Evaluate a prompt from its first token on. Yields each part after its batch, with its position."""
         self.context.clear()
         self._at = 0
         while self._at < len(prompt):
             part = prompt[self._at : self._at + self.context.n_batch]
             self._decode(part, [0] * (len(part) - 1) + [1])
+            yield self._at, part
             self._at += len(part)
 
     def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
@@ -482,6 +495,7 @@ class Target:
         return [int(token) for token in self.context.logits(sum(output)).argmax(axis=1)]
 
     def close(self) -> None:
+        """Free the context. A second call does nothing."""
         self.context.close()
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peer_drafts import Answer, Drafted, Recording, Step, check, follow, read_log, summary
+from benchmarks.gguf_file import thinned
+from benchmarks.peer_drafts import Answer, Drafted, Recording, Step, check, compare, follow, read_log, summary
+from rest_local.paths import demo_model
+
+RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"
 
 LOG = """
 0.1 D spec        draft:  - seq_id 0, draft candidate   0, pos   0:    264 (   0.255) 'or'
@@ -120,3 +124,23 @@ def test_a_shorter_draft_differs() -> None:
 def test_another_choice_of_the_target_is_counted(chosen: list[list[int]]) -> None:
     followed = follow(ANSWER, Told([[264, 570], [7]], chosen))
     assert len(followed.accepted) == 1
+
+
+@pytest.fixture(scope="module")
+def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model without its middle layer, which docs/howto/peer-drafts.md records as a draft model."""
+    return thinned(demo_model(), tmp_path_factory.mktemp("rough") / "rough.gguf", [0, 2])
+
+
+def test_a_draft_model_drafts_the_same_tokens_as_the_server(rough: Path) -> None:
+    agrees(Recording.read(RECORDED / "draft-simple.jsonl"), demo_model(), rough)
+
+
+def agrees(recording: Recording, target: Path, head: Path | None) -> None:
+    """Follow a recording. Where a draft differs, the server itself found both tokens about as likely."""
+    followed = compare(recording, target, head)
+    differences = [found for each in followed for found in each.drafts]
+    assert all(found.near for found in differences), differences
+    assert len(differences) <= summary(followed)["steps"] // 50
+    assert not any(each.accepted for each in followed)
+    assert summary(followed)["mat"] > 1.0  # the recording has accepted and rejected drafts
