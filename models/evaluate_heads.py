@@ -9,7 +9,7 @@ Two measures, each on windows of the well-known modules (`stored`) and of the he
   `DEPTH` tokens. The shares by depth are conditional: of the drafts whose earlier tokens were right. `accepted` is the
   mean number of right tokens a draft.
 
-The MTP layer is measured on the demo model as `mimo2.py` rewrites it, with a draft model of its own. Decoding is greedy.
+The MTP layer is measured on the demo model as `mimo2.py` rewrites it, from a file of its own. Decoding is greedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.bench.prompts import held_out_modules, standard_library, well_known_modules
-from rest_local.llama import library as _library  # keeps llama.cpp's log off the terminal
+from rest_local.llama import library  # noqa: F401  keeps llama.cpp's log off the terminal
 
 HERE = Path(__file__).resolve().parent
 DEPTH = 4  # tokens of a draft
@@ -37,12 +37,11 @@ N_CTX = 1024
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-_symbols = _library.__name__ and bindings._lib
-
 
 def _function(name: str, mangled: str, arguments: list[Any], result: Any) -> Any:
     """A function of llama.cpp's extension header, by its C name or its C++ name."""
-    function = getattr(_symbols, name, None) or getattr(_symbols, mangled)
+    symbols = bindings._lib
+    function = getattr(symbols, name if hasattr(symbols, name) else mangled)
     function.argtypes, function.restype = arguments, result
     return function
 
@@ -55,9 +54,7 @@ _set_nextn = _function(
     [_void, ctypes.c_bool, ctypes.c_bool],
     None,
 )
-_get_nextn = _function(
-    "llama_get_embeddings_nextn", "_Z26llama_get_embeddings_nextnP13llama_context", [_void], _floats
-)
+_get_nextn = _function("llama_get_embeddings_nextn", "_Z26llama_get_embeddings_nextnP13llama_context", [_void], _floats)
 _set_layer = _function(
     "llama_set_embeddings_layer_inp",
     "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
@@ -92,7 +89,7 @@ class Network:
         parameters = llama_cpp.llama_model_default_params()
         parameters.load_mtp = mtp
         parameters.n_gpu_layers = 0
-        self.model = llama_cpp.llama_load_model_from_file(str(path).encode(), parameters)
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         if not self.model:
             raise RuntimeError(f"llama.cpp does not load {path}")
         settings = llama_cpp.llama_context_default_params()
@@ -102,7 +99,7 @@ class Network:
             settings.ctx_type = bindings.LLAMA_CONTEXT_TYPE_MTP
         elif other is not None:
             settings.ctx_other = other.context
-        self.context = llama_cpp.llama_init_from_model(self.model, settings)
+        self.context: Any = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.context:
             raise RuntimeError(f"llama.cpp makes no context of {path}")
         self.memory = llama_cpp.llama_get_memory(self.context)
@@ -120,7 +117,7 @@ class Network:
     def decode(self, tokens: Ids, position: int, rows: Floats | None = None, *, encode: bool = False) -> Floats:
         """Read tokens from `position` on, each with a row if there are rows. Returns the logits, [n, vocabulary].
 
-        With `encode` it reads the rows alone, as the encoder of an EAGLE-3 head, and returns nothing of worth.
+        With `encode` it reads the rows alone, as the encoder of an EAGLE-3 head, and returns no rows.
         Raises RuntimeError if llama.cpp refuses.
         """
         n = len(tokens)
@@ -141,7 +138,9 @@ class Network:
         run = llama_cpp.llama_encode if encode else llama_cpp.llama_decode
         if code := run(self.context, batch):
             raise RuntimeError(f"llama.cpp returned {code} for {n} tokens at {position}")
-        return np.empty((0, 0), np.float32) if encode else _rows(llama_cpp.llama_get_logits(self.context), n, self.vocabulary)
+        if encode:
+            return np.empty((0, self.vocabulary), np.float32)
+        return _rows(llama_cpp.llama_get_logits(self.context), n, self.vocabulary)
 
     def tokenize(self, text: str) -> Ids:
         data = text.encode()
@@ -300,7 +299,7 @@ def main() -> None:
     for kind in args.head or sorted(HEADS):
         file = args.file or HERE / f"demo-{kind}.gguf"
         if kind == "mtp":
-            from mimo2 import convert  # noqa: PLC0415  the only part that needs the package gguf
+            from mimo2 import convert  # the only part that needs the package gguf
 
             with tempfile.TemporaryDirectory() as folder:
                 model = Path(folder) / "demo-mimo2.gguf"

@@ -1,9 +1,9 @@
 """Write a trained draft head of the demo model as a GGUF that llama.cpp loads next to the model.
 
-- The MTP layer becomes a mimo2 file that holds only this layer, the embedding and the output matrix: the draft model of
-  a demo model that `mimo2.py` rewrote, which can also take the layer into its own file.
-- The EAGLE-3 head becomes an eagle3 file without an embedding or output matrix: it reads those of the demo model itself,
-  in the architecture llama.
+- The MTP layer becomes a mimo2 file of this layer, the embedding and the output matrix. It drafts for the demo model as
+  `mimo2.py` rewrites it, which can also put the layer into the model's file.
+- The EAGLE-3 head becomes an eagle3 file without an embedding or output matrix. It reads those of `demo.gguf` itself,
+  for which it drafts.
 
     python models/export_heads.py --head mtp --work models/work --output models/demo-mtp.gguf
 """

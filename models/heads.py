@@ -5,14 +5,16 @@ p - 1. They draft further by reading their own output in place of the network's.
 differ in what they read and in how it enters the layer:
 
 - `MTP` reads the hidden state before the output norm. One matrix joins it with the token's embedding, then follows a
-  layer of the shape of the network's own. The rotary positions are llama.cpp's NEOX kind, that of the architecture mimo2.
+  layer of the shape of the network's own. Rotary positions are of llama.cpp's NEOX kind, as in mimo2.
 - `Eagle3` reads the inputs of three of the network's layers, which one matrix joins. Its attention sees that and the
-  token's embedding at the same time. The rotary positions are llama.cpp's NORM kind.
+  token's embedding at the same time. Rotary positions are of llama.cpp's NORM kind.
 
 The tensors have the names of the GGUF files (`export_heads.py`). Neither has an own embedding or output matrix.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -191,6 +193,14 @@ class Eagle3(Head):
 
 
 HEADS: dict[str, type[MTP] | type[Eagle3]] = {"mtp": MTP, "eagle3": Eagle3}
+
+
+def load_network(work: Path) -> Network:
+    """The frozen demo network of `checkpoint.pt` in the work folder."""
+    checkpoint = torch.load(work / "checkpoint.pt", map_location="cpu", weights_only=True)
+    network = Network(Shape(**checkpoint["shape"]))
+    network.load_state_dict(checkpoint["state"])
+    return network.requires_grad_(False).eval()
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ def add_metadata(writer: gguf.GGUFWriter, demo: gguf.GGUFReader, mtp_layers: int
     """Add shape and vocabulary of `demo`; the shape counts `mtp_layers` more layers than `demo` has."""
 
     def value(key: str) -> float:
-        return demo.fields[f"llama.{key}"].contents()
+        return float(demo.fields[f"llama.{key}"].contents())
 
     layers = int(value("block_count")) + mtp_layers
     writer.add_license("mit")
@@ -48,9 +48,9 @@ def add_metadata(writer: gguf.GGUFWriter, demo: gguf.GGUFReader, mtp_layers: int
     writer.add_expert_feed_forward_length(int(value("feed_forward_length")))  # required, though there are no experts
     writer.add_head_count(int(value("attention.head_count")))
     writer.add_head_count_kv(int(value("attention.head_count_kv")))
-    writer.add_layer_norm_rms_eps(float(value("attention.layer_norm_rms_epsilon")))
-    writer.add_rope_freq_base(float(value("rope.freq_base")))
-    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base_swa", float(value("rope.freq_base")))
+    writer.add_layer_norm_rms_eps(value("attention.layer_norm_rms_epsilon"))
+    writer.add_rope_freq_base(value("rope.freq_base"))
+    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base_swa", value("rope.freq_base"))
     writer.add_rope_dimension_count(int(value("rope.dimension_count")))
     writer.add_sliding_window(WINDOW)
     writer.add_sliding_window_pattern([True] * layers)

@@ -2,8 +2,9 @@
 
 The demo network is frozen (`restore.py` brings its weights out of the GGUF). It computes what the head reads and, as
 the target, its own distribution of the next token: what counts is that the head agrees with the network's choice, not
-with the text. The target is the mean of the distribution and of its arg-max. The head drafts `--steps` tokens in
-training, each from its own state of the step before, as it does in use. Optimizers and schedule are those of `train.py`.
+with the text. The target is the mean of the distribution and of its arg-max. The batches take turns with 1 to
+`--steps` drafted tokens, each from the head's own state of the one before, as in use. Optimizers and schedule are those
+of `train.py`.
 
     python models/train_heads.py --head mtp --data train-heads.bin --minutes 30 [--resume]
 """
@@ -14,24 +15,17 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from heads import HEADS, Head, layer_inputs
-from network import Network, Shape
+from heads import HEADS, Head, layer_inputs, load_network
+from network import Network
 from torch import Tensor
 from train import Muon, batches
 
 HERE = Path(__file__).resolve().parent
-
-
-def load_network(work: Path) -> Network:
-    """The frozen demo network of `checkpoint.pt`."""
-    checkpoint = torch.load(work / "checkpoint.pt", map_location="cpu", weights_only=True)
-    network = Network(Shape(**checkpoint["shape"]))
-    network.load_state_dict(checkpoint["state"])
-    return network.requires_grad_(False).eval()
 
 
 def run(network: Network, head: Head, tokens: Tensor, steps: int) -> tuple[Tensor, list[Tensor]]:
@@ -48,20 +42,40 @@ def run(network: Network, head: Head, tokens: Tensor, steps: int) -> tuple[Tenso
     return target[:, begin:], [F.linear(head.output_norm(x), network.token_embd.weight) for x in states]
 
 
-def loss_of(target: Tensor, drafts: list[Tensor], fall: float = 0.8) -> Tensor:
-    """Cross entropy of the drafts against the target's distribution and arg-max, later steps weighing less."""
+class CrossEntropy(torch.autograd.Function):
+    """Mean cross entropy of `logits` [n, classes] against probabilities; half the passes over memory of torch's own."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, wanted: Tensor) -> Tensor:  # type: ignore[override]
+        x = logits.float()
+        normaliser = x.logsumexp(-1, keepdim=True)
+        loss = (normaliser.sum() - torch.dot(x.flatten(), wanted.flatten())) / len(x)
+        ctx.save_for_backward(logits, wanted, normaliser)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        logits, wanted, normaliser = ctx.saved_tensors
+        x = (logits - normaliser).exp_().sub_(wanted).mul_(gradient / len(logits))
+        return x.to(logits.dtype), None
+
+
+def loss_of(target: Tensor, drafts: list[Tensor]) -> Tensor:
+    """Cross entropy of the drafts against the target's distribution and arg-max, the mean over the steps."""
     target = target.float()
-    wanted = 0.5 * target.softmax(-1)
+    wanted = target.softmax(-1).mul_(0.5)
     wanted.scatter_add_(-1, target.argmax(-1, keepdim=True), torch.full_like(wanted[..., :1], 0.5))
     total = torch.zeros(())
     for step, logits in enumerate(drafts):
-        x, y = logits[:, step:].float().flatten(0, 1), wanted[:, step:].flatten(0, 1)
-        total = total + fall**step * F.cross_entropy(x, y)
-    return total / sum(fall**step for step in range(len(drafts)))
+        x, y = logits[:, step:].flatten(0, 1), wanted[:, step:].flatten(0, 1)
+        total = total + CrossEntropy.apply(x, y)
+    return total / len(drafts)
 
 
 @torch.no_grad()
-def agreement(network: Network, head: Head, data: np.ndarray, windows: int, steps: int, length: int = 512) -> list[float]:
+def agreement(
+    network: Network, head: Head, data: np.ndarray, windows: int, steps: int, length: int = 512
+) -> list[float]:
     """By step, the share of positions where the head's first choice is the network's; the text is given up to there."""
     same, count = [0] * steps, [0] * steps
     for start in np.linspace(0, len(data) - length, windows).astype(int):
@@ -85,7 +99,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=3, help="drafted tokens")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Muon; AdamW takes 0.15 of it")
-    parser.add_argument("--decay", type=float, default=0.6, help="last share of the time in which the rate falls to zero")
+    parser.add_argument(
+        "--decay", type=float, default=0.6, help="last share of the time in which the rate falls to zero"
+    )
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
@@ -128,7 +144,7 @@ def main() -> None:
             group["lr"] = args.lr * 0.15 * scale
         tokens, _ = next(stream)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.bf16):
-            target, drafts = run(network, head, tokens, args.steps)
+            target, drafts = run(network, head, tokens, 1 + step % args.steps)
         loss = loss_of(target, drafts)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(others, 1.0)
