@@ -32,7 +32,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -43,6 +43,8 @@ import numpy as np
 
 from benchmarks.speed import prompts
 from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.eagle3 import Eagle3
+from rest_local.drafting.models.mtp import Mtp
 from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed
 from rest_local.llama.context import Context, ContextSettings
@@ -411,26 +413,35 @@ def compare(recording: Recording, target: Path, head: Path | None) -> list[Follo
 @contextmanager
 def opened(kind: str, target: Path, head: Path | None) -> Iterator[Drafting]:
     """A target and its drafter for a --spec-type of the server. Raises what opening them raises."""
-    with Model.open(target, n_gpu_layers=0) as model, closing(Target(model)) as verifier:
-        assert kind == "draft-simple"
-        assert head is not None
-        with DraftModel.open(head, model.vocabulary, N_CTX, 1, threads=1, n_gpu_layers=0) as drafter:
-            yield Drafting(verifier, drafter)
+    with ExitStack() as stack:
+        model = stack.enter_context(Model.open(target, n_gpu_layers=0))
+        verifier = stack.enter_context(closing(Target(model)))
+        yield Drafting(verifier, stack.enter_context(_drafter(kind, head, verifier)))
+
+
+def _drafter(kind: str, head: Path, target: Target) -> DraftModel | Mtp | Eagle3:
+    if kind == "draft-mtp":
+        return Mtp.open(head, target.context, target.model, 1, n_gpu_layers=0)
+    if kind == "draft-eagle3":
+        return Eagle3.open(head, target.context, target.model, 1, n_gpu_layers=0)
+    if kind == "draft-simple":
+        return DraftModel.open(head, target.model.vocabulary, N_CTX, 1, threads=1, n_gpu_layers=0)
+    raise SystemExit(f"--spec-type {kind}: this project has no such drafter")
 
 
 class Drafting:
     """The `Chain` of a target and one of this project's drafters."""
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        self._target, self._drafter = target, drafter
+        self._target, self._drafter, self._text = target, drafter, drafter.text()
         self._tokens: list[int] = []
         self._verified: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         """See `Chain`."""
         self._tokens = list(prompt)
-        self._text = self._drafter.text()
         self._text.restart(self._tokens, 0)
+        self._text.rewind(0)
         for start, part in self._target.begin(prompt):
             self._drafter.observe([Evaluated(self._text, start, part, range(len(part)))])
 
