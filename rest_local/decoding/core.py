@@ -133,7 +133,7 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
         drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
         undo.callback(drafter.close)
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
-    lane = Lane.open(model, settings, config.exact, drafter=drafter)
+    lane = Lane.open(model, settings, config.exact, make_drafter=lambda context: drafter)
     undo.callback(lane.close)
     return lane
 

@@ -75,11 +75,15 @@ class Model:
         n_gpu_layers: int | None = None,
         options: ModelOptions | None = None,
         vocab_only: bool = False,
+        mtp: bool = False,
+        is_head: bool = False,
     ) -> Model:
         """Load a model. `path`: for a model in several files (`NAME-00001-of-00003.gguf`) the first.
 
         `n_gpu_layers`: layers on the GPU, -1 = all; None = all if there is a GPU, else none. `options`: all other load
-        options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize.
+        options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize. `mtp`: load the MTP
+        layers, too, if the file has them. `is_head`: the file is not evaluated by itself, so only its vocabulary is
+        tried; see `rest_local.drafting.models.trial` for the rest.
 
         When a file is opened for the first time, a child process tries it first, which takes half a second, because a
         broken file can crash the process that loads it. Raises ModelNotFound; ModelInvalid for a directory and for a
@@ -93,7 +97,8 @@ class Model:
         if n_gpu_layers is None:
             n_gpu_layers = _ALL_LAYERS if library.supports_gpu() else 0
         parameters = LoadParameters.of(options, n_gpu_layers, vocab_only=vocab_only)
-        probe.ensure_loadable(files, vocab_only, options)
+        parameters.struct.load_mtp = mtp
+        probe.ensure_loadable(files, vocab_only or is_head, options)
         with library.log_lines.collected_errors() as errors:
             pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)
         if not pointer:
