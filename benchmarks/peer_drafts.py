@@ -40,6 +40,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.speed import prompts
 from rest_local.drafting.models.draft_model import DraftModel
@@ -61,7 +62,7 @@ PROMPTS = (
 TOKENS = 128
 N_MAX = 8  # drafted tokens of a step; the server's default is 3
 N_CTX = 2048
-NEAR = 0.9  # a token of at least this share of the likeliest one's probability may be drafted instead of it
+NEAR = 0.95  # a token of at least this share of the likeliest one's probability may be drafted instead of it
 SPEED_N_MAX = (3, 8, 16)
 
 _ARGUMENTS = (
@@ -337,6 +338,10 @@ def _pair(plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, 
     return median(ratios), n / (n - accepted)
 
 
+Choice = list[int]
+"""The likeliest token, and those that have at least NEAR of its probability."""
+
+
 class Chain(Protocol):
     """A target and its drafter, as `follow` uses them."""
 
@@ -346,8 +351,8 @@ class Chain(Protocol):
     def draft(self, root: int, n_max: int) -> list[tuple[int, float]]:
         """Greedily draft `n_max` tokens after `root`, which follows what was accepted: tokens and probabilities."""
 
-    def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
-        """Evaluate `root` and a draft. Returns the target's likeliest token after each of them."""
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
+        """Evaluate `root` and a draft. Returns the target's choice after each of them."""
 
     def accept(self, n: int) -> None:
         """Keep the root and the first `n` tokens of the verified draft."""
@@ -369,28 +374,32 @@ class Difference:
 
 @dataclass(frozen=True)
 class Followed:
-    """An answer compared step by step: the steps with different drafts, and those with different accepted lengths."""
+    """An answer compared step by step: the differences of drafts, and by step the different choices of the target.
+    `choices`: whether the server's choice is as likely as NEAR says.
+    """
 
     answer: Answer
     drafts: tuple[Difference, ...]
-    accepted: tuple[int, ...]
+    choices: dict[int, bool]
 
 
 def follow(answer: Answer, chain: Chain) -> Followed:
     """Go through the steps of a recording. Each is drafted and verified on its own, from what the server had accepted
     before. The server's draft is verified, so that the target's batches are the same.
     """
-    differences, accepted = [], []
+    differences: list[Difference] = []
+    choices: dict[int, bool] = {}
     chain.begin(answer.prompt)
     for number, step in enumerate(answer.steps):
         ours = chain.draft(step.root, len(step.draft))
         if found := difference(number, step, ours):
             differences.append(found)
-        chosen = chain.verify(step.root, step.tokens)
-        if [*step.tokens[: step.accepted], step.following] != chosen[: step.accepted + 1]:
-            accepted.append(number)
+        theirs = [*step.tokens[: step.accepted], step.following]
+        for token, choice in zip(theirs, chain.verify(step.root, step.tokens), strict=False):
+            if token != choice[0]:
+                choices[number] = choices.get(number, True) and token in choice
         chain.accept(step.accepted)
-    return Followed(answer, tuple(differences), tuple(accepted))
+    return Followed(answer, tuple(differences), choices)
 
 
 def difference(number: int, step: Step, ours: Sequence[tuple[int, float]]) -> Difference | None:
@@ -406,20 +415,22 @@ def compare(recording: Recording, target: Path, head: Path | None) -> list[Follo
     """Follow all answers of a recording. Raises SystemExit if it was made with other files."""
     if (recording.target, recording.head) != (digest(target), digest(head) if head else None):
         raise SystemExit(f"{target.name}: not the model of the recording, or its head is another; record again")
+    if head is None:
+        raise SystemExit("compare: give the file of the head; layers in the target's own file draft the same")
     with opened(recording.type, target, head) as chain:
         return [follow(answer, chain) for answer in recording.answers]
 
 
 @contextmanager
-def opened(kind: str, target: Path, head: Path | None) -> Iterator[Drafting]:
+def opened(kind: str, target: Path, head: Path) -> Iterator[Drafting]:
     """A target and its drafter for a --spec-type of the server. Raises what opening them raises."""
     with ExitStack() as stack:
         model = stack.enter_context(Model.open(target, n_gpu_layers=0))
         verifier = stack.enter_context(closing(Target(model)))
-        yield Drafting(verifier, stack.enter_context(_drafter(kind, head, verifier)))
+        yield Drafting(verifier, stack.enter_context(closing(_drafter(kind, head, verifier))))
 
 
-def _drafter(kind: str, head: Path, target: Target) -> DraftModel | Mtp | Eagle3:
+def _drafter(kind: str, head: Path, target: Target) -> Drafter:
     if kind == "draft-mtp":
         return Mtp.open(head, target.context, target.model, 1, n_gpu_layers=0)
     if kind == "draft-eagle3":
@@ -459,7 +470,7 @@ class Drafting:
                 break
         return drafted
 
-    def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
         """See `Chain`."""
         self._verified = [root, *tokens]
         return self._target.verify(root, tokens)
@@ -490,24 +501,29 @@ class Target:
             yield self._at, part
             self._at += len(part)
 
-    def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
         """See `Chain`."""
-        return self._decode([root, *tokens], [1] * (1 + len(tokens)))
+        self._decode([root, *tokens], [1] * (1 + len(tokens)))
+        return [_choice(row) for row in self.context.logits(1 + len(tokens))]
 
     def accept(self, n: int) -> None:
         """See `Chain`."""
         self._at += 1 + n
         self.context.remove(0, self._at)
 
-    def _decode(self, tokens: Sequence[int], output: list[int]) -> list[int]:
+    def _decode(self, tokens: Sequence[int], output: list[int]) -> None:
         self.context.batch.fill(tokens, np.arange(self._at, self._at + len(tokens)), 0, 1, output)
         if code := self.context.decode():
             raise DecodeFailed(code, len(tokens))
-        return [int(token) for token in self.context.logits(sum(output)).argmax(axis=1)]
 
     def close(self) -> None:
         """Free the context. A second call does nothing."""
         self.context.close()
+
+
+def _choice(logits: NDArray[np.float32]) -> Choice:
+    near = np.flatnonzero(logits >= logits.max() + math.log(NEAR))
+    return [int(token) for token in near[np.argsort(-logits[near], kind="stable")]]
 
 
 def report(followed: Sequence[Followed]) -> Iterator[str]:
@@ -517,7 +533,7 @@ def report(followed: Sequence[Followed]) -> Iterator[str]:
         n, near = len(answer.steps), sum(found.near for found in each.drafts)
         yield (
             f"{answer.kind:7} {answer.module:14} {n:4} steps  the same drafts {1 - len(each.drafts) / n:6.1%}  "
-            f"the same accepted lengths {1 - len(each.accepted) / n:6.1%}  near-ties {near} of {len(each.drafts)}"
+            f"the same accepted lengths {1 - len(each.choices) / n:6.1%}  near-ties {near} of {len(each.drafts)}"
         )
         for found in each.drafts:
             theirs = found.theirs
@@ -539,7 +555,8 @@ def summary(followed: Sequence[Followed]) -> dict[str, Any]:
         "mat": round(1 + accepted / steps, 3),
         "different_drafts": len(drafts),
         "near_ties": sum(found.near for found in drafts),
-        "different_accepted_lengths": sum(len(each.accepted) for each in followed),
+        "different_accepted_lengths": sum(len(each.choices) for each in followed),
+        "of_near_ties": sum(sum(each.choices.values()) for each in followed),
     }
 
 

@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.scripts import load_script
 
 from benchmarks.gguf_file import thinned
-from benchmarks.peer_drafts import Answer, Drafted, Recording, Step, check, compare, follow, read_log, summary
+from benchmarks.peer_drafts import Answer, Choice, Drafted, Recording, Step, check, compare, follow, read_log, summary
 from rest_local.paths import demo_model
 
+MODELS = Path(__file__).parents[2] / "models"
 RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"
+
+STEPS_OF_EACH = 24  # the benchmark follows all of them
 
 LOG = """
 0.1 D spec        draft:  - seq_id 0, draft candidate   0, pos   0:    264 (   0.255) 'or'
-0.1 D spec        draft:  - seq_id 0, draft candidate   1, pos   0:     11 (   0.240) ' candidate'
+0.1 D spec        draft:  - seq_id 0, draft candidate   1, pos   0:     11 (   0.250) ' candidate'
 0.1 D spec        draft:  - seq_id 0, draft candidate   2, pos   0:     12 (   0.100) '-'
 0.1 D spec        draft:  - seq_id 0, draft candidate   0, pos   1:    570 (   0.718) 'out'
 0.1 D spec        draft:  - seq_id 0, draft candidate   1, pos   1:     13 (   0.010) 'x'
@@ -30,7 +34,7 @@ LOG = """
 0.1 D slot   operator(): id  0 | task 0 | add accepted tokens: sampled=10, ids.size=1, n_draft=1
 """
 STEPS = (
-    Step(360, (Drafted(264, 0.255, 11, 0.24), Drafted(570, 0.718)), 1, 570),
+    Step(360, (Drafted(264, 0.255, 11, 0.25), Drafted(570, 0.718)), 1, 570),
     Step(570, (Drafted(7, 1.0),), 0, 10),
 )
 ANSWER = Answer("unseen", "a.py", (1, 2, 3), STEPS)
@@ -86,9 +90,9 @@ class Told:
         assert n_max == len(self.drafts[0])
         return [(token, 0.5) for token in self.drafts.pop(0)]
 
-    def verify(self, root: int, tokens: Sequence[int]) -> list[int]:
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
         self.verified = [root, *tokens]
-        return list(self.chosen.pop(0))
+        return [[token, 1000 + token] for token in self.chosen.pop(0)]
 
     def accept(self, n: int) -> None:
         self.kept += self.verified[: 1 + n]
@@ -101,7 +105,7 @@ def test_the_same_drafts_do_not_differ() -> None:
     chain = Told([[264, 570], [7]], CHOSEN)
     followed = follow(ANSWER, chain)
     assert not followed.drafts
-    assert not followed.accepted
+    assert not followed.choices
     assert chain.kept == [360, 264, 570]
     assert summary([followed])["mat"] == 1.5
 
@@ -120,10 +124,20 @@ def test_a_shorter_draft_differs() -> None:
     assert (found.step, found.at, found.ours, found.near) == (0, 1, None, False)
 
 
-@pytest.mark.parametrize("chosen", [[[265, 570, 99], [10, 99]], [[264, 571, 99], [10, 99]], [[264, 570, 99], [7, 99]]])
-def test_another_choice_of_the_target_is_counted(chosen: list[list[int]]) -> None:
-    followed = follow(ANSWER, Told([[264, 570], [7]], chosen))
-    assert len(followed.accepted) == 1
+@pytest.mark.parametrize(
+    ("chosen", "differs"),
+    [
+        ([[265, 570, 99], [10, 99]], {0: False}),
+        ([[264, 571, 99], [10, 99]], {0: False}),
+        ([[264, 570, 99], [7, 99]], {1: False}),
+        ([[264, -430, 99], [10, 99]], {0: True}),
+        ([[265, -430, 99], [-990, 99]], {0: False, 1: True}),
+    ],
+)
+def test_another_choice_of_the_target_is_told_from_a_near_tie(
+    chosen: list[list[int]], differs: dict[int, bool]
+) -> None:
+    assert follow(ANSWER, Told([[264, 570], [7]], chosen)).choices == differs
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +146,37 @@ def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return thinned(demo_model(), tmp_path_factory.mktemp("rough") / "rough.gguf", [0, 2])
 
 
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model in the architecture that has MTP layers."""
+    path = tmp_path_factory.mktemp("trunk") / "demo-mimo2.gguf"
+    load_script(MODELS / "mimo2.py", "recipe_mimo2").convert(demo_model(), path)
+    return path
+
+
 def test_a_draft_model_drafts_the_same_tokens_as_the_server(rough: Path) -> None:
     agrees(Recording.read(RECORDED / "draft-simple.jsonl"), demo_model(), rough)
 
 
-def agrees(recording: Recording, target: Path, head: Path | None) -> None:
-    """Follow a recording. Where a draft differs, the server itself found both tokens about as likely."""
-    followed = compare(recording, target, head)
+def test_an_eagle3_head_drafts_the_same_tokens_as_in_the_server() -> None:
+    agrees(Recording.read(RECORDED / "draft-eagle3.jsonl"), demo_model(), MODELS / "demo-eagle3.gguf")
+
+
+def test_an_mtp_layer_drafts_the_same_tokens_as_in_the_server(trunk: Path) -> None:
+    agrees(Recording.read(RECORDED / "draft-mtp.jsonl"), trunk, MODELS / "demo-mtp.gguf")
+
+
+def agrees(recording: Recording, target: Path, head: Path) -> None:
+    """Follow the first steps of each answer. Drafts are the same, and so are the target's choices.
+
+    The bits of another machine may differ from those of the recording. Then a token may be drafted that the server
+    itself found as likely. Positions moved by one, which rounds differently and computes the same, changed 45 drafts of
+    474.
+    """
+    begun = replace(recording, answers=tuple(replace(a, steps=a.steps[:STEPS_OF_EACH]) for a in recording.answers))
+    followed = compare(begun, target, head)
     differences = [found for each in followed for found in each.drafts]
     assert all(found.near for found in differences), differences
-    assert len(differences) <= summary(followed)["steps"] // 50
-    assert not any(each.accepted for each in followed)
+    assert len(differences) <= summary(followed)["steps"] // 8
+    assert all(near for each in followed for near in each.choices.values())
     assert summary(followed)["mat"] > 1.0  # the recording has accepted and rejected drafts
