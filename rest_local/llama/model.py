@@ -33,8 +33,8 @@ class Model:
     size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
     `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
     llama.cpp), `chat_template` (Jinja source or None), `is_recurrent`, `is_hybrid`, `has_encoder`, `vocab_only`,
-    `n_gpu_layers` (-1 = all), `options` (as given), `adapters` (its contexts apply them), `cache_key` (paths, sizes and
-    times of all its files).
+    `n_gpu_layers` (-1 = all), `options` (as given), `with_mtp` (whether its MTP layers were loaded), `adapters` (its
+    contexts apply them), `cache_key` (paths, sizes and times of all its files).
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Model:
         self._pointer: int | None = pointer
         self.path, self.vocab_only, self.n_gpu_layers = path, vocab_only, n_gpu_layers
         self.options, self.cache_key = options, cache_key
+        self.with_mtp = False
         self.metadata = _metadata(pointer)
         self.name = self.metadata.get("general.name") or path.stem
         self.description = _string(lambda buffer, size: bindings.llama_model_desc(pointer, buffer, size))
@@ -105,7 +106,9 @@ class Model:
             raise ModelInvalid(file, probe.one_line(errors))
         key = identity_of(files)
         try:
-            return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
+            model = cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
+            model.with_mtp = mtp
+            return model
         except BaseException:
             llama_cpp.llama_model_free(pointer)
             raise

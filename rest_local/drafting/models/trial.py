@@ -31,20 +31,21 @@ SECONDS_PER_BYTE = 4e-8  # in addition: 280 s for 4 GB, which are read at 25 MB/
 N_CTX = 64
 
 
-def ensure_usable(head: Path, target: Model, kind: str) -> None:
+def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers: int, kind: str) -> None:
     """Check that a child process can draft with the head, now or in an earlier run.
 
-    `head`: the target's own file for MTP layers inside it. `kind`: a key of `kinds.HEADS`. Raises ModelInvalid.
+    `head`: the target's own file for MTP layers inside it. `options`, `n_gpu_layers`: of the target. `kind`: a key of
+    `kinds.HEADS`. Raises ModelInvalid.
     """
     task = {
-        "target": os.path.abspath(target.path),
+        "target": os.path.abspath(target),
         "head": os.path.abspath(head),
         "kind": kind,
-        "n_gpu_layers": target.n_gpu_layers,
-        "options": asdict(target.options),
+        "n_gpu_layers": n_gpu_layers,
+        "options": asdict(options),
     }
     text = json.dumps(task, default=str)
-    files = [*check_headers(target.path), *check_headers(head)]
+    files = [*check_headers(target), *check_headers(head)]
     record = json.dumps([identity_of(files), text, library.fingerprint()]).encode("utf-8", "surrogateescape")
     path = paths.cache_dir() / f"head-{hashlib.sha256(record).hexdigest()[:32]}.json"
     try:
