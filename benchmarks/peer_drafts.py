@@ -43,9 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.speed import prompts
-from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.models.eagle3 import Eagle3
-from rest_local.drafting.models.mtp import Mtp
+from rest_local.drafting.models.opening import mtp_inside, opener_of
 from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed
 from rest_local.llama.context import Context, ContextSettings
@@ -415,29 +413,23 @@ def compare(recording: Recording, target: Path, head: Path | None) -> list[Follo
     """Follow all answers of a recording. Raises SystemExit if it was made with other files."""
     if (recording.target, recording.head) != (digest(target), digest(head) if head else None):
         raise SystemExit(f"{target.name}: not the model of the recording, or its head is another; record again")
-    if head is None:
-        raise SystemExit("compare: give the file of the head; layers in the target's own file draft the same")
-    with opened(recording.type, target, head) as chain:
+    with opened(target, head) as chain:
         return [follow(answer, chain) for answer in recording.answers]
 
 
 @contextmanager
-def opened(kind: str, target: Path, head: Path) -> Iterator[Drafting]:
-    """A target and its drafter for a --spec-type of the server. Raises what opening them raises."""
+def opened(target: Path, head: Path | None) -> Iterator[Drafting]:
+    """A target and what drafts for it, by what the file `head` is; None: the MTP layers in the target's own file.
+
+    Raises what opening them raises.
+    """
     with ExitStack() as stack:
-        model = stack.enter_context(Model.open(target, n_gpu_layers=0))
+        model = stack.enter_context(Model.open(target, n_gpu_layers=0, mtp=head is None))
         verifier = stack.enter_context(closing(Target(model)))
-        yield Drafting(verifier, stack.enter_context(closing(_drafter(kind, head, verifier))))
-
-
-def _drafter(kind: str, head: Path, target: Target) -> Drafter:
-    if kind == "draft-mtp":
-        return Mtp.open(head, target.context, target.model, 1, n_gpu_layers=0)
-    if kind == "draft-eagle3":
-        return Eagle3.open(head, target.context, target.model, 1, n_gpu_layers=0)
-    if kind == "draft-simple":
-        return DraftModel.open(head, target.model.vocabulary, N_CTX, 1, threads=1, n_gpu_layers=0)
-    raise SystemExit(f"--spec-type {kind}: this project has no such drafter")
+        opener = mtp_inside(model) if head is None else opener_of(head, model, N_CTX, 1, 1, 0)
+        drafter = opener(verifier.context)
+        assert drafter is not None
+        yield Drafting(verifier, stack.enter_context(closing(drafter)))
 
 
 class Drafting:

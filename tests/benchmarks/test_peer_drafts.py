@@ -10,7 +10,19 @@ import pytest
 from support.scripts import load_script
 
 from benchmarks.gguf_file import thinned
-from benchmarks.peer_drafts import Answer, Choice, Drafted, Recording, Step, check, compare, follow, read_log, summary
+from benchmarks.peer_drafts import (
+    Answer,
+    Choice,
+    Drafted,
+    Recording,
+    Step,
+    check,
+    compare,
+    digest,
+    follow,
+    read_log,
+    summary,
+)
 from rest_local.paths import demo_model
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -166,7 +178,14 @@ def test_an_mtp_layer_drafts_the_same_tokens_as_in_the_server(trunk: Path) -> No
     agrees(Recording.read(RECORDED / "draft-mtp.jsonl"), trunk, MODELS / "demo-mtp.gguf")
 
 
-def agrees(recording: Recording, target: Path, head: Path) -> None:
+def test_an_mtp_layer_in_the_targets_own_file_drafts_the_same_tokens(tmp_path: Path) -> None:
+    whole, layer = tmp_path / "whole.gguf", MODELS / "demo-mtp.gguf"
+    load_script(MODELS / "mimo2.py", "recipe_mimo2").convert(demo_model(), whole, layer)
+    recorded = Recording.read(RECORDED / "draft-mtp.jsonl")
+    agrees(replace(recorded, target=digest(whole), head=None), whole, None)
+
+
+def agrees(recording: Recording, target: Path, head: Path | None) -> None:
     """Follow the first steps of each answer. Drafts are the same, and so are the target's choices.
 
     The bits of another machine may differ from those of the recording. Then a token may be drafted that the server
