@@ -34,18 +34,17 @@ from pathlib import Path
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.find import model_file
 from rest_local.decoding import sequence as decoding
-from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
+from rest_local.decoding.config import LARGEST_DEFAULT, NO_DRAFT_MODEL, TRAINED, EngineConfig
 from rest_local.decoding.counts import Statistics, Totals
 from rest_local.decoding.following import Follower
-from rest_local.decoding.lane import Lane, Lanes
+from rest_local.decoding.lane import WITHOUT_DRAFTER, Lane, Lanes
 from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import STRICT, Predictions, Request, Strict
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.models.opening import open_drafter
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import (
     DatastoreError,
@@ -89,9 +88,12 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         ),
         asked,
     )
-    model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
+    mtp, refusal = False, ""
+    if config.draft_model is None:
+        mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)
+    model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
-    return model, chosen.warning
+    return model, "; ".join(filter(None, (chosen.warning, refusal)))
 
 
 Unusable = Callable[[str | Path, DatastoreError, Model], bool]
@@ -138,15 +140,13 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
     size = config.context_length(model.n_ctx_train)
     threads = config.threads or 0
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
-    drafter, refusal = _drafter(config, model, size)
-    if drafter:
-        undo.callback(drafter.close)
+    opener, refusal = _opener(config, model, size)
     try:
-        lane = Lane.open(model, settings, config.exact, drafter=drafter)
+        lane = Lane.open(model, settings, config.exact, opener=opener)
     except ModelError as error:
-        if drafter is None:
+        if opener is NO_DRAFTER:
             raise
-        drafter.close()  # both may be too much for the memory
+        opener.close()  # both may be too much for the memory
         refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
         lane = Lane.open(model, settings, config.exact)
     undo.callback(lane.close)
@@ -155,22 +155,21 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
     return lane
 
 
-WITHOUT_DRAFTER = "going on without the draft model"
-
-
-def _drafter(config: EngineConfig, model: Model, size: int) -> tuple[DraftModel | None, str]:
-    """What drafts for the model, and a warning if it is refused: no draft is worth an answer. Raises ModelNotFound,
-    because the user is told of a mistyped name at once.
+def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]:
+    """What opens a drafter for the model, and a warning if it is refused: no draft is worth an answer. Raises
+    ModelNotFound, because the user is told of a mistyped name at once.
     """
     if config.draft_model is None:
-        return None, ""
+        return (mtp_inside(model) if model.with_mtp else NO_DRAFTER), ""
+    if config.draft_model == NO_DRAFT_MODEL:
+        return NO_DRAFTER, ""
     path, threads, layers = model_file(config.draft_model), config.threads or 0, config.draft_gpu_layers
     try:
-        return open_drafter(path, model, size, config.slots + 1, threads, layers), ""
+        return opener_of(path, model, size, config.slots + 1, threads, layers), ""
     except ModelNotFound:
         raise
     except (ModelError, OptionError) as error:
-        return None, f"{WITHOUT_DRAFTER}: {error}"
+        return NO_DRAFTER, f"{WITHOUT_DRAFTER}: {error}"
 
 
 log = logging.getLogger("rest_local.history")

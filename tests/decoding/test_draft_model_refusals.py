@@ -20,7 +20,7 @@ from benchmarks.tiny import tiny
 from rest_local import Engine
 from rest_local.decoding.lane import Lane
 from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.models.opening import open_drafter
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
 from rest_local.drafting.models.seam import PassTimes
 from rest_local.errors import ModelError, ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama.model import Model
@@ -147,15 +147,15 @@ def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Lane.open
-    closed: list[DraftModel] = []
+    closed: list[Opener] = []
 
-    def without_room(*arguments: Any, drafter: DraftModel | None = None, **options: Any) -> Lane:
-        if drafter is not None:
-            close = drafter.close
-            monkeypatch.setattr(drafter, "close", lambda: (closed.append(drafter), close()))
+    def without_room(*arguments: Any, opener: Opener = NO_DRAFTER, **options: Any) -> Lane:
+        if opener is not NO_DRAFTER:
+            close = opener.close
+            monkeypatch.setattr(opener, "close", lambda: (closed.append(opener), close()))
             raise ModelError("model m.gguf: no context of 256 tokens")
         assert closed
-        return real(*arguments, drafter=drafter, **options)
+        return real(*arguments, opener=opener, **options)
 
     monkeypatch.setattr(Lane, "open", without_room)
     with Engine.load(target, n_ctx=256, threads=1, draft_model=target) as engine:

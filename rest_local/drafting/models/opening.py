@@ -8,14 +8,77 @@ refused without loading weights is refused first, because a file that does not f
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from rest_local.drafting.models import trial
 from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.kinds import HEADS, kind_of
+from rest_local.drafting.models.seam import Drafter
 from rest_local.errors import ModelInvalid, OptionError
+from rest_local.llama.context import Context
+from rest_local.llama.gguf_content import content_of
 from rest_local.llama.gguf_header import Files, check_headers, n_tensors
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
 
 _MB = 1e6
+
+
+class Opener:
+    """Opens what drafts for a context of the target: a head reads that context, a draft model serves all of them."""
+
+    def __init__(
+        self, make: Callable[[Context], Drafter | None] = lambda context: None, shared: Drafter | None = None
+    ) -> None:
+        """`shared`: a drafter that is open already."""
+        self._make, self._shared = make, shared
+
+    def __call__(self, context: Context) -> Drafter | None:
+        """Raises ModelError, OptionError. A draft model was opened before; a head takes its memory now."""
+        return self._shared or self._make(context)
+
+    def close(self) -> None:
+        """Close what no context has taken over."""
+        if self._shared:
+            self._shared.close()
+
+
+NO_DRAFTER = Opener()
+
+
+def opener_of(
+    path: str | os.PathLike[str], model: Model, n_ctx: int, n_slots: int, threads: int, n_gpu_layers: int | None
+) -> Opener:
+    """What opens the drafter in the file at `path`, by what the file is. A draft model is opened now, which costs the
+    load time and a few passes; a head is tried in a child process, the first time.
+
+    Raises as `open_drafter`.
+    """
+    file = Path(path).expanduser()
+    kind = kind_of(file)
+    if kind == "model":
+        return Opener(shared=open_drafter(file, model, n_ctx, n_slots, threads, n_gpu_layers))
+    trial.ensure_usable(file, model.path, model.options, model.n_gpu_layers, kind)
+    return Opener(lambda context: HEADS[kind](file, context, model, context.n_slots, n_gpu_layers))
+
+
+def mtp_inside(model: Model) -> Opener:
+    """What opens the MTP layers in the file of `model`, which was loaded with them."""
+    return Opener(lambda context: HEADS["mtp"](None, context, model, context.n_slots, model.n_gpu_layers))
+
+
+def has_usable_mtp(path: Path, options: ModelOptions, n_gpu_layers: int) -> tuple[bool, str]:
+    """Whether a model's own file has MTP layers that can be used, and a warning if they cannot. A child process tries
+    them, the first time. Raises ModelNotFound, ModelInvalid for a damaged file.
+    """
+    if not content_of(path).has_mtp:
+        return False, ""
+    try:
+        trial.ensure_usable(path, path, options, n_gpu_layers, "mtp")
+        return True, ""
+    except ModelInvalid as error:
+        return False, f"going on without the model's MTP layers: {error}"
 
 
 def open_drafter(
