@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rest_local.drafting.drafter import Draft, Force
+from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
+from rest_local.drafting.growth import Answers, Asker, Draft, Force, refuse
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 
@@ -34,6 +35,7 @@ class StepContext(NamedTuple):
     n_other: int = 0  # roots of other requests in the same forward pass
     entropy_ms: float = 0.0  # that entropies delayed the last step: while a device computes, only copying the row
     forced: Force | None = None  # if the request has a grammar
+    newest: PrecedingBigram = NO_BIGRAM  # the two newest tokens, the root last
 
 
 class StepCost(NamedTuple):
@@ -88,6 +90,10 @@ class Policy(Protocol):
         """
         ...
 
+    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+        """What asks a drafting model while the trees of these requests grow together."""
+        ...
+
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
         ...
@@ -118,6 +124,10 @@ class Stateless:
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
         """Submit every node that fits."""
         return None
+
+    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+        """Ask no model."""
+        return refuse
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn nothing."""
