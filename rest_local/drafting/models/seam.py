@@ -115,6 +115,9 @@ class Drafter(Protocol):
         """
         ...
 
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+
     def give_up(self, why: str, error: Exception | None = None) -> None:
         """Stop using it, with one warning."""
 
@@ -134,10 +137,12 @@ class PassTimes:
         return self.one + self.further * max(n - 1, 0)
 
     def learn(self, n: int, ms: float) -> None:
-        """A pass of `n` rows took `ms`. An outlier counts as at most four times what was expected."""
+        """A pass of `n` rows took `ms`. Other programs only make a pass slower, so a quick one counts much more, and a
+        slow one as at most four times what was expected.
+        """
         if not (expected := self.at(n)):
             return
-        share = 0.05 * (min(ms, 4.0 * expected) / expected - 1.0)
+        share = (0.5 if ms < expected else 0.05) * (min(ms, 4.0 * expected) / expected - 1.0)
         self.one *= 1.0 + share
         self.further *= 1.0 + share
 
