@@ -209,7 +209,7 @@ class DraftModel(GivesUp):
 
     def _likeliest(self, logits: NDArray[np.float32]) -> list[Likely]:
         """Of one row, tokens that the target has as well."""
-        return likeliest(logits[: self._n_vocab], self._work)
+        return likeliest(logits[: self._n_vocab])
 
     def place(self, text: DraftModelText, tokens: Sequence[int]) -> int:
         """Assign sequence ids for a text, and copy the prefix that it shares with another text. Returns the length of

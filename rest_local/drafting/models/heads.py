@@ -62,7 +62,6 @@ class Head(GivesUp, Drafter):
         self.model, self.context, self.target, self.width = model, context, target, width
         self.n_hidden = context.batch.features.shape[1]
         self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))
-        self._work = np.empty(context.n_vocab, np.float32)
         self._warned_of_room = False
         self.times = self._measure()
 
@@ -182,7 +181,7 @@ class Head(GivesUp, Drafter):
             own = states.nextn_rows(self.context, n, self.n_hidden)
             try:
                 for row, text, path in batch.outputs:
-                    text.learn(path, own[row].copy(), likeliest(logits[row], self._work))
+                    text.learn(path, own[row].copy(), likeliest(logits[row]))
             except FloatingPointError as error:
                 self.give_up(f"returned {error}")
                 return False
@@ -249,7 +248,7 @@ class Head(GivesUp, Drafter):
                 logits = self.context.logits(n)
                 states.nextn_rows(self.context, n, self.n_hidden)
                 for row in range(n):
-                    likeliest(logits[row], self._work)
+                    likeliest(logits[row])
                 took[n].append(1e3 * (time.perf_counter() - begun))
         self.context.clear()
         one, several = min(took[1]), min(took[BRANCHES])
