@@ -136,8 +136,8 @@ _ENGINE_OPTIONS = (
         "--draft-model",
         metavar="MODEL",
         shell_complete=completion.models,
-        help="What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 head. "
-        "none: not even the MTP layers in the model's own file.",
+        help="What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 "
+        "head. none: not even the MTP layers in the model's own file.",
     ),
     _engine(
         "-ngld",

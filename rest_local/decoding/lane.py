@@ -167,6 +167,8 @@ class Lane:
                 governor.restart()
             elif governor.after_pass(n_tokens, seconds, self._plain_steps):
                 self.context.use_threads(governor.threads)
+                if self.drafter is not None:
+                    self.drafter.use_threads(governor.threads)
         if (background := self._self_test) is not None:
             self._continue(lambda: background.after_pass(seconds))
         elif self._drafts:

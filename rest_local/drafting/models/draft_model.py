@@ -129,6 +129,10 @@ class DraftModel(GivesUp):
         """Milliseconds of a pass that answers `n` queries."""
         return self.times.at(n)
 
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+        self.context.use_threads(n)
+
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Do nothing: the text says all that a draft model needs."""
 
@@ -205,7 +209,7 @@ class DraftModel(GivesUp):
 
     def _likeliest(self, logits: NDArray[np.float32]) -> list[Likely]:
         """Of one row, tokens that the target has as well."""
-        return likeliest(logits[: self._n_vocab], self._work)
+        return likeliest(logits[: self._n_vocab])
 
     def place(self, text: DraftModelText, tokens: Sequence[int]) -> int:
         """Assign sequence ids for a text, and copy the prefix that it shares with another text. Returns the length of

@@ -6,8 +6,9 @@ whose token the target has just chosen, predicts the first drafted token; furthe
 head's own hidden state.
 
 - The cells of the head follow those of the target, slot by slot: `DraftText.rewind` and `share` come from the slot.
-- Pairs that came with the last pass of the target are evaluated together with the root, in one pass. Those of a
-  prompt are evaluated when they come, because their features are too large to be kept: a prompt costs one head more.
+- Pairs wait until a query is made, and are evaluated together with the root, in one pass; those of a prompt before, in
+  parts, once the steps that passed without the head have lost what that costs. So a head that does not pay costs no
+  time. At most KEPT_BYTES of features wait; older tokens are then out of the head's sight.
 - Cells of drafted tokens are dropped in the next step: they were computed with the head's own states.
 - A gap (cells that were loaded from a file) makes a text begin anew at the next token.
 """
@@ -44,7 +45,8 @@ Floats = NDArray[np.float32]
 ABORTED, NO_ROOM = 2, 1  # return codes of `llama_decode`
 BATCH = 512
 KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back
-INLINE = 16  # pending pairs up to this number wait for the next query
+INLINE = 16  # pending pairs up to this number are evaluated together with a query
+KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
 
 
 class Head(GivesUp, Drafter):
@@ -60,7 +62,6 @@ class Head(GivesUp, Drafter):
         self.model, self.context, self.target, self.width = model, context, target, width
         self.n_hidden = context.batch.features.shape[1]
         self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))
-        self._work = np.empty(context.n_vocab, np.float32)
         self._warned_of_room = False
         self.times = self._measure()
 
@@ -112,6 +113,10 @@ class Head(GivesUp, Drafter):
         or was aborted.
         """
         return rows
+
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+        self.context.use_threads(n)
 
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Take the features of the target's last batch."""
@@ -176,7 +181,7 @@ class Head(GivesUp, Drafter):
             own = states.nextn_rows(self.context, n, self.n_hidden)
             try:
                 for row, text, path in batch.outputs:
-                    text.learn(path, own[row].copy(), likeliest(logits[row], self._work))
+                    text.learn(path, own[row].copy(), likeliest(logits[row]))
             except FloatingPointError as error:
                 self.give_up(f"returned {error}")
                 return False
@@ -210,7 +215,21 @@ class Head(GivesUp, Drafter):
             self.give_up(f"cannot be evaluated (llama_decode: {code})")
 
     def _measure(self) -> PassTimes:
-        """The time of a pass of one row and of several. Raises ModelError if the head cannot be evaluated."""
+        """The time of a pass, with all threads or with one, whichever is quicker: on a busy machine threads wait for
+        each other at each of many small operations. Raises ModelError if the head cannot be evaluated.
+        """
+        most = self.context.threads
+        times = self._times()
+        if most > 1:
+            self.use_threads(1)
+            alone = self._times()
+            if alone.one < times.one:
+                return alone
+            self.use_threads(most)
+        return times
+
+    def _times(self) -> PassTimes:
+        """The time of a pass of one row and of several."""
         took: dict[int, list[float]] = {1: [], BRANCHES: []}
         for _ in range(3):
             for n in took:
@@ -229,7 +248,7 @@ class Head(GivesUp, Drafter):
                 logits = self.context.logits(n)
                 states.nextn_rows(self.context, n, self.n_hidden)
                 for row in range(n):
-                    likeliest(logits[row], self._work)
+                    likeliest(logits[row])
                 took[n].append(1e3 * (time.perf_counter() - begun))
         self.context.clear()
         one, several = min(took[1]), min(took[BRANCHES])
@@ -308,7 +327,8 @@ class HeadText(DraftText):
         self._pending: list[tuple[int, Floats]] = []  # token and feature of the pairs from `_done` on
         self._states: dict[tuple[int, ...], tuple[int, Floats, Sequence[Likely]]] = {}  # by path: id, state, answer
         self._tips: dict[int, tuple[int, ...]] = {}  # by sequence id: the path that its cells end with
-        self._late_ms = 0.0
+        self._waited_ms = 0.0
+        self._most = max(KEPT, KEPT_BYTES // (4 * drafter.width))  # pending pairs
         self.step_ms = self.query_ms = 0.0
 
     @property
@@ -318,7 +338,7 @@ class HeadText(DraftText):
 
     def begin_step(self) -> None:
         """Reset the times, and drop the cells of the drafted tokens of the last step."""
-        self.step_ms, self._late_ms, self.query_ms = self._late_ms, 0.0, 0.0
+        self.step_ms = self.query_ms = 0.0
         self._drop_drafted()
 
     def _drop_drafted(self) -> None:
@@ -336,6 +356,7 @@ class HeadText(DraftText):
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text. What the cells hold of it is the target's affair: `rewind`."""
         self._text = text
+        self._waited_ms = 0.0
 
     def rewind(self, n: int) -> None:
         """The target holds only the first `n` tokens any more."""
@@ -393,22 +414,20 @@ class HeadText(DraftText):
                 self._pending.append((int(token), before if i == 0 else rows[i - 1]))
         self._seen = start + len(tokens)
         self._recent = np.concatenate([self._recent, rows])[-KEPT:]
-        if len(self._pending) > INLINE:
-            begun = time.perf_counter()
-            self._flush()
-            self._late_ms += 1e3 * (time.perf_counter() - begun)
+        if (excess := len(self._pending) - self._most) > 0:
+            pending, done = self._pending[excess:], self._done + excess
+            self.reset()
+            self._pending, self._done = pending, done
 
-    def _flush(self) -> None:
-        """Evaluate all pending pairs, none of which anything is predicted from."""
-        n_batch = self._head.context.n_batch
-        while self._pending:
-            batch = Rows()
-            part = self._pending[:n_batch]
-            for i, (token, row) in enumerate(part):
-                place = self._place_of(self._done + i)
-                batch.add(self, (), token, place, self.seq, row, own=False, wanted=False)
-            if not self._head._run(batch):
-                return
+    def _evaluate_part(self) -> None:
+        """Evaluate a batch of pending pairs, none of which anything is predicted from."""
+        self._drop_drafted()
+        batch = Rows()
+        part = self._pending[: self._head.context.n_batch]
+        for i, (token, row) in enumerate(part):
+            place = self._place_of(self._done + i)
+            batch.add(self, (), token, place, self.seq, row, own=False, wanted=False)
+        if self._head._run(batch):
             del self._pending[: len(part)]
             self._done += len(part)
 
@@ -426,8 +445,20 @@ class HeadText(DraftText):
         )
 
     def caught_up(self, saves_ms: float) -> bool:
-        """True: pending pairs go with the first query."""
-        return True
+        """Whether a query can be answered at once. It evaluates waiting pairs, one batch a step, once the steps that
+        passed without the head have lost `saves_ms` often enough to pay for that.
+        """
+        if len(self._pending) <= INLINE:
+            return True
+        self._waited_ms += saves_ms
+        if self._waited_ms < len(self._pending) * self._head.times.further:
+            return False
+        begun = time.perf_counter()
+        self._evaluate_part()
+        if caught_up := len(self._pending) <= INLINE:
+            self._waited_ms = 0.0
+        self.step_ms += 1e3 * (time.perf_counter() - begun)
+        return caught_up and not self._head.failed
 
     def passes(self, path: Sequence[int]) -> int:
         """A pass for each token of the path that was not evaluated in this step, and one for the root."""
