@@ -30,7 +30,9 @@ class Eagle3(Head):
         """Raises ModelError if llama.cpp cannot compute with the head, OptionError for the head of another model."""
         self._target_model = target_model
         if lacking := states.missing((*states.NEXTN, *states.LAYERS)):
-            raise ModelError(f"EAGLE-3 heads need {lacking[0]}, which this llama.cpp lacks; install a newer one")
+            raise ModelError(
+                f"EAGLE-3 head {model.path}: it needs {lacking[0]}, which this llama.cpp lacks; install a newer one"
+            )
         self.layers = states.target_layers(model)
         width = int(model.metadata.get("eagle3.target_hidden_size", target_model.n_embd))
         if len(self.layers) != N_LAYERS or max(self.layers) > target_model.n_layer or width != target_model.n_embd:

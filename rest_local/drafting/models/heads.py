@@ -251,8 +251,11 @@ class Head(GivesUp, Drafter):
                     raise ModelError(f"{self.name} {self.path}: llama_decode returned {code}")
                 logits = self.context.logits(n)
                 states.nextn_rows(self.context, n, self.n_hidden)
-                for row in range(n):
-                    likeliest(logits[row])
+                try:
+                    for row in range(n):
+                        likeliest(logits[row])
+                except FloatingPointError as error:
+                    raise ModelError(f"{self.name} {self.path}: it returns {error}") from error
                 took[n].append(1e3 * (time.perf_counter() - begun))
         self.context.clear()
         one, several = min(took[1]), min(took[BRANCHES])

@@ -27,7 +27,9 @@ class Mtp(Head):
         """`model`: loaded with its MTP layers. Raises ModelError if llama.cpp cannot compute with them."""
         self._target_model = target_model
         if lacking := states.missing(states.NEXTN):
-            raise ModelError(f"MTP layers need {lacking[0]}, which this llama.cpp lacks; install a newer one")
+            raise ModelError(
+                f"MTP layers {model.path}: they need {lacking[0]}, which this llama.cpp lacks; install a newer one"
+            )
         settings = self.settings(target, n_texts)
         context = Context(model, settings, mtp=True, other=target, n_features=model.n_embd)
         try:

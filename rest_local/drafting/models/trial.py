@@ -53,7 +53,7 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
             return
     except OSError:
         pass  # not tried before
-    cause = _cause(text, TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files))
+    cause = _cause(task["head"], text, TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files))
     if cause:
         raise ModelInvalid(head, cause, "get a head that was made for this model")
     try:
@@ -62,7 +62,7 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
         library.logger.warning("model %s: its trial cannot be remembered: %s", head, error)
 
 
-def _cause(task: str, timeout: float) -> str:
+def _cause(head: str, task: str, timeout: float) -> str:
     try:
         ended = probe.run(__name__, task, timeout)
     except OSError as error:
@@ -73,7 +73,7 @@ def _cause(task: str, timeout: float) -> str:
     if ended.code == 0 and seen.get("done"):
         return ""
     if refused := seen.get("refused"):
-        return str(refused)
+        return str(refused).split(f"{head}: ", 1)[-1]  # the caller names the file
     during = seen.get("at", "starting")
     if ended.code is None:
         return f"did not finish in {timeout:.0f} s while {during}"

@@ -1,0 +1,271 @@
+"""MTP layers and EAGLE-3 heads that cannot be used cost one clear line, and generation goes on without them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from support.heads import draft_whatever_it_costs, free, model_and_drafter
+
+from benchmarks.gguf_file import byte_vocabulary, write
+from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
+from rest_local import Engine
+from rest_local.drafting.models import kinds
+from rest_local.drafting.models.heads import Head
+from rest_local.errors import ModelError
+from rest_local.llama import features
+from rest_local.llama.context import ContextSettings
+
+TinyModel = Callable[..., Path]
+PROMPT = "for number in range(10): print(number)\n" * 3
+
+
+def answer(engine: Engine, n: int = 12) -> list[int]:
+    stream = engine.generate(PROMPT, max_tokens=n)
+    list(stream)
+    return stream.result.tokens
+
+
+def renamed(path: Path) -> Path:
+    """The same file with another token in its vocabulary."""
+    path.write_bytes(path.read_bytes().replace(b"return", b"retorn"))
+    return path
+
+
+def cut(path: Path) -> Path:
+    path.write_bytes(path.read_bytes()[:-4096])
+    return path
+
+
+def with_nan(path: Path) -> Path:
+    """The same file with a norm that is not a number."""
+    norm = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "output_norm.weight")
+    data = bytearray(path.read_bytes())
+    data[norm.data_offset : norm.data_offset + norm.n_bytes] = np.full(norm.n_elements, np.nan, np.float32).tobytes()
+    path.write_bytes(data)
+    return path
+
+
+def head(kind: str, path: Path) -> Path:
+    """A head that does not fit a tiny model of four layers of 64 numbers, for one reason."""
+    if kind == "other width":
+        return tiny_eagle3(path, width=128)
+    if kind == "more layers":
+        return tiny_eagle3(path, layers=(1, 4, 9))
+    if kind == "missing tensor":
+        return tiny_eagle3(path, without="blk.0.attn_k.weight")
+    if kind == "dflash":
+        return write(path, "dflash", {"block_count": 1}, byte_vocabulary(384), [])
+    if kind == "mtp for a model without hidden states":
+        return tiny_mtp("mimo2", path, part="layer")
+    change = {"vocabulary": renamed, "truncated": cut, "nan": with_nan}[kind]
+    return change(tiny_eagle3(path))
+
+
+CAUSES = {
+    "vocabulary": "its vocabulary is not the model's; it is of another",
+    "other width": r"it reads layers \[1, 2, 3\] of 128 numbers, and the model has 4 layers of 64; it belongs",
+    "more layers": r"it reads layers \[1, 4, 9\] of 64 numbers, and the model has 4 layers of 64; it belongs",
+    "missing tensor": "tensor 'blk.0.attn_k.weight' not found",
+    "truncated": "corrupted or incomplete",
+    "nan": "it returns values that are not numbers; get a head that was made for this model",
+    "dflash": "DFlash heads are not supported; give an EAGLE-3 head, MTP layers or a model",
+    "mtp for a model without hidden states": "the model gives no hidden states",
+}
+
+
+def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture, warned: list[str] | None = None) -> str:
+    """The line that an engine with the head of `path` gives; it drafts without."""
+    (line,) = [told for told in engine.warnings if told not in (warned or [])]
+    assert line.startswith("going on without ")
+    assert "\n" not in line
+    assert str(path) in line
+    assert line.count(str(path)) == 1
+    assert engine._core.lane.drafter is None
+    assert engine.settings["draft_model"] is None
+    ours = [record for record in caplog.records if not record.name.startswith("rest_local.llama")]
+    assert not ours  # or the command line would show two lines
+    return line
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_it_is_one_line_with_its_cause(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target, path = tiny_predictable(tmp_path / "target.gguf"), head(kind, tmp_path / "head.gguf")
+    with Engine.load(target, n_ctx=256, threads=1) as alone:
+        expected = answer(alone)
+    with (
+        caplog.at_level(logging.WARNING, "rest_local"),
+        Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine,
+    ):
+        assert re.search(CAUSES[kind], refusal(engine, path, caplog))
+        assert answer(engine) == expected
+
+
+def test_a_model_that_reports_no_layer_inputs(
+    tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """llama.cpp aborts; only the child process that tries it ends."""
+    path = tiny_eagle3(tmp_path / "head.gguf")
+    with (
+        caplog.at_level(logging.WARNING, "rest_local"),
+        Engine.load(tiny_model("qwen2"), n_ctx=256, threads=1, draft_model=path) as engine,
+    ):
+        line = refusal(engine, path, caplog)
+        assert "crashed llama.cpp while evaluating the model (SIGABRT)" in line
+        assert answer(engine)
+
+
+def test_layers_inside_that_are_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model itself is used without them."""
+    path = tiny_mtp("mimo2", tmp_path / "model.gguf")
+    with Engine.load(path, n_ctx=256, threads=1, draft_model="none") as alone:
+        expected = answer(alone)
+        assert alone.warnings == []
+    norm = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.2.nextn.hnorm.weight")
+    data = bytearray(path.read_bytes())
+    data[norm.data_offset : norm.data_offset + norm.n_bytes] = np.full(norm.n_elements, np.nan, np.float32).tobytes()
+    path.write_bytes(data)
+    with (
+        caplog.at_level(logging.WARNING, "rest_local"),
+        Engine.load(path, n_ctx=256, threads=1) as engine,
+    ):
+        assert "going on without the model's MTP layers" in refusal(engine, path, caplog)
+        assert answer(engine) == expected
+
+
+@pytest.mark.parametrize(("kind", "name"), [("mtp inside", features.NEXTN[0]), ("eagle3", features.LAYERS[0])])
+def test_a_llama_cpp_without_the_functions(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, path = model_and_drafter(kind, tmp_path)
+    monkeypatch.setitem(features._functions, name, None)
+    options: dict[str, Any] = {} if path is None else {"draft_model": path}
+    with (
+        caplog.at_level(logging.WARNING, "rest_local"),
+        Engine.load(target, n_ctx=256, threads=1, **options) as engine,
+    ):
+        line = refusal(engine, path or target, caplog)
+        assert f" {name}, which this llama.cpp lacks; install a newer one" in line
+        assert answer(engine)
+
+
+@pytest.mark.parametrize("kind", ["mtp inside", "mtp alone", "eagle3"])
+def test_no_memory_for_a_head(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was tried in a smaller context."""
+    target, path = model_and_drafter(kind, tmp_path)
+    real = Head.settings
+    monkeypatch.setattr(
+        Head,
+        "settings",
+        staticmethod(
+            lambda target, n: replace(real(target, n), n_cells=1 << 26) if target.n_ctx > 100 else real(target, n)
+        ),
+    )
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+    options: dict[str, Any] = {} if path is None else {"draft_model": path}
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
+    try:
+        with Engine.load(target, n_ctx=256, threads=1, **options) as engine:
+            (line,) = engine.warnings
+            assert line.startswith("going on without ")
+            assert "if memory is short" in line
+            assert engine._core.lane.drafter is None
+            assert answer(engine)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("kind", ["mtp inside", "mtp inside hybrid", "eagle3"])
+@pytest.mark.parametrize("fault", ["nan", "code", "exception"])
+def test_a_head_that_fails_later(
+    kind: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft_whatever_it_costs(monkeypatch)
+    target, path = model_and_drafter(kind, tmp_path)
+    with Engine.load(target, n_ctx=256, threads=1, draft_model="none") as alone:
+        expected = answer(alone, 40)
+    options: dict[str, Any] = {} if path is None else {"draft_model": path}
+    with (
+        caplog.at_level(logging.WARNING, "rest_local.drafting"),
+        Engine.load(target, n_ctx=256, threads=1, **options) as engine,
+    ):
+        drafter = free(engine)
+        assert isinstance(drafter, Head)
+        assert answer(engine, 40) == expected
+        if fault == "nan":
+            n_vocab = drafter.model.n_vocab
+            monkeypatch.setattr(drafter.context, "logits", lambda n: np.full((n, n_vocab), np.nan, np.float32))
+            said = "returned values that are not numbers"
+        elif fault == "code":
+            monkeypatch.setattr(drafter.context, "decode", lambda: -3)
+            said = "cannot be evaluated (llama_decode: -3)"
+        else:
+            monkeypatch.setattr(drafter, "features", lambda n: 1 // 0)
+            said = "failed"
+        for _ in range(2):
+            assert answer(engine, 40) == expected
+        assert drafter.failed
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
+    assert line == f"{drafter.name} {path or target} {said}; going on without it"
+
+
+@pytest.mark.parametrize("kind", ["mtp inside", "mtp inside hybrid", "eagle3"])
+def test_a_full_context_of_a_head(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, and drafting goes on with the newest tokens."""
+    draft_whatever_it_costs(monkeypatch)
+    target, path = model_and_drafter(kind, tmp_path)
+    with Engine.load(target, n_ctx=400, threads=1, draft_model="none") as alone:
+        expected = answer(alone, 200)
+    real = Head.settings
+
+    def short(target: Any, n: int) -> ContextSettings:
+        return replace(real(target, n), n_ctx=256, n_cells=256)
+
+    monkeypatch.setattr(Head, "settings", staticmethod(short))
+    options: dict[str, Any] = {} if path is None else {"draft_model": path}
+    with (
+        caplog.at_level(logging.WARNING, "rest_local.drafting"),
+        Engine.load(target, n_ctx=400, threads=1, **options) as engine,
+    ):
+        drafter = free(engine)
+        drafter.context.n_ctx = 400
+        for _ in range(2):
+            assert answer(engine, 200) == expected
+        assert not drafter.failed
+        assert engine._core.totals.by_source["model"]["drafted"] > 100
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
+    assert "its context is full; it begins anew with the newest tokens" in line
+
+
+def test_a_head_that_takes_the_memory_of_an_exact_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second context opens without one, with one line."""
+    target, path = model_and_drafter("eagle3", tmp_path, "Q8_0")
+    with Engine.load(target, n_ctx=256, threads=1, slots=2, draft_model=path) as engine:
+        assert engine.warnings == []
+
+        def refuse(*_: object) -> Head:
+            raise ModelError(f"EAGLE-3 head {path}: no context")
+
+        monkeypatch.setitem(kinds.HEADS, "eagle3", refuse)
+        stream = engine.generate(PROMPT, max_tokens=12, exact=True)
+        list(stream)
+        assert len(stream.result.tokens) == 12
+        assert [line for line in engine.warnings if "no context" in line] == [
+            f"going on without the draft model: EAGLE-3 head {path}: no context"
+        ]
