@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.heads import DRAFTERS, draft_whatever_it_costs, free, model_and_drafter
+from support.heads import DRAFTERS, HEADS, draft_whatever_it_costs, free, model_and_drafter
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.request import Request
@@ -42,9 +42,6 @@ def _keen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=DRAFTERS)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path | None]:
     return model_and_drafter(request.param, tmp_path_factory.mktemp("models"), "Q8_0")
-
-
-HEADS = tuple(kind for kind in DRAFTERS if kind != "model")
 
 
 @pytest.fixture(scope="module")

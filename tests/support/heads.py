@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
 
 import pytest
 from support.fake_sources import always_draft
 
 from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
-from rest_local import Engine
+from rest_local import Engine, Sampling
+from rest_local.decoding.request import Request
+from rest_local.decoding.service import Service
 from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.models.heads import Head
+from rest_local.drafting.models.heads import Head, HeadText
 from rest_local.drafting.models.seam import PassTimes
 from rest_local.planning.plan import Budget
 
 # What drafts, by name: a draft model, MTP layers inside the file or in one of their own, an EAGLE-3 head. The model of
 # qwen35 is hybrid: every second layer has a recurrent state.
 DRAFTERS = ("model", "mtp inside", "mtp alone", "mtp inside hybrid", "mtp alone hybrid", "eagle3")
+HEADS = DRAFTERS[1:]
 
 
 def model_and_drafter(kind: str, folder: Path, quant: str = "F32") -> tuple[Path, Path | None]:
@@ -49,3 +54,65 @@ def free(engine: Engine) -> Head | DraftModel:
             drafter.token_ms = 0.0
     assert isinstance(drafter, Head | DraftModel)
     return drafter
+
+
+def resident_mb() -> float:
+    """Of this process; 0 where the kernel does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text("ascii")
+    except OSError:
+        return 0.0
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]:
+    """Many short requests at a time, of which some are cancelled, some share prefixes and some are sampled; then every
+    cell of the target and of what drafts is free. Returns figures; `first_mb` and `last_mb`: resident memory after a
+    third of them, and at the end.
+    """
+    rng = random.Random(seed)
+    drafter = free(engine)
+    cancelled, first_mb, begun = 0, 0.0, time.perf_counter()
+    with Service(engine, queue=64) as service:
+        done = 0
+        while done < requests:
+            streams = []
+            for _ in range(min(16, requests - done)):
+                words = rng.choices(("x = 1\n", "return self", "for i in ", "abc"), k=rng.randrange(1, 12))
+                sampling = Sampling() if rng.random() < 0.6 else Sampling(temperature=0.8, seed=rng.randrange(99))
+                request = Request(engine.tokenize("".join(words)), max_tokens=rng.randrange(1, 14), sampling=sampling)
+                streams.append(service.submit(request))
+            for stream in streams:
+                if rng.random() < 0.25:
+                    if rng.random() < 0.5:
+                        next(iter(stream), None)
+                    stream.cancel()
+                    cancelled += 1
+            for stream in streams:
+                assert stream.wait(120).finish_reason in ("cancelled", "length", "stop")
+            done += len(streams)
+            if not first_mb and done >= requests / 3:
+                first_mb = resident_mb()
+        service.run(lambda engine: engine.forget())
+        last_mb = resident_mb()
+    assert not drafter.failed
+    counts = engine._core.totals.by_source["model"]
+    for context in (engine._core.lane.context, drafter.context):
+        ids = range(context.n_slots * context.n_branches)
+        assert [seq for seq in ids if context.begin(seq) >= 0] == []
+    if isinstance(drafter, Head):
+        for slot in engine._core.slots:
+            text = slot.draft_text
+            assert isinstance(text, HeadText)
+            assert not text._pending
+            assert not text._states
+            assert not text._tips
+    return {
+        "requests": requests,
+        "cancelled": cancelled,
+        "drafted": counts["drafted"],
+        "accepted": counts["accepted"],
+        "first_mb": round(first_mb, 1),
+        "last_mb": round(last_mb, 1),
+        "seconds": round(time.perf_counter() - begun, 1),
+    }

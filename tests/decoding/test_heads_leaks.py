@@ -1,0 +1,22 @@
+"""Requests with heads leave nothing. The long version is tests/soak/soak_heads.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.heads import HEADS, draft_whatever_it_costs, model_and_drafter, serve_many
+
+from rest_local import Engine
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_requests_leave_no_cells(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft_whatever_it_costs(monkeypatch)
+    model, drafter = model_and_drafter(kind, tmp_path)
+    options: dict[str, Any] = {} if drafter is None else {"draft_model": drafter}
+    with Engine.load(model, n_ctx=256, slots=4, threads=1, **options) as engine:
+        figures = serve_many(engine, 100)
+    assert figures["accepted"] > 10
+    assert figures["cancelled"] > 10
