@@ -31,6 +31,8 @@ def model_and_head(kind: str, folder: Path) -> tuple[Path, Path | None]:
     if kind == "eagle3":
         return tiny_predictable(folder / "llama.gguf"), tiny_eagle3(folder / "eagle3.gguf")
     arch, _, alone = kind.partition(" ")
+    if alone == "chained":
+        return tiny_mtp(arch, folder / f"{arch}.gguf", n_mtp=3), None
     if not alone:
         return tiny_mtp(arch, folder / f"{arch}.gguf"), None
     trunk = tiny_mtp(arch, folder / f"{arch}-trunk.gguf", part="trunk")
