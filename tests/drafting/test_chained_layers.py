@@ -1,4 +1,4 @@
-"""Several MTP layers draft a chain: layer i predicts what a fresh context says that evaluates all pairs with layer i."""
+"""Several MTP layers draft a chain: layer i predicts what it does in a fresh context with all pairs of its own."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ def test_a_pass_that_is_full_leaves_the_rest_to_another(
 
 @settings(max_examples=25)
 @given(st.lists(MOVES, min_size=1, max_size=10))
-def test_events_in_any_order(place: ChainedPlace, texts: list[HeadText], moves: list[tuple[str, int, int, int]]) -> None:
+def test_events_in_any_order(
+    place: ChainedPlace, texts: list[HeadText], moves: list[tuple[str, int, int, int]]
+) -> None:
     """Texts are extended, cut back, shared, loaded and queried along drafted paths."""
     all_texts = followed(place, texts, 12, 30, 100)
     for move, which, other, n in moves:
@@ -178,6 +180,9 @@ def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
 
         return interrupted
 
+    layers: list[int] = []
+    use = states.use_mtp_layer
+    monkeypatch.setattr(states, "use_mtp_layer", lambda context, layer: (layers.append(layer), use(context, layer)))
     (one,) = followed(place, texts, 8)
     for after in range(N_LAYERS + 2):
         one.extend([1, 2])
@@ -186,6 +191,7 @@ def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
             patch.setattr(context, "decode", interrupting(after))
             with pytest.raises(KeyboardInterrupt):
                 one.ask([1, 2])
+        assert layers[-1] == 0
         recovers(one)
     one.extend(words(4, 2 * INLINE))
     with monkeypatch.context() as patch:

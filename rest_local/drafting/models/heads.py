@@ -19,6 +19,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -328,8 +329,9 @@ class Rows:
         """Have the rows with an output after all others, which keep their order. Returns the number of the others."""
         wanted = {row for row, _, _ in self.outputs}
         order = sorted(range(len(self.tokens)), key=lambda row: row in wanted)
-        for column in (self.tokens, self.positions, self.seqs, self.hidden, self.own):
-            column[:] = [column[row] for row in order]  # type: ignore[index]
+        columns: list[list[Any]] = [self.tokens, self.positions, self.seqs, self.hidden, self.own]
+        for column in columns:
+            column[:] = [column[row] for row in order]
         n = len(order) - len(wanted)
         self.outputs = [(n + i, text, path) for i, (_, text, path) in enumerate(self.outputs)]
         return n
