@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_heads import MOVES, N_TEXTS, Place, followed, recovers, words
 
+from benchmarks.tiny_heads import tiny_mtp
+from rest_local import Engine, Sampling
+from rest_local.decoding.request import RequestOptions
 from rest_local.drafting.models.heads import INLINE, Floats, HeadText
 from rest_local.drafting.models.seam import Query
 from rest_local.llama import features as states
 from rest_local.llama.context import MAX_OUTPUTS
+from rest_local.planning.eagle2 import Eagle2
 
 N_LAYERS = 3
 
@@ -199,6 +204,23 @@ def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
         with pytest.raises(KeyboardInterrupt):
             one.text.caught_up(1e9)
     recovers(one)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])
+def test_several_requests_at_a_time_answer_as_without_a_head(tmp_path: Path, sampling: Sampling) -> None:
+    model = tiny_mtp("mimo2", tmp_path / "mimo2.gguf", n_mtp=N_LAYERS)
+    answers: list[list[list[int]]] = []
+    accepted = []
+    for head in ("none", None):
+        with Engine.load(model, n_ctx=512, slots=3, draft_model=head) as engine:
+            options: RequestOptions = {"policy": Eagle2(), "max_tokens": 60, "sampling": sampling}
+            streams = [engine.generate("for number in range(10):\n" * n, **options) for n in (1, 2, 3)]
+            for _ in zip_longest(*streams):
+                pass
+            answers.append([stream.result.tokens for stream in streams])
+            accepted.append(sum("model" in stream.result.sources for stream in streams))
+    assert answers[0] == answers[1]
+    assert accepted == [0, 3]
 
 
 def test_without_the_symbol_the_first_layer_drafts_alone(
