@@ -129,6 +129,10 @@ class Head(GivesUp, Drafter):
                 text.take(start, tokens, given[list(rows)])
         except Exception as error:  # costs drafts, never an answer
             self.give_up("failed", error)
+        except BaseException:  # an interrupt: some of it was taken
+            for each in evaluated:
+                each.text.forget()  # type: ignore[attr-defined]
+            raise
 
     # Passes
 
@@ -148,7 +152,7 @@ class Head(GivesUp, Drafter):
                 passes, rows = passes + 1, rows + len(batch.outputs)
         except BaseException:  # an interrupt, too
             for text in texts.values():
-                text.rewind(0)
+                text.forget()  # type: ignore[attr-defined]
             raise
         took = 1e3 * (time.perf_counter() - begun)
         for text in texts.values():
@@ -383,19 +387,24 @@ class HeadText(DraftText):
         self._pending.clear()
         self._done = self._seen
 
-    def share(self, other: DraftText, n: int) -> None:
-        """Take the first `n` tokens of another text of the same head: its cells are shared."""
-        assert isinstance(other, HeadText)
+    def forget(self) -> None:
+        """Know nothing of the text any more, whatever state it is in."""
+        self._seen, self._recent = 0, np.empty((0, self._head.width), np.float32)
         self.reset()
-        held = min(other._done, n)
-        if held and other._begins_at_zero:
-            self._head.context.copy(other.seq, self.seq, 0, self._place_of(held))
-        self._recent = np.empty((0, self._head.width), np.float32)
-        self._seen = self._done = held  # what lies between is a gap, if there is anything
 
-    @property
-    def _begins_at_zero(self) -> bool:
-        return self._head.context.begin(self.seq) == 0
+    def share(self, other: DraftText, n: int) -> None:
+        """Take the first `n` tokens of another text of the same head: its cells are shared, and so are its waiting
+        pairs.
+        """
+        assert isinstance(other, HeadText)
+        self.forget()
+        held = min(other._done, n)
+        if held:
+            self._head.context.copy(other.seq, self.seq, 0, self._place_of(held))
+        self._done, self._pending = held, other._pending[: max(n - held, 0)]
+        self._seen = min(other._seen, n)  # if it is less than `n`, a gap follows
+        first = other._seen - len(other._recent)
+        self._recent = other._recent[: max(n - first, 0)]
 
     # What the target gives
 
@@ -414,7 +423,8 @@ class HeadText(DraftText):
         for i, token in enumerate(tokens):
             pair = start + i
             if pair >= self._done + len(self._pending):
-                self._pending.append((int(token), before if i == 0 else rows[i - 1]))
+                feature = rows[i - 1] if i else before.copy()  # a view would keep all of `_recent`
+                self._pending.append((int(token), feature))
         self._seen = start + len(tokens)
         self._recent = np.concatenate([self._recent, rows])[-KEPT:]
         if (excess := len(self._pending) - self._most) > 0:
@@ -430,9 +440,13 @@ class HeadText(DraftText):
         for i, (token, row) in enumerate(part):
             place = self._place_of(self._done + i)
             batch.add(self, (), token, place, self.seq, row, own=False, wanted=False)
-        if self._head._run(batch):
-            del self._pending[: len(part)]
-            self._done += len(part)
+        try:
+            if self._head._run(batch):
+                del self._pending[: len(part)]
+                self._done += len(part)
+        except BaseException:  # an interrupt: these pairs are in the cells, perhaps
+            self.forget()
+            raise
 
     # Queries
 
@@ -494,7 +508,7 @@ class HeadText(DraftText):
             self._place_root(batch)
             return
         parent, node = path[:known], path[: known + 1]
-        if (id(self), node) in batch.placed:
+        if (id(self), node) in batch.placed or len(batch.tokens) >= self._head.context.max_outputs:
             return
         seq, state, _ = self._states[parent]
         place = self._place_of(len(self._text) - 1) + known + 1
