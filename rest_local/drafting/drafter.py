@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
     GRAMMAR,
+    LOGITS,
     MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
@@ -157,6 +158,7 @@ class Growth:
         self._estimate, self._ask, self._calibrate, self._force = estimate, ask, calibrate, force
         self._candidates = FEW_CANDIDATES if calibrate is None else MAX_CANDIDATES
         self._newest = sources[0].newest if sources else NO_BIGRAM
+        self._recycled = next((rows for rows in sources if rows.source == LOGITS), None)
         self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
@@ -181,6 +183,9 @@ class Growth:
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
         if self._force is not None and node != ROOT and joint >= FORCED_FROM:
             members = self._with_forced(self._force, node, members)
+        if self._recycled is not None:  # it continues the nodes of all sources
+            others = [each for each in members if each[0] is not self._recycled]
+            members = [*others, (self._recycled, self._preceding_bigram(node))]
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
         if self._calibrate is not None and merged:
@@ -311,7 +316,7 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
         return Origin(SOURCES[source], probability, 0)
     members = proposal.merged[tree.token[node]][2]
     of_source = [(rows, numbers[0]) for rows, numbers in members if rows.source == source]
-    if not of_source or source == GRAMMAR:  # drafted by a draft model or forced by a grammar: it has no place in a text
+    if not of_source or source in (GRAMMAR, LOGITS):  # drafted by a draft model or forced by a grammar: it has no place in a text
         return Origin(SOURCES[source], probability, 0)
     rows, first = max(of_source, key=lambda found: found[0].match[found[1]])  # of several datastores the better one
     name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)

@@ -18,10 +18,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.candidates import GRAMMAR
+from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram
 from rest_local.drafting.draft_model import DraftModelSequence, Likely
 from rest_local.drafting.drafter import Draft, Growth, draft
+from rest_local.drafting.recycled import RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
@@ -35,6 +39,7 @@ LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as 
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a draft model
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a draft model that has lost so far
+LOGITS_MS = 0.15
 _SMOOTHING = 0.05
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
@@ -108,6 +113,7 @@ class Auto:
         self.has_draft_model = has_draft_model
         self.draft_model = DraftModelStats()
         self.watches_entropy = True
+        self.successors: SuccessorTable | None = None  # the source `logits`
         self._prices = Prices(curve, self.driver)
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
         self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
@@ -180,6 +186,8 @@ class Auto:
         lookup_us = 1e6 * (time.perf_counter() - begun)
         self._found = bool(found)
         found = [*found, *forced]
+        if self.successors is not None:
+            found.append(RecycledRows(self.successors, at.newest))
         plan = self.plan(at.n_ctx, at.limit)
         ask = self._queries(sources.draft_sequence, plan, at.n_ctx) if sources.draft_sequence else None
         if at.n_other:
@@ -255,6 +263,16 @@ class Auto:
         if done.query_ms:
             self.draft_model.learn(drafted.hits(tokens))
         self.account(done)
+
+    @property
+    def logits_ms(self) -> float:
+        """Milliseconds of this step that the table of the source `logits` may take."""
+        return 0.0 if self.successors is None else LOGITS_MS
+
+    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
+        """Keep the likeliest tokens of these rows for drafts."""
+        assert self.successors is not None
+        self.successors.refresh(rows, self.logits_ms)
 
     def catch_up(self) -> None:
         """Count the proposals of the newest steps, submitted or not."""

@@ -10,9 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
 from rest_local.drafting.drafter import Draft, Force
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
@@ -34,6 +38,7 @@ class StepContext(NamedTuple):
     n_other: int = 0  # roots of other requests in the same forward pass
     entropy_ms: float = 0.0  # that entropies delayed the last step: while a device computes, only copying the row
     forced: Force | None = None  # if the request has a grammar
+    newest: PrecedingBigram = NO_BIGRAM  # the two newest tokens, the root last
 
 
 class StepCost(NamedTuple):
@@ -74,6 +79,7 @@ class Policy(Protocol):
 
     name: str
     watches_entropy: bool  # whether `StepContext.entropies` is worth computing
+    logits_ms: float  # milliseconds that `learn_logits` may take after this step; 0: it is not called
 
     def fork(self) -> Policy:
         """Make the policy of another request. Forks share what is learned, but not the budget."""
@@ -97,6 +103,11 @@ class Policy(Protocol):
         times. The next forward pass waits for this call, so anything over some 10 us is left to `catch_up`.
         """
 
+    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
+        """Learn from rows of the step, float32 [n_vocab] each, with the two tokens before each. The next forward pass
+        waits for this call, and overwrites the rows.
+        """
+
     def catch_up(self) -> None:
         """Do the part of learning that can wait. It is called once after each `learn`, on any fork. On a GPU it is
         called after the next `draft`, while the device computes.
@@ -107,6 +118,7 @@ class Stateless:
     """The base of policies that learn nothing and prepare nothing."""
 
     watches_entropy = False
+    logits_ms = 0.0
 
     def fork(self) -> Self:
         """Return the same policy: it holds nothing that belongs to a request."""
@@ -120,6 +132,9 @@ class Stateless:
         return None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """Learn nothing."""
+
+    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
         """Learn nothing."""
 
     def catch_up(self) -> None:

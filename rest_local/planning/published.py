@@ -33,12 +33,15 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.drafting.candidates import SOURCE_NUMBER, PrecedingBigram, SourceRows
 from rest_local.drafting.drafter import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
@@ -207,6 +210,7 @@ class ReSpec:
     """The policy `respec`. Scores of stored text are kept from one request to the next."""
 
     name = "respec"
+    logits_ms = 0.0
 
     def __init__(
         self, *, trigger: bool = True, feedback: bool = True, candidates: int = CANDIDATES, by: By = "position"
@@ -256,6 +260,9 @@ class ReSpec:
             accepted = _agreeing(candidate.tokens, tokens)
             proposed = max(1, submitted, min(len(candidate.tokens), len(tokens)))
             self._of(candidate.place)[candidate.place] = follow(candidate.score, accepted, proposed)
+
+    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
+        """Learn nothing."""
 
     def catch_up(self) -> None:
         """Do nothing: `learn` updates the scores."""
