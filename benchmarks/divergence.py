@@ -24,7 +24,7 @@ from rest_local.bench.replay import counted, replay
 from rest_local.bench.workload import load_edits
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto

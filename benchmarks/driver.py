@@ -44,7 +44,7 @@ from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
-from rest_local.drafting.drafter import Calibrated
+from rest_local.drafting.growth import Calibrated
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot

@@ -29,7 +29,7 @@ from rest_local.chat.tools.hermes import HERMES
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.stream import Result
 from rest_local.drafting.candidates import NO_BIGRAM, ForcedRows
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.grammar import Grammar, json_schema
 from rest_local.grammar.constraint import Constraint

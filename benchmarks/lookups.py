@@ -24,7 +24,7 @@ from rest_local.bench.replay import replay
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.logprobs import entropy_of
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model

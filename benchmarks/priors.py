@@ -25,7 +25,7 @@ from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay
 from rest_local.bench.workload import load_edits
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary

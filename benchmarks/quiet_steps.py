@@ -31,7 +31,7 @@ from rest_local.decoding.counts import Statistics
 from rest_local.decoding.request import Request
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
-from rest_local.drafting.drafter import Growth
+from rest_local.drafting.growth import Growth
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.llama.batch import Batch

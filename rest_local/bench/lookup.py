@@ -25,7 +25,7 @@ import numpy.typing as npt
 from rest_local.bench.generated import SYNTHETIC_SIZE, sources_and_edits, synthetic, up_to
 from rest_local.bench.rest_retriever import NODES, RestRetriever, accepted
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
-from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.growth import Draft, draft
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.retrieval.building.build import SEGMENT_TOKENS, build

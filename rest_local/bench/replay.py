@@ -22,7 +22,7 @@ from rest_local.bench.recorded import Recorded
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.drafter import Draft, draft
+from rest_local.drafting.growth import Draft, draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator

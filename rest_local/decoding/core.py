@@ -44,7 +44,7 @@ from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.draft_model import DraftModel
+from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DatastoreError, DatastoreVocabulary, OptionError, PromptEmpty, PromptTooLong
 from rest_local.kv_cache.slot import Slot
@@ -133,7 +133,7 @@ def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
         drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
         undo.callback(drafter.close)
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
-    lane = Lane.open(model, settings, config.exact, draft_model=drafter)
+    lane = Lane.open(model, settings, config.exact, drafter=drafter)
     undo.callback(lane.close)
     return lane
 

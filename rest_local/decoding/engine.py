@@ -164,7 +164,7 @@ class Engine:
             "exact": self.exact,
             "policy": self.config.policy,
             "verify": str(self.config.verify or STRICT),
-            "draft_model": str(self._core.lane.draft_model.model.path) if self._core.lane.draft_model else None,
+            "draft_model": self._core.lane.drafter.path if self._core.lane.drafter else None,
         }
 
     @property

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.counts import PassClock, Step
 from rest_local.decoding.sequence import Sequence, Taken, error_of
-from rest_local.drafting.drafter import Growth, grow_together
+from rest_local.drafting.growth import Asker, Growth, grow_together
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
@@ -74,6 +74,13 @@ class _Growing:
     @property
     def best(self) -> float:
         return self._growth.best
+
+    @property
+    def promised(self) -> float:
+        return self._growth.promised
+
+    def decline(self) -> None:
+        self._growth.decline()
 
     def grow(self) -> None:
         with _ErrorsOf(self.sequence):
@@ -171,9 +178,11 @@ class Forward:
         growing = [_Growing(sequence, growth) for sequence in running if (growth := sequence.drafted.growth)]
         plan = growing[0].sequence.policy.joint_plan(clock.n_ctx, room, n_other) if growing else None
         if plan is not None:
-            begun = time.perf_counter()
-            order = grow_together(growing, plan.worth, room)
-            ms = 1e3 * (time.perf_counter() - begun) / max(len(order), 1)
+            askers = [asker for sequence in running if (asker := sequence.drafted.asker)]
+            answers = growing[0].sequence.policy.answers(plan, askers)
+            begun, asked = time.perf_counter(), _asked_ms(askers)
+            order = grow_together(growing, plan.worth, room, answers)
+            ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(askers) + asked) / max(len(order), 1)
             for number, each in enumerate(growing):
                 sequence = each.sequence
                 sequence.clock.draft += ms * order.count(number)
@@ -288,6 +297,11 @@ class Forward:
         assert outcome is not None
         sequence.answer.receive(outcome.verdict.tokens, begun)
         return sequence.finish_step(outcome)
+
+
+def _asked_ms(askers: abc.Sequence[Asker]) -> float:
+    """Milliseconds that a drafting model has taken in this step."""
+    return sum(asker.text.step_ms for asker in askers)
 
 
 def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:

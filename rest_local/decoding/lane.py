@@ -31,7 +31,7 @@ from rest_local.calibration.tuning import (
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence
-from rest_local.drafting.draft_model import DraftModel, DraftModelSequence
+from rest_local.drafting.models.seam import Drafter
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.kv_cache import saved
@@ -62,16 +62,17 @@ class Lane:
         tuning: Tuning,
         exact: bool,
         failed_stores: list[Searchable] | None = None,
-        draft_model: DraftModel | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
         capability, warning = _capability(model, context, tuning, exact)
         self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
-        self.auto = Auto(tuning.curve, has_draft_model=draft_model is not None)
+        self.auto = Auto(tuning.curve)
+        self.auto.drafter = drafter
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         self.scheduler: Scheduler = Scheduler(context, capability, tuning.curve)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
-        self.draft_model = draft_model
+        self.drafter = drafter
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
         adapts = not exact and not context.settings.threads and context.threads > 1
@@ -89,16 +90,16 @@ class Lane:
         settings: ContextSettings,
         exact: bool,
         failed_stores: list[Searchable] | None = None,
-        draft_model: DraftModel | None = None,
+        drafter: Drafter | None = None,
     ) -> Lane:
-        """Measure what was not measured before. Lanes share `failed_stores` and the draft model.
+        """Measure what was not measured before. Lanes share `failed_stores` and the drafter.
         Raises ModelError.
         """
         if exact:
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         context, tuning = tune(model, settings, exact)
         try:
-            return cls(model, context, tuning, exact, failed_stores, draft_model)
+            return cls(model, context, tuning, exact, failed_stores, drafter)
         except BaseException:
             context.close()
             raise
@@ -123,8 +124,8 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            draft_sequence = DraftModelSequence(self.draft_model) if self.draft_model else None
-            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, draft_sequence=draft_sequence)
+            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores)
+            sources.draft_text = self.drafter.text() if self.drafter else None
             self._sources[slot.first_id] = sources
         return sources
 
@@ -310,7 +311,7 @@ class Lanes:
                     raise ModelError(f"model {shared.model.path}: is closed")
                 self._try_exact(shared.model, shared.context.threads)
                 settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
-                lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.draft_model)
+                lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.drafter)
                 for warning in lane.warnings:
                     if warning not in shared.warnings:
                         log.warning("%s", warning)  # those of the engine were shown when it was loaded
@@ -342,8 +343,8 @@ class Lanes:
         with self._opening:  # no context is opened of a model that is being freed
             for lane in self:
                 lane.close()
-            if self.shared.draft_model:
-                self.shared.draft_model.close()
+            if self.shared.drafter:
+                self.shared.drafter.close()
             self.shared.model.close()
 
 

@@ -28,7 +28,8 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows, PrecedingBigram
-from rest_local.drafting.drafter import Decode, Draft, origins_of
+from rest_local.drafting.growth import Draft
+from rest_local.drafting.origins import Decode, origins_of
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
@@ -207,8 +208,8 @@ class Sequence:
         begun = time.perf_counter()
         clock, sources = self.clock, self.sources
         clock.begin()
-        if draft_sequence := sources.draft_sequence:
-            draft_sequence.begin_step()
+        if draft_text := sources.draft_text:
+            draft_text.begin_step()
         forced = None if self._constraint is None else partial(self._forced, self._constraint, limit)
         before, last = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
         drafted = self.drafted = self.policy.draft(
@@ -220,8 +221,8 @@ class Sequence:
             clock.lookup = 1e-3 * drafted.lookup_us
         self.statistics.lookups_skipped += drafted.skipped
         clock.draft = 1e3 * (time.perf_counter() - begun)
-        if draft_sequence:
-            clock.draft -= draft_sequence.step_ms
+        if draft_text:
+            clock.draft -= draft_text.step_ms
 
     def _forced(self, constraint: TokenConstraint, most: int, path: abc.Sequence[int]) -> list[ForcedRows]:
         """What the grammar allows only one way after the draft tokens of `path`: one row, or none."""
@@ -270,8 +271,8 @@ class Sequence:
         """
         begun = time.perf_counter()
         clock = self.clock
-        if draft_sequence := self.sources.draft_sequence:
-            clock.model, clock.queries = draft_sequence.step_ms, draft_sequence.query_ms
+        if draft_text := self.sources.draft_text:
+            clock.model, clock.queries = draft_text.step_ms, draft_text.query_ms
         self.policy.learn(self.drafted, chosen, clock.cost(done, len(self.tree), n_accepted, first))
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model

@@ -209,3 +209,27 @@ class ForcedRows(SourceRows):
         return [
             (token, grammar_cell(kind, apart, depth), (end,)) for token, kind, apart, end in self._text.at(members[0])
         ]
+
+
+class ModelRows(SourceRows):
+    """What a drafting model answered in one step, by path. The number of a row is the number of a path, 0 the root."""
+
+    def __init__(self) -> None:
+        self.source, self.store, self.newest = MODEL, None, NO_BIGRAM
+        self.answers: dict[int, Sequence[tuple[int, float]]] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return 1
+
+    def below(self, path: int, token: int) -> int:
+        """The number of the path that continues path number `path` with a token."""
+        return self._numbers.setdefault((path, token), len(self._numbers) + 1)
+
+    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+        """The tokens after path number `members[0]`; none where the model was not asked."""
+        path = members[0]
+        return [
+            (token, model_cell(depth, probability), (self.below(path, token),))
+            for token, probability in self.answers.get(path, ())
+        ]

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
-from rest_local.drafting.draft_model import DraftModelSequence
+from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.prediction import Prediction
 from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DatastoreError
@@ -34,10 +34,10 @@ LONG_REPEAT = 8  # tokens; 73% of the drafts after such a match were accepted, 9
 
 
 class Lookup(Protocol):
-    """What a policy drafts from: `Sources`, or a fake in tests. `draft_sequence`: in the draft model, if any."""
+    """What a policy drafts from: `Sources`, or a fake in tests. `draft_text`: in the drafting model, if any."""
 
     @property
-    def draft_sequence(self) -> DraftModelSequence | None: ...
+    def draft_text(self) -> DraftText | None: ...
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int] | Int32Array) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
@@ -62,13 +62,10 @@ class Sources:
         n_vocab: int,
         history: Searchable | None = None,
         failed_stores: list[Searchable] | None = None,
-        draft_sequence: DraftModelSequence | None = None,
     ) -> None:
-        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share.
-        `draft_sequence`: the text of this sequence in a draft model.
-        """
+        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share."""
         self._n_vocab = n_vocab
-        self.draft_sequence = draft_sequence
+        self.draft_text: DraftText | None = None  # the text of this sequence in a drafting model
         self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.use(datastores, history)
         self._bytes = bytearray()  # the sequence, 4 bytes for each token; `repeats` searches it
@@ -84,7 +81,7 @@ class Sources:
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Set the sequence to `tokens`. Keeps the index of the prefix that it shares with the last one, and the
-        prediction. The draft model's sequence keeps a reference to the list, so its owner appends accepted tokens to it
+        prediction. The drafting model's text keeps a reference to the list, so its owner appends accepted tokens to it
         before it calls `extend`.
         """
         if not self._whole:
@@ -98,8 +95,8 @@ class Sources:
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
-        if self.draft_sequence:
-            self.draft_sequence.restart(tokens, same)
+        if self.draft_text:
+            self.draft_text.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""

@@ -47,7 +47,7 @@ from rest_local.drafting.candidates import (
     grammar_rates,
     model_rates,
 )
-from rest_local.drafting.drafter import Calibrated, Merged
+from rest_local.drafting.growth import Calibrated, Merged
 from rest_local.drafting.recycled import logits_rates
 
 CELL_STRENGTH = 8.0  # observations that the estimate of the marginal counts for

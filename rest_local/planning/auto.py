@@ -4,10 +4,7 @@
 - One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
   among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
 - A trigger decides whether a step makes a lookup at all (`rest_local.planning.plan`).
-- A draft model is queried for as long as what it is likely to add is worth its time. A query costs a pass of the draft
-  model and, if its token is drafted, a node in the batch. It is worth that below a node if the joint probability of the
-  node, times how much more often the draft model's first candidate is right than what is known there already, exceeds
-  the price at the best rate of tokens per millisecond so far. Nodes are added by the same rule.
+- A drafting model is asked where a pass is worth its time (`rest_local.planning.asking`).
 """
 
 from __future__ import annotations
@@ -16,19 +13,19 @@ import copy
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram
-from rest_local.drafting.draft_model import DraftModelSequence, Likely
-from rest_local.drafting.drafter import Draft, Growth, draft
+from rest_local.drafting.growth import Answers, Asker, Draft, Growth, grow, refuse
+from rest_local.drafting.models.seam import Drafter, DraftText
 from rest_local.drafting.recycled import RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.planning.asking import LEAST_GAIN, Asking, ModelStats
 from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
 
@@ -37,60 +34,9 @@ ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a look
 # `benchmarks.lookups` skips 36% of the lookups with entropies and 38% without
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
-INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a draft model
-LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a draft model that has lost so far
-LOGITS_MS = 0.15
-_SMOOTHING = 0.05
+LOGITS_MS = 0.15  # milliseconds of a step that reading rows of logits may take
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
-
-
-@dataclass
-class DraftModelStats:
-    """What is known of a draft model: the share of steps in which its first candidate was right, and its saving per
-    step, in plain steps (0.3 until anything is measured).
-    """
-
-    right: float = 0.6
-    gain: float = 0.3
-
-    @property
-    def initial_credit(self) -> float:
-        """Plain steps that a new request may lose to the draft model. The user who loads one wants it tried at once,
-        not after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
-        """
-        return INITIAL_CREDIT * max(0.0, min(self.gain / DraftModelStats.gain, 1.0))
-
-    def learn(self, hits: Iterable[bool]) -> None:
-        for hit in hits:
-            self.right += _SMOOTHING * (hit - self.right)
-
-    def learn_gain(self, steps: float) -> None:
-        self.gain += _SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
-
-
-class DraftModelQueries:
-    """The queries of one step. `budget_ms`: milliseconds that they may take in all."""
-
-    def __init__(
-        self, draft_sequence: DraftModelSequence, plan: Plan, stats: DraftModelStats, budget_ms: float
-    ) -> None:
-        self._draft_sequence, self._plan, self._stats = draft_sequence, plan, stats
-        self._budget_ms = budget_ms
-
-    def __call__(self, path: Sequence[int], joint: float, known: float) -> Sequence[Likely]:
-        """The likely tokens after `path`, whose joint probability is `joint`; nothing if a query is not worth its time.
-        `known`: probability of the best candidate that the other sources have there.
-        """
-        price = self._draft_sequence.model.pass_ms
-        if price > self._budget_ms or not self._plan.pays(joint * (self._stats.right - known), price):
-            return ()
-        self._budget_ms -= price
-        try:
-            return self._draft_sequence.ask(path)
-        except Exception as error:  # costs drafts, never an answer
-            self._draft_sequence.model.give_up("failed", error)
-            return ()
 
 
 class Auto:
@@ -105,13 +51,13 @@ class Auto:
 
     name = "auto"
 
-    def __init__(self, curve: CostCurve, has_draft_model: bool = False) -> None:
+    def __init__(self, curve: CostCurve) -> None:
         self.curve = curve
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = Driver()
-        self.has_draft_model = has_draft_model
-        self.draft_model = DraftModelStats()
+        self.drafter: Drafter | None = None  # a model that drafts, for all requests
+        self.model_stats = ModelStats()
         self.watches_entropy = True
         self.successors: SuccessorTable | None = None  # the source `logits`
         self._prices = Prices(curve, self.driver)
@@ -145,7 +91,7 @@ class Auto:
         self._wake()
         self._n_other = 0
         self._depth = DEPTH
-        self.budget.begin(self.plain_ms(n_ctx), self.draft_model.initial_credit if self.has_draft_model else 0.0)
+        self.budget.begin(self.plain_ms(n_ctx), self.model_stats.initial_credit if self.drafter else 0.0)
         self.trigger.begin()
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
@@ -179,7 +125,8 @@ class Auto:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
         forced = at.forced(()) if at.forced else ()
-        if not wanted and not forced:
+        text = self._text_to_ask(sources, at.n_ctx)
+        if not wanted and not forced and not text:
             return SKIPPED
         begun = time.perf_counter()
         found = sources.rows(depth=self._depth) if wanted else []
@@ -189,34 +136,28 @@ class Auto:
         if self.successors is not None:
             found.append(RecycledRows(self.successors, at.newest))
         plan = self.plan(at.n_ctx, at.limit)
-        ask = self._queries(sources.draft_sequence, plan, at.n_ctx) if sources.draft_sequence else None
+        most = len(plan.cost) - 1 if at.n_other else at.limit
+        promise = self.model_stats.promise if text else None
+        growth = Growth(
+            found, self.acceptance.estimate, most, at.leaves, self.calibrator.calibrate, at.forced, promise, at.newest
+        )
+        result = growth.draft
+        asker = Asker(growth, text, self.budget.credit / 2) if text else None
         if at.n_other:
-            growth = Growth(
-                found,
-                self.acceptance.estimate,
-                len(plan.cost) - 1,
-                at.leaves,
-                ask,
-                self.calibrator.calibrate,
-                at.forced,
-            )
-            result, result.growth = growth.draft, growth
+            result.growth, result.asker = growth, asker
         else:
-            result = draft(
-                found,
-                self.acceptance.estimate,
-                plan.worth,
-                at.limit,
-                at.leaves,
-                ask,
-                self.calibrator.calibrate,
-                at.forced,
-            )
+            grow(growth, plan.worth, self.answers(plan, [asker] if asker else []))
             result.tree = result.tree.cut(plan.best)
             if set(result.tree.source) != {GRAMMAR}:  # else the lookup has nothing to do with it
                 self._saving = plan.saving
         result.lookup_us, result.skipped = (lookup_us, False) if wanted else (None, True)
         return result
+
+    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+        """What asks the drafting model for the trees of these requests."""
+        if self.drafter is None or not isinstance(plan, Plan) or not askers:
+            return refuse
+        return Asking(self.drafter, plan, self.model_stats, askers)
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
@@ -225,7 +166,7 @@ class Auto:
         self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_PRICE * plain
         if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
             return True
-        if not (self.watches_entropy or at.n_other or at.forced):
+        if not (self.watches_entropy or at.n_other or at.forced or self.drafter):
             self._rest = max(0, min(self.trigger.rest(repeats), self._prices.steps_left(at.n_ctx)))
         return False
 
@@ -243,15 +184,17 @@ class Auto:
             self._prices.at(steps[-1].n_ctx)
             steps.clear()
 
-    def _queries(self, draft_sequence: DraftModelSequence, plan: Plan, n_ctx: int) -> DraftModelQueries | None:
-        """The queries of this step, or None if the draft model has not evaluated the text yet."""
-        saves_ms = max(LEAST_GAIN, self.draft_model.gain) * self.plain_ms(n_ctx)
-        try:
-            ready = draft_sequence.can_ask and draft_sequence.caught_up(saves_ms)
-        except Exception as error:  # costs drafts, never an answer
-            draft_sequence.model.give_up("failed", error)
+    def _text_to_ask(self, sources: Lookup, n_ctx: int) -> DraftText | None:
+        """The text of this request in the drafting model; None if it cannot be asked in this step."""
+        text = sources.draft_text
+        if text is None or self.drafter is None:
             return None
-        return DraftModelQueries(draft_sequence, plan, self.draft_model, self.budget.credit / 2) if ready else None
+        saves_ms = max(LEAST_GAIN, self.model_stats.gain) * self.plain_ms(n_ctx)
+        try:
+            return text if text.can_ask and text.caught_up(saves_ms) else None
+        except Exception as error:  # costs drafts, never an answer
+            self.drafter.give_up("failed", error)
+            return None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
@@ -261,7 +204,7 @@ class Auto:
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
         if done.query_ms:
-            self.draft_model.learn(drafted.hits(tokens))
+            self.model_stats.learn(drafted.hits(tokens))
         self.account(done)
 
     @property
@@ -299,7 +242,7 @@ class Auto:
         saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
         self.budget.settle(saved)
         if done.query_ms:
-            self.draft_model.learn_gain(saved / plain)
+            self.model_stats.learn_gain(saved / plain)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving
             self.trigger.learn(expected / plain, self.driver.lookup / plain, self._found)

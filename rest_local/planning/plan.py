@@ -293,6 +293,8 @@ class Plan:
     best_rate: float = field(init=False)
     _plain: float = field(init=False)
     _grown: int = 0
+    _spent: float = 0.0  # milliseconds of passes of a drafting model in this step
+    _best_expected: float = 0.0  # accepted nodes that are expected of the `best`
 
     def __post_init__(self) -> None:
         self._plain = self.cost[0] / self.guaranteed
@@ -306,19 +308,28 @@ class Plan:
         self._grown = n
         self.expected += probability
         cost = self.cost[n]
-        rate = (self.guaranteed + self.expected) / cost
+        rate = (self.guaranteed + self.expected) / (cost + self._spent)
         if rate >= self.best_rate:
             extra = cost - self.cost[0]
             saving = self.expected * self._plain - extra
             if self.budget is None or self.budget.allows(extra, saving):
                 self.best, self.best_rate, self.saving = n, rate, saving
+                self._best_expected = self.expected
         return True
 
-    def pays(self, gain: float, ms: float) -> bool:
-        """Whether `gain` more tokens are worth a further node and `ms` more milliseconds. Only sizes that the credit
-        affords count: time spent on a draft that may not be submitted is lost.
+    def spend(self, ms: float) -> None:
+        """Count a pass of a drafting model. Every tree costs that much more now, so the best rate is lower, and the
+        next node or pass has to gain less to raise it.
+        """
+        self._spent += ms
+        rate = (self.guaranteed + self._best_expected) / (self.cost[self.best] + self._spent)
+        self.best_rate = rate if self.best else MARGIN * rate
+
+    def pays(self, gain: float, ms: float, nodes: int = 1) -> bool:
+        """Whether `gain` more tokens are worth `nodes` further nodes and `ms` more milliseconds. Only sizes that the
+        credit affords count: time spent on a draft that may not be submitted is lost.
         """
         grown, now = self._grown, self.cost[self._grown]
         most = math.inf if self.budget is None else self.cost[0] + self.budget.credit
         further = [(cost - now) / n for n, cost in enumerate(self.cost[grown + 1 :], 1) if cost <= most]
-        return bool(further) and gain > self.best_rate * (ms + min(further))
+        return bool(further) and gain > self.best_rate * (ms + nodes * min(further))

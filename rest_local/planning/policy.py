@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
-from rest_local.drafting.drafter import Draft, Force
+from rest_local.drafting.growth import Answers, Asker, Draft, Force, refuse
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 
@@ -94,6 +94,10 @@ class Policy(Protocol):
         """
         ...
 
+    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+        """What asks a drafting model while the trees of these requests grow together."""
+        ...
+
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
         ...
@@ -130,6 +134,10 @@ class Stateless:
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
         """Submit every node that fits."""
         return None
+
+    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+        """Ask no model."""
+        return refuse
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn nothing."""

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, PrecedingBigram, SourceRows
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Answers, Asker, Draft, refuse
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policy import NEWEST, Stateless, StepContext, StepCost
@@ -230,6 +230,10 @@ class ReSpec:
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> None:
         """Submit every node that fits."""
+
+    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+        """Ask no model."""
+        return refuse
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request, and drop the scores of the previous request's text."""

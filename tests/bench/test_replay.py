@@ -14,7 +14,7 @@ from rest_local.bench.compare import at_nodes
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay, sweep
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto

@@ -16,7 +16,7 @@ from rest_local import Engine, Sampling
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.llama.context import Context, ContextSettings

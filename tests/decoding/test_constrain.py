@@ -19,7 +19,7 @@ from support.fake_sequences import Alone
 from rest_local.decoding import verify
 from rest_local.decoding.verify import prune
 from rest_local.drafting.candidates import SOURCE_NUMBER
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.grammar import gbnf
@@ -134,7 +134,7 @@ class Guessing:
 class Silent:
     """Sources that say nothing: the policy above makes its own drafts."""
 
-    draft_sequence = None
+    draft_text = None
 
     def restart(self, tokens: Sequence[int]) -> None:
         return

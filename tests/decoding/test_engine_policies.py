@@ -10,6 +10,8 @@ from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.seam import PassTimes
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
 from rest_local.planning.published import ReSpec
@@ -46,10 +48,10 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
-            small = engine._core.lane.draft_model
-            assert small is not None
+            small = engine._core.lane.drafter
+            assert isinstance(small, DraftModel)
             small.token_ms = 0.0  # else so short an answer would not be worth evaluating the prompt for
-            small.pass_ms = 0.0  # else a busy machine asks it less
+            small.times = PassTimes(0.0, 0.0)  # else a busy machine asks it less
             for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
                 alone = answer(engine, policy="off", sampling=sampling)
                 assert answer(engine, policy="auto", sampling=sampling) == alone
@@ -57,7 +59,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._core.lane.auto.draft_model.right > 0.8
+                assert engine._core.lane.auto.model_stats.right[0] > 0.8
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

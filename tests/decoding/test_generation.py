@@ -15,7 +15,7 @@ from support.fake_sequences import FLAT, TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 
 from rest_local.decoding.counts import PassClock
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong

@@ -35,7 +35,7 @@ from rest_local.decoding.offers import Offers
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence, Taken
 from rest_local.decoding.stream import Piece
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot

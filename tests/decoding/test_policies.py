@@ -13,7 +13,7 @@ from rest_local.decoding.logprobs import entropy_of
 from rest_local.decoding.sequence import TARGET
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import OptionError

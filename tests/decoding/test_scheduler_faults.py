@@ -13,7 +13,7 @@ from support.fake_sequences import FLAT, check_cells, run, said, scheduler_of, s
 from support.fake_sources import Keen, fortune
 
 from rest_local.decoding.sequence import Sequence
-from rest_local.drafting.drafter import Growth
+from rest_local.drafting.growth import Growth
 from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.slot import Slot
@@ -346,7 +346,7 @@ def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch
     """Negative milliseconds made every price worse from step to step, for as long as the engine lived."""
     backend = FakeBackend(n_ctx=512)
     sources, policy = fortune("deep"), Auto(FLAT)
-    monkeypatch.setattr(sources, "draft_sequence", Silenced(), raising=False)
+    monkeypatch.setattr(sources, "draft_text", Silenced(), raising=False)
     sequence = sequence_of(backend, [3] * 40, 30, None, sources, policy)
     run(scheduler_of(backend), [sequence])
     assert sequence.result.tokens == said([3] * 40, 30)

@@ -19,6 +19,8 @@ from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
+from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.seam import PassTimes
 from rest_local.errors import (
     ModelError,
     OptionError,
@@ -316,14 +318,14 @@ def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -
 def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers leave what is said alone at near-ties only."""
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    monkeypatch.setattr(Plan, "pays", lambda self, gain, ms: gain > 0)
+    monkeypatch.setattr(Plan, "pays", lambda self, gain, ms, nodes=1: gain > 0)
     monkeypatch.setattr(Plan, "worth", lambda self, p: setattr(self, "best", self.best + 1) or self.best < 12)
     monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=512, slots=3, draft_model=model) as engine, Service(engine) as service:
-        small = engine._core.lane.draft_model
-        assert small is not None
-        small.token_ms = small.pass_ms = 0.0  # else a busy machine asks it less
+        small = engine._core.lane.drafter
+        assert isinstance(small, DraftModel)
+        small.token_ms, small.times = 0.0, PassTimes(0.0, 0.0)  # else a busy machine asks it less
         alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
         streams = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
         for one, stream in zip(alone, streams, strict=True):

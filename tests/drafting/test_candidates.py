@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import MAX_CANDIDATES, Candidate, SourceRows, cell_of
-from rest_local.drafting.drafter import propose
+from rest_local.drafting.growth import propose
 from rest_local.retrieval.rows import Rows
 
 DEPTH = 3

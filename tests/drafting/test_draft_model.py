@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.drafting.draft_model import INLINE_CATCHUP, TOP_K, DraftModel, DraftModelSequence
+from rest_local.drafting.models.draft_model import INLINE_CATCHUP, DraftModel, DraftModelText
+from rest_local.drafting.models.seam import TOP_K, Likely, Query
 from rest_local.errors import ModelNotFound, OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -40,9 +41,14 @@ def alone(drafter: DraftModel, text: list[int]) -> np.ndarray:
     return np.asarray(likely / likely.sum())
 
 
-def check(drafter: DraftModel, sequence: DraftModelSequence, text: list[int], path: list[int]) -> None:
+def ask(text: DraftModelText, path: list[int]) -> Sequence[Likely]:
+    (likely,) = text.drafter.answer([Query(text, tuple(path))])
+    return likely
+
+
+def check(drafter: DraftModel, sequence: DraftModelText, text: list[int], path: list[int]) -> None:
     assert any(sequence.caught_up(1e9) for _ in range(1000))  # one chunk of the text for each call
-    said = sequence.ask(path)
+    said = ask(sequence, path)
     expected = alone(drafter, [*text, *path])
     assert 1 <= len(said) <= TOP_K
     for token, probability in said:
@@ -55,8 +61,8 @@ def text_of(seed: int, n: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, 256, n)]
 
 
-def follow(drafter: DraftModel, text: list[int]) -> DraftModelSequence:
-    sequence = DraftModelSequence(drafter)
+def follow(drafter: DraftModel, text: list[int]) -> DraftModelText:
+    sequence = DraftModelText(drafter)
     sequence.restart(text, 0)
     assert any(sequence.caught_up(1e9) for _ in range(1000))  # one chunk of the text for each call
     return sequence
@@ -95,12 +101,10 @@ def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, i
 def test_a_shared_prefix_is_not_evaluated_again(drafter: DraftModel, monkeypatch: pytest.MonkeyPatch) -> None:
     system = text_of(3, 200)
     first = follow(drafter, [*system, 1])
-    first.ask([])
+    ask(first, [])
     evaluated: list[int] = []
     real = drafter.evaluate
-    monkeypatch.setattr(
-        drafter, "evaluate", lambda seq, tokens, at: evaluated.append(len(tokens)) or real(seq, tokens, at)
-    )
+    monkeypatch.setattr(drafter, "evaluate", lambda rows: evaluated.append(len(rows)) or real(rows))
     text = [*system, 2, 3]
     second = follow(drafter, text)
     check(drafter, second, text, [4])
@@ -113,12 +117,12 @@ def test_a_long_prompt_waits_until_evaluating_it_would_have_paid(drafter: DraftM
     """A short answer does not pay for the evaluation. Once it begins, it runs to the end in chunks."""
     text = text_of(5, 400)
     drafter.token_ms = 1.0  # instead of the measured time
-    sequence = DraftModelSequence(drafter)
+    sequence = DraftModelText(drafter)
     sequence.restart(text, 0)
     price = 400 * drafter.token_ms
     waited = 0
     while sequence.n_missing == 400:
-        assert sequence.ask([]) == []
+        assert not ask(sequence, [])
         assert not sequence.caught_up(price / 10 + 1e-9)
         waited += 1
         assert waited <= 11
@@ -139,7 +143,7 @@ def test_a_long_prompt_waits_until_evaluating_it_would_have_paid(drafter: DraftM
 def test_an_interrupted_query_leaves_a_consistent_state(drafter: DraftModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(8, 30)
     sequence = follow(drafter, text)
-    sequence.ask([])
+    ask(sequence, [])
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -148,11 +152,11 @@ def test_an_interrupted_query_leaves_a_consistent_state(drafter: DraftModel, mon
         with monkeypatch.context() as patch:
             patch.setattr(drafter, "evaluate", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                sequence.ask(path)
+                ask(sequence, path)
         check(drafter, sequence, text, [3])
     with monkeypatch.context() as patch:
         patch.setattr(drafter.context, "decode", lambda: 2)  # aborted, which is no failure
-        assert sequence.ask([5]) == []
+        assert not ask(sequence, [5])
     assert sequence.can_ask
     check(drafter, sequence, text, [5])
     sequence.leave()
@@ -164,11 +168,11 @@ def test_a_failing_decode_ends_the_drafting_with_one_warning(
     path = tiny_model("llama", quant="Q8_0")
     with Model.open(path, vocab_only=True) as target, DraftModel.open(path, target.vocabulary, 64, 1) as drafter:
         sequence = follow(drafter, [1, 2, 3])
-        assert sequence.ask([4])
+        assert ask(sequence, [4])
         monkeypatch.setattr(drafter.context, "decode", lambda: -3)
         with caplog.at_level(logging.WARNING, "rest_local.drafting"):
-            assert sequence.ask([5]) == []
-            assert sequence.ask([6]) == []
+            assert not ask(sequence, [5])
+            assert not ask(sequence, [6])
         assert not sequence.can_ask
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
@@ -178,8 +182,8 @@ def test_a_text_longer_than_the_context_gets_no_predictions(tiny_model: TinyMode
     with Model.open(path, vocab_only=True) as target, DraftModel.open(path, target.vocabulary, 32, 1) as drafter:
         text = text_of(1, 20)
         sequence = follow(drafter, text)
-        assert sequence.ask([1] * 12)
-        assert sequence.ask([1] * 13) == []
+        assert ask(sequence, [1] * 12)
+        assert not ask(sequence, [1] * 13)
         text += text_of(2, 12)
         assert not sequence.can_ask
 

@@ -18,7 +18,7 @@ import pytest
 
 from rest_local.calibration.settings import contexts_to_try
 from rest_local.decoding.engine import Engine
-from rest_local.drafting.draft_model import DraftModel
+from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import ladder, probe, trial
 from rest_local.llama.context import ContextSettings

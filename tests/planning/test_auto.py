@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
-from rest_local.drafting.drafter import Calibrated, Draft
+from rest_local.drafting.growth import Calibrated, Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator

@@ -12,9 +12,11 @@ from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, SOURCES, model_cell, model_rates
-from rest_local.drafting.draft_model import DraftModelSequence, Likely
+from rest_local.drafting.growth import Asker, Question
+from rest_local.drafting.models.seam import DraftText, GivesUp, Likely, Query
 from rest_local.drafting.tree import ROOT
-from rest_local.planning.auto import Auto, DraftModelQueries, DraftModelStats
+from rest_local.planning.asking import DEPTHS, Asking, ModelStats
+from rest_local.planning.auto import Auto
 from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepContext, StepCost
 
@@ -23,28 +25,37 @@ CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 3
 LOOKUP_MS = 0.05
 
 
-class Scripted(DraftModelSequence):
-    """Returns the next token of the story with probability `right`, and states that probability."""
+class Scripted(DraftText, GivesUp):
+    """A drafter with one text: it returns the next token of the story with probability `right`, and states that
+    probability. A pass takes `pass_ms`, whatever it answers.
+    """
+
+    name = path = "scripted"
 
     def __init__(self, story: Sequence[int], right: float, pass_ms: float) -> None:
-        self.model = cast(Any, SimpleNamespace(pass_ms=pass_ms))
-        self.seq = None
         self.step_ms = self.query_ms = 0.0
-        self.passes = 0
+        self.passes_done = 0
         self.at = 0
-        self._story, self._right = story, right
+        self._story, self._right, self._pass_ms = story, right, pass_ms
         self._rng = np.random.default_rng(2)
 
-    @property
-    def can_ask(self) -> bool:
-        return True
+    can_ask = True
+
+    def passes(self, path: Sequence[int]) -> int:
+        return 1
 
     def caught_up(self, saves_ms: float) -> bool:
         return True
 
-    def ask(self, path: Sequence[int]) -> list[Likely]:
-        self.passes += 1
-        self.query_ms += self.model.pass_ms
+    def pass_ms(self, n: int) -> float:
+        return self._pass_ms
+
+    def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
+        self.passes_done += 1
+        self.query_ms += self._pass_ms
+        return [self._likely(query.path) for query in queries]
+
+    def _likely(self, path: Sequence[int]) -> list[Likely]:
         follows = list(path) == list(self._story[self.at : self.at + len(path)])
         knows = follows and self._rng.random() < self._right
         token = self._story[self.at + len(path)] if knows else -2
@@ -54,39 +65,37 @@ class Scripted(DraftModelSequence):
 class OnlyDraftModel(Silent):
     """Sources without text, but with a draft model."""
 
-    def __init__(self, draft_sequence: DraftModelSequence) -> None:
-        self.draft_sequence = draft_sequence
+    def __init__(self, drafter: Scripted) -> None:
+        self.draft_text = drafter
 
 
 def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000, each: int = 4000) -> float:
     """Speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
     story = list(range(n_tokens + 200))
-    draft_sequence = Scripted(story, right, pass_ms)
-    sources, policy = OnlyDraftModel(draft_sequence), Auto(curve)
+    drafter = Scripted(story, right, pass_ms)
+    sources, policy = OnlyDraftModel(drafter), Auto(curve)
     policy.driver.lookup, policy.driver.step, policy.driver.tree = LOOKUP_MS, 0.0, 0.0
-    policy.has_draft_model = True
+    policy.drafter = cast(Any, drafter)
     spent, begun = 0.0, -each
     ms = curve.at(512).tolist()
-    while draft_sequence.at < n_tokens:
-        if draft_sequence.at >= begun + each:
-            begun = draft_sequence.at
+    while drafter.at < n_tokens:
+        if drafter.at >= begun + each:
+            begun = drafter.at
             policy.begin(512)
         drafted = policy.draft(sources, StepContext(512, 63, 8))
         tree, node = drafted.tree, ROOT
         accepted: list[int] = []
-        while children := [
-            c for c in tree.children_of(node) if tree.token[c] == story[draft_sequence.at + len(accepted)]
-        ]:
+        while children := [c for c in tree.children_of(node) if tree.token[c] == story[drafter.at + len(accepted)]]:
             node = children[0]
             accepted.append(tree.token[node])
-        tokens = story[draft_sequence.at : draft_sequence.at + len(accepted) + 1]
+        tokens = story[drafter.at : drafter.at + len(accepted) + 1]
         looked = LOOKUP_MS if drafted.lookup_us is not None else None
-        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, query_ms=draft_sequence.query_ms)
-        spent += cost.decode_ms + (looked or 0.0) + draft_sequence.query_ms
-        draft_sequence.query_ms = 0.0
+        cost = StepCost(512, len(tree), len(accepted), ms[len(tree)], 0.0, looked, query_ms=drafter.query_ms)
+        spent += cost.decode_ms + (looked or 0.0) + drafter.query_ms
+        drafter.query_ms = 0.0
         policy.learn(drafted, tokens, cost)
-        draft_sequence.at += len(tokens)
-    return draft_sequence.at * ms[0] / spent
+        drafter.at += len(tokens)
+    return drafter.at * ms[0] / spent
 
 
 def best_chain(curve: CostCurve, right: float, pass_ms: float) -> float:
@@ -115,18 +124,23 @@ def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: f
     assert speedup(curve, right, pass_ms, each=100) >= 0.95
 
 
-def test_no_query_if_the_next_token_is_known_or_the_node_unlikely() -> None:
-    draft_sequence = Scripted(range(100), 0.9, 0.1)
+def asked(drafter: Scripted, joint: float, known: float, most_ms: float = 100.0) -> bool:
+    """Whether a question is asked: a path of this joint probability, below which a token of `known` is known."""
     ms = GPU.at(512).tolist()
-    slope = [0.2] * len(ms)
-    stats = DraftModelStats(right=0.7)
-    ask = DraftModelQueries(draft_sequence, Plan(ms, slope), stats, 100.0)
-    assert not ask((), 1.0, 0.95)
-    assert not ask((), 0.01, 0.0)
-    assert draft_sequence.passes == 0
-    assert ask((), 1.0, 0.1)
-    assert draft_sequence.passes == 1
-    assert not DraftModelQueries(draft_sequence, Plan(ms, slope), stats, 0.05)((), 1.0, 0.0)
+    text = cast(Any, drafter)
+    growth = cast(Any, SimpleNamespace(questions=lambda: [Question(0, (), joint, known)], answered=lambda *_: None))
+    stats = ModelStats(right=[0.7] * DEPTHS, seen=[1000] * DEPTHS)
+    return Asking(text, Plan(ms, [0.2] * len(ms)), stats, [Asker(growth, text, most_ms)])()
+
+
+def test_no_pass_if_the_next_token_is_known_or_the_path_unlikely() -> None:
+    drafter = Scripted(range(100), 0.9, 0.1)
+    assert not asked(drafter, 1.0, 0.95)
+    assert not asked(drafter, 0.01, 0.0)
+    assert drafter.passes_done == 0
+    assert asked(drafter, 1.0, 0.1)
+    assert drafter.passes_done == 1
+    assert not asked(drafter, 1.0, 0.1, most_ms=0.05)
 
 
 def test_cells_of_a_draft_model_follow_its_own_probability() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
-from rest_local.drafting.drafter import Draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy, StepContext, StepCost
@@ -39,7 +39,7 @@ Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation
 class Fixed:
     """Sources that always return the same rows, up to the requested number and depth, and record the lookups."""
 
-    draft_sequence = None
+    draft_text = None
 
     def __init__(self, found: Found) -> None:
         self._found = found

@@ -18,7 +18,7 @@ from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.draft_model import DraftModelSequence
+from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.sources import Lookup
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
@@ -41,7 +41,7 @@ FLAT = FixedCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 class Silent:
     """Sources that know nothing."""
 
-    draft_sequence: DraftModelSequence | None = None
+    draft_text: DraftText | None = None
 
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int]) -> None: ...

@@ -40,7 +40,7 @@ def always_draft(monkeypatch: pytest.MonkeyPatch, most: int = 16) -> None:
 class Fortune:
     """Drafts what may come: `truth` of the rows follow the model, the rest are random; `width` of them."""
 
-    draft_sequence = None
+    draft_text = None
 
     def __init__(self, seed: int, width: int, depth: int, truth: float) -> None:
         self._rng = np.random.default_rng(seed)

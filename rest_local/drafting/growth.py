@@ -5,18 +5,18 @@ highest joint probability is added next, until the caller's rule says that a nod
 when it joins the tree. The proposals at each expanded node are kept, so that the estimate learns from the tokens that
 the model then chooses, also if no draft was submitted (DESIGN.md section 6).
 
-`origins_of` names the origin of accepted draft tokens, for display on the server's page: a draft and the tokens of the
-step go in; for each token the evidence of its draft comes out. It costs about 5 us for a token, and for stored text it
-reads the document up to the match, so it is computed only on request.
+A model that drafts is asked in passes, not node by node. Each expanded node is an open question. Growth goes on while
+a known candidate is likelier than what an answer is likely to bring; then `answers` is called with the growths of all
+requests of the step, and decides whether one pass for the open questions is worth its time. So the pass serves all
+branches of a level (EAGLE-2) and all requests, and text that another source knows is not asked for.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Protocol
+from heapq import heapify, heappop, heappush, heapreplace, nsmallest
+from typing import NamedTuple, Protocol
 
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
@@ -25,21 +25,19 @@ from rest_local.drafting.candidates import (
     MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
-    SOURCES,
     Candidate,
+    ModelRows,
     PrecedingBigram,
     SourceRows,
-    model_cell,
 )
+from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.errors import DatastoreError
-from rest_local.retrieval.datastore import Datastore
 
 MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
 FORCED_FROM = 0.4  # joint probability of a node of another source from which the grammar is asked what follows. In
 # `benchmarks.forced` with lookups 0.2, 0.4 and 0.6 take 1 106, 1 118 and 1 128 forward passes, 1 143 without, and 0.08,
 # 0.05 and 0.03 ms a step
-
+SIBLINGS = 4  # likeliest candidates that are not in the tree yet, for which a pass is asked as well
 
 Members = list[tuple[SourceRows, Sequence[int]]]  # the rows that agree with the path so far, by source
 Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that continue with it
@@ -48,17 +46,32 @@ Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probab
 _NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 
-class Proposal:
-    """The proposals below one node: candidates by source, and merged by token. `calibrated`: their corrected
-    probabilities. `from_model`: the candidates of a draft model, if it was queried.
+class Question(NamedTuple):
+    """What follows a path? `number`: of the path, in the growth's `ModelRows`. `joint`: its probability. `known`: the
+    probability of the likeliest token that is known to follow it.
     """
 
-    __slots__ = ("by_source", "calibrated", "from_model", "merged")
+    number: int
+    path: tuple[int, ...]
+    joint: float
+    known: float
+
+
+class Proposal:
+    """The proposals below one node: candidates by source, and merged by token. `calibrated`: their corrected
+    probabilities.
+    """
+
+    __slots__ = ("by_source", "calibrated", "merged")
 
     def __init__(self, by_source: list[tuple[SourceRows, list[Candidate]]], merged: Merged) -> None:
         self.by_source, self.merged = by_source, merged
         self.calibrated: Sequence[Calibrated] = ()
-        self.from_model: Sequence[Candidate] = ()
+
+    @property
+    def best(self) -> float:
+        """The probability of the likeliest candidate; 0 without any."""
+        return max((probability for probability, _, _ in self.merged.values()), default=0.0)
 
 
 @dataclass(slots=True)
@@ -73,6 +86,7 @@ class Draft:
     proposals: dict[int, Proposal] = field(default_factory=dict)
     lookup_us: float | None = None
     growth: Growth | None = None
+    asker: Asker | None = None  # set with `growth` if a drafting model can be asked
     skipped: bool = False  # the policy decided against a lookup
 
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
@@ -81,16 +95,21 @@ class Draft:
         for proposal, token in self._along(tokens):
             for _, candidates in proposal.by_source:
                 outcomes += [(cell, proposed == token) for proposed, cell, _ in candidates]
-            outcomes += [(cell, proposed == token) for proposed, cell, _ in proposal.from_model]
         return outcomes
 
     def calibrations(self, tokens: Sequence[int]) -> list[tuple[Sequence[Calibrated], int]]:
         """The calibrated probabilities at each node along `tokens`, and the token that was right there."""
         return [(proposal.calibrated, token) for proposal, token in self._along(tokens)]
 
-    def hits(self, tokens: Sequence[int]) -> list[bool]:
-        """For each query to a draft model along `tokens`: whether its first candidate was right."""
-        return [proposal.from_model[0][0] == token for proposal, token in self._along(tokens) if proposal.from_model]
+    def hits(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
+        """For each answer of a drafting model along `tokens`: tokens below the root, and whether its first candidate
+        was right."""
+        found = []
+        for depth, (proposal, token) in enumerate(self._along(tokens)):
+            for rows, candidates in proposal.by_source:
+                if rows.source == MODEL:
+                    found.append((depth, candidates[0][0] == token))
+        return found
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""
@@ -107,9 +126,8 @@ Estimate = Callable[[int], float]  # evidence cell -> probability that the candi
 Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
 Force = Callable[[Sequence[int]], Sequence[SourceRows]]  # what a grammar allows only one way after a path; 0.1 ms
-# Queries a draft model, or decides against it: a path, its joint probability, and the probability of the likeliest
-# token known to follow it -> tokens with probabilities, the likeliest first.
-Ask = Callable[[Sequence[int], float, float], Sequence[tuple[int, float]]]
+Answers = Callable[[], bool]  # asks a drafting model the open questions in one pass, or decides against it: False
+Promise = Callable[[int], float]  # depth -> how often the drafting model's first candidate is right
 
 
 def propose(members: Members, depth: int, estimate: Estimate, most: int = MAX_CANDIDATES) -> Proposal:
@@ -139,8 +157,9 @@ class Growth:
     """A tree that grows by its likeliest open candidate, one node at a time. 25 us for the first candidates, then 5 us
     for each node.
 
-    `draft`: the tree so far. `most`: the maximum of nodes. `ask`: queries a draft model. `calibrate`: corrects the
-    probabilities of the sources' candidates. `force`: what a grammar adds below nodes of other sources.
+    `draft`: the tree so far. `most`: the maximum of nodes. `calibrate`: corrects the probabilities of the candidates.
+    `force`: what a grammar adds below nodes of other sources. `promise`: set if a drafting model can be asked.
+    `newest`: the two tokens before the root, for the case that there are no rows.
     """
 
     def __init__(
@@ -149,18 +168,25 @@ class Growth:
         estimate: Estimate,
         most: int,
         leaves: int,
-        ask: Ask | None = None,
         calibrate: Calibrate | None = None,
         force: Force | None = None,
+        promise: Promise | None = None,
+        newest: PrecedingBigram = NO_BIGRAM,
     ) -> None:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
-        self._estimate, self._ask, self._calibrate, self._force = estimate, ask, calibrate, force
+        self._estimate, self._calibrate, self._force, self._promise = estimate, calibrate, force, promise
         self._candidates = FEW_CANDIDATES if calibrate is None else MAX_CANDIDATES
-        self._newest = sources[0].newest if sources else NO_BIGRAM
+        self._newest = sources[0].newest if sources else newest
+        self._heap: list[
+            tuple[float, int, int, int, int, Members, Proposal]
+        ] = []  # (-joint, arrival, parent, token, ..)
         self._recycled = next((rows for rows in sources if rows.source == LOGITS), None)
-        self._heap: list[tuple[float, int, int, int, int, Members]] = []  # (-joint, arrival, parent, token, source, ..)
         self._arrivals = 0
+        self._model = ModelRows()
+        self._number = {ROOT: 0}  # of the path to a node, in `_model`
+        self._members: dict[int, Members] = {}  # of the nodes whose question is open, without `_model`
+        self._open: dict[int, float] = {}  # by node: its joint probability
         self._expand(ROOT, 1.0, 0, [(rows, range(len(rows))) for rows in sources])
 
     @property
@@ -169,16 +195,70 @@ class Growth:
         heap, tree = self._heap, self.draft.tree
         if len(tree.token) >= self.most:
             return 0.0
-        while heap and not tree.can_add(heap[0][2]):
+        while heap and not self._is_current(heap[0]):
             heappop(heap)
         return -heap[0][0] if heap else 0.0
 
+    def _is_current(self, entry: tuple[float, int, int, int, int, Members, Proposal]) -> bool:
+        """Whether a candidate can still be added: there is room, and no answer has changed its probability."""
+        _, _, parent, token, _, _, proposal = entry
+        tree = self.draft.tree
+        if self._promise is not None and (
+            self.draft.proposals[parent] is not proposal or tree.child(parent, token) is not None
+        ):
+            return False
+        return tree.can_add(parent)
+
     def grow(self) -> None:
         """Add that node. Call it only while `best` is not 0."""
-        minus_joint, _, parent, token, source, members = heappop(self._heap)
+        minus_joint, _, parent, token, source, members, _ = heappop(self._heap)
         tree = self.draft.tree
         node = tree.add(token, parent, -minus_joint, source)
+        if self._promise is not None:
+            self._number[node] = self._model.below(self._number[parent], token)
         self._expand(node, -minus_joint, tree.depth[node], members)
+
+    # Questions to a drafting model
+
+    @property
+    def promised(self) -> float:
+        """Joint probability that the best answer to an open question is likely to have; 0 without open questions."""
+        if not self._open or len(self.draft.tree) >= self.most:
+            return 0.0
+        assert self._promise is not None
+        depth = self.draft.tree.depth
+        return max(joint * self._promise(0 if node == ROOT else depth[node]) for node, joint in self._open.items())
+
+    def questions(self) -> list[Question]:
+        """The open questions, the likeliest first, and after them the likeliest candidates that are not in the tree."""
+        tree, proposals = self.draft.tree, self.draft.proposals
+        asked = [
+            Question(self._number[node], tuple(tree.path(node)), joint, proposals[node].best)
+            for node, joint in sorted(self._open.items(), key=lambda each: -each[1])
+        ]
+        for entry in nsmallest(SIBLINGS, self._heap):
+            if self._is_current(entry):
+                parent, token = entry[2], entry[3]
+                number = self._model.below(self._number[parent], token)
+                if number not in self._model.answers:
+                    asked.append(Question(number, (*tree.path(parent), token), -entry[0], 0.0))
+        return asked
+
+    def answered(self, number: int, likely: Sequence[tuple[int, float]]) -> None:
+        """Take the answer to a question. It changes the candidates of a node that is in the tree already."""
+        self._model.answers[number] = likely
+        tree = self.draft.tree
+        for node, joint in self._open.items():
+            if self._number[node] == number:
+                del self._open[node]
+                if likely:
+                    self._propose(node, joint, 0 if node == ROOT else tree.depth[node], self._members.pop(node))
+                return
+
+    def decline(self) -> None:
+        """Leave the open questions without an answer."""
+        self._open.clear()
+        self._members.clear()
 
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
         if self._force is not None and node != ROOT and joint >= FORCED_FROM:
@@ -186,6 +266,15 @@ class Growth:
         if self._recycled is not None:  # it continues the nodes of all sources
             others = [each for each in members if each[0] is not self._recycled]
             members = [*others, (self._recycled, self._preceding_bigram(node))]
+        if self._promise is not None:
+            members = [each for each in members if each[0] is not self._model]
+            if self._number[node] not in self._model.answers and len(self.draft.tree) < self.most:
+                self._open[node], self._members[node] = joint, members
+        self._propose(node, joint, depth, members)
+
+    def _propose(self, node: int, joint: float, depth: int, members: Members) -> None:
+        if self._promise is not None and self._number[node] in self._model.answers:
+            members = [*members, (self._model, (self._number[node],))]
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
         if self._calibrate is not None and merged:
@@ -193,12 +282,11 @@ class Growth:
             for token, probability, _ in proposal.calibrated:
                 _, source, below = merged[token]
                 merged[token] = (probability, source, below)
-        if self._ask is not None and len(self.draft.tree) < self.most:
-            proposal.from_model = self._query_model(self._ask, node, joint, depth, merged)
         for token, (probability, source, below) in merged.items():
             if joint * probability >= MIN_PROBABILITY:
                 self._arrivals += 1
-                heappush(self._heap, (-joint * probability, self._arrivals, node, token, source, below))
+                entry = (-joint * probability, self._arrivals, node, token, source, below, proposal)
+                heappush(self._heap, entry)
 
     def _with_forced(self, force: Force, node: int, members: Members) -> Members:
         """With what the grammar forces below a node that forced text has not led to."""
@@ -214,18 +302,35 @@ class Growth:
         parent = tree.parent[node]
         return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
-    def _query_model(self, ask: Ask, node: int, joint: float, depth: int, merged: Merged) -> list[Candidate]:
-        """The candidates of a draft model below a node. They are added to `merged`."""
-        found: list[Candidate] = []
-        known = max((best for best, _, _ in merged.values()), default=0.0)
-        for token, own in ask(self.draft.tree.path(node), joint, known):
-            cell = model_cell(depth, own)
-            found.append((token, cell, ()))
-            probability, (best, source, below) = self._estimate(cell), merged.get(token, _NO_CANDIDATE)
-            if probability > best:
-                best, source = probability, MODEL
-            merged[token] = (best, source, below)
-        return found
+
+class Asker(NamedTuple):
+    """One request of a step: its tree, its text in the drafting model, and the milliseconds it may lose to passes."""
+
+    growth: Growth
+    text: DraftText
+    most_ms: float
+
+
+def refuse() -> bool:
+    """Leave all open questions without an answer."""
+    return False
+
+
+def grow(growth: Growth, worth: Worth, answers: Answers = refuse) -> None:
+    """Grow one tree while that pays.
+
+    `worth` is called before each addition with the joint probability of the best open candidate. Candidates come in
+    descending order, but for those that an answer brings, so the first False ends the growth.
+    """
+    while True:
+        best = growth.best
+        if growth.promised > best:
+            if not answers():
+                growth.decline()
+        elif best and worth(best):
+            growth.grow()
+        else:
+            return
 
 
 def draft(
@@ -234,18 +339,12 @@ def draft(
     worth: Worth,
     limit: int,
     leaves: int,
-    ask: Ask | None = None,
     calibrate: Calibrate | None = None,
     force: Force | None = None,
 ) -> Draft:
-    """Grow a tree of at most `limit` nodes and `leaves` leaves.
-
-    `worth` is called before each addition with the joint probability of the best open candidate. Candidates come in
-    descending order, so the first False ends the growth.
-    """
-    growth = Growth(sources, estimate, limit, leaves, ask, calibrate, force)
-    while (best := growth.best) and worth(best):
-        growth.grow()
+    """A tree of at most `limit` nodes and `leaves` leaves, grown by `worth` as in `grow`."""
+    growth = Growth(sources, estimate, limit, leaves, calibrate, force)
+    grow(growth, worth)
     return growth.draft
 
 
@@ -254,81 +353,42 @@ class Growable(Protocol):
 
     @property
     def best(self) -> float: ...
+    @property
+    def promised(self) -> float: ...
     def grow(self) -> None: ...
+    def decline(self) -> None: ...
 
 
-def grow_together(growths: Sequence[Growable], worth: Worth, limit: int) -> list[int]:
+def grow_together(growths: Sequence[Growable], worth: Worth, limit: int, answers: Answers = refuse) -> list[int]:
     """Grow several trees, always by the likeliest node of all, to `limit` nodes in total. Returns the number of the
     tree that each node was added to.
 
-    `worth` as for `draft`: candidates come in descending order over all trees, so the first False ends the growth.
+    `worth` as for `draft`. `answers`: asks the open questions of all trees in one pass; False if that does not pay.
     """
     order: list[int] = []
-    heap = [(-best, number) for number, growth in enumerate(growths) if (best := growth.best)]
-    heapify(heap)
-    while heap and len(order) < limit and worth(-heap[0][0]):
-        number = heap[0][1]
-        growths[number].grow()
+    heap = _heap_of(growths)
+    while heap and len(order) < limit:
+        key, number = heap[0]
+        growth = growths[number]
+        if growth.promised > growth.best:
+            if not answers():
+                for each in growths:
+                    each.decline()
+            heap = _heap_of(growths)
+            continue
+        if not worth(-key):
+            break
+        growth.grow()
         order.append(number)
-        if best := growths[number].best:
+        if best := max(growth.best, growth.promised):
             heapreplace(heap, (-best, number))
         else:
             heappop(heap)
     return order
 
 
-log = logging.getLogger("rest_local.drafting")
-
-Decode = Callable[[Sequence[int]], str]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """`probability`: joint, as the planner estimated it. `match`: number of context tokens that agree. `file` and
-    `line` (from 1): the place of the longest match, if it is in stored text.
-    """
-
-    source: str
-    probability: float
-    match: int
-    file: str | None = None
-    line: int | None = None
-
-
-def origins_of(draft: Draft, tokens: Sequence[int], decode: Decode) -> list[Origin | None]:
-    """The origin of each token; None from the first token that was not drafted."""
-    found: list[Origin | None] = []
-    node = ROOT
-    for depth, token in enumerate(tokens):
-        child = draft.tree.child(node, token)
-        if child is None:
-            break
-        found.append(_origin(draft, node, child, depth, decode))
-        node = child
-    return found + [None] * (len(tokens) - len(found))
-
-
-def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) -> Origin:
-    tree = draft.tree
-    source, probability = tree.source[node], tree.probability[node]
-    proposal = draft.proposals.get(parent)
-    if proposal is None or tree.token[node] not in proposal.merged:  # the policy keeps no evidence
-        return Origin(SOURCES[source], probability, 0)
-    members = proposal.merged[tree.token[node]][2]
-    of_source = [(rows, numbers[0]) for rows, numbers in members if rows.source == source]
-    if not of_source or source in (GRAMMAR, LOGITS):  # drafted by a draft model or forced by a grammar: it has no place in a text
-        return Origin(SOURCES[source], probability, 0)
-    rows, first = max(of_source, key=lambda found: found[0].match[found[1]])  # of several datastores the better one
-    name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)
-    return Origin(SOURCES[source], probability, rows.match[first] + depth, name, line)
-
-
-def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int | None]:
-    if not isinstance(store, Datastore):
-        return None, None
-    try:
-        name, line, _ = store.place(position, decode)
-        return name, line
-    except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table must not end the answer
-        log.warning("datastore %s: the origin of a draft is unknown (%s)", store.path, error)
-        return None, None
+def _heap_of(growths: Sequence[Growable]) -> list[tuple[float, int]]:
+    keys = (max(growth.best, growth.promised) for growth in growths)
+    heap = [(-key, number) for number, key in enumerate(keys) if key]
+    heapify(heap)
+    return heap

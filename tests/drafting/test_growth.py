@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import FEW_CANDIDATES, MAX_CANDIDATES, SourceRows
-from rest_local.drafting.drafter import (
+from rest_local.drafting.growth import (
     Calibrate,
     Calibrated,
     Draft,
@@ -45,9 +45,13 @@ def _calibrate(before: PrecedingBigram, candidates: Merged) -> list[Calibrated]:
 
 def _slow(sources: list[SourceRows], least: float, most: int, leaves: int, calibrate: Calibrate | None) -> Draft:
     """The same tree, node by node, with a draft model that proposes nothing."""
-    growth = Growth(sources, _estimate, most, leaves, lambda path, joint, known: (), calibrate)
-    while growth.best >= least:
-        growth.grow()
+    growth = Growth(sources, _estimate, most, leaves, calibrate, promise=lambda depth: 0.6)
+    while growth.promised > growth.best or growth.best >= least:
+        if growth.promised > growth.best:
+            for question in growth.questions():
+                growth.answered(question.number, ())
+        else:
+            growth.grow()
     return growth.draft
 
 
@@ -152,6 +156,8 @@ class Scripted:
 
     def __init__(self, probabilities: list[float]) -> None:
         self._left = list(probabilities)
+
+    promised = 0.0
 
     @property
     def best(self) -> float:

@@ -1,0 +1,424 @@
+"""Drafting with a small model of the same vocabulary: its next tokens and their probabilities.
+
+Contract: the text of a request and a drafted path after it go in; the model's likeliest next tokens come out, with
+their probabilities. Each request has a `DraftModelText`, which keeps the text in the KV cache of the small model and
+evaluates only new tokens. This module does not know when a query pays (`rest_local.planning.asking` does).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.drafting.models.seam import (
+    BRANCHES,
+    DraftText,
+    Evaluated,
+    GivesUp,
+    Likely,
+    PassTimes,
+    Query,
+    likeliest,
+)
+from rest_local.drafting.tree import common_prefix
+from rest_local.errors import ModelError, OptionError
+from rest_local.llama import ladder, library
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
+from rest_local.llama.vocabulary import Vocabulary
+
+log = logging.getLogger("rest_local.drafting")
+
+BATCH = 512
+ABORTED = 2  # return code of `llama_decode`
+NO_ROOM = 1
+CHUNK_TOKENS = 256  # at most so many tokens of a text are evaluated between two steps, because other requests wait
+STALL_MS = 100.0  # and at most so long
+INLINE_CATCHUP = 16  # missing tokens up to this number are evaluated together with a query, in one batch
+MIN_SHARED = 32  # a shared prefix of fewer tokens is evaluated again instead of copied
+
+Row = tuple[int, int, int, bool]  # token, position, sequence id, whether its logits are wanted
+
+
+class DraftModel(GivesUp):
+    """A model and its KV cache for `n_texts` texts at a time. Use `with` or `close`. Only for the engine's thread.
+
+    `times`: of a pass, measured when the model is opened and updated by real passes. `token_ms`: the time for each
+    token of a longer text.
+    """
+
+    name = "draft model"
+
+    def __init__(self, model: Model, context: Context) -> None:
+        self.model, self.context = model, context
+        self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))  # first sequence ids of texts
+        self._texts: list[DraftModelText] = []  # those with sequence ids, least recently used first
+        self._work = np.empty(model.n_vocab, np.float32)
+        self.times, self.token_ms = self._measure()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        vocabulary: Vocabulary,
+        n_ctx: int,
+        n_texts: int,
+        *,
+        threads: int = 0,
+        n_gpu_layers: int | None = None,
+        options: ModelOptions | None = None,
+    ) -> DraftModel:
+        """Load a model that drafts for one with `vocabulary`. A text has at most `n_ctx` tokens, or the number that the
+        model was trained for. Costs the load time and a few passes. Raises ModelError (and what `Model.open` raises),
+        and OptionError if the vocabularies differ.
+        """
+        gpu = library.supports_gpu() and n_gpu_layers != 0
+
+        def context_settings(tried: ModelOptions, size: int) -> ContextSettings:
+            return ContextSettings(
+                n_ctx=size, n_cells=size * n_texts, n_slots=n_texts, n_branches=BRANCHES, n_batch=min(BATCH, size),
+                flash_attention=gpu and tried.flash_attention != "off", threads=threads, offload_kqv=tried.kv_offload,
+            )  # fmt: skip
+
+        chosen = ladder.choose(
+            path, n_gpu_layers, options or ModelOptions(), lambda tried: [context_settings(tried, n_ctx)]
+        )
+        if chosen.warning:
+            log.warning("%s", chosen.warning)
+        model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
+        try:
+            if model.vocabulary.hash != vocabulary.hash:
+                raise OptionError(
+                    f"draft model {path}: its vocabulary ({model.vocabulary.name}) is not the model's "
+                    f"({vocabulary.name}); choose a smaller model of the same family"
+                )
+            if model.is_recurrent or model.is_hybrid or model.has_encoder:
+                raise OptionError(f"draft model {path}: cannot roll back tokens; choose one with attention only")
+            size = min(n_ctx, model.n_ctx_train or n_ctx)
+            context = Context(model, context_settings(model.options, size))
+            try:
+                return cls(model, context)
+            except BaseException:
+                context.close()
+                raise
+        except BaseException:
+            model.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The file of the model."""
+        return str(self.model.path)
+
+    def text(self) -> DraftModelText:
+        """A new, empty text. It costs nothing until it is asked."""
+        return DraftModelText(self)
+
+    def pass_ms(self, n: int) -> float:
+        """Milliseconds of a pass that answers `n` queries."""
+        return self.times.at(n)
+
+    def observe(self, evaluated: Sequence[Evaluated]) -> None:
+        """Do nothing: the text says all that a draft model needs."""
+
+    def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
+        """The likely tokens after each path, in one pass. Empty for a text that is too long or has too many missing
+        tokens, and where no sequence id is left.
+        """
+        begun = time.perf_counter()
+        rows: list[Row] = []
+        places: list[int | None] = [None] * len(queries)  # of the row that answers each query
+        texts: dict[int, DraftModelText] = {}
+        logits = None
+        try:
+            for number in sorted(range(len(queries)), key=lambda number: len(queries[number].path)):
+                text, path = queries[number]
+                assert isinstance(text, DraftModelText)
+                if id(text) not in texts:
+                    texts[id(text)] = text
+                    text.begin_pass()
+                places[number] = text.place(path, rows)
+            logits = self.evaluate(rows) if rows else None
+        finally:
+            if logits is None:  # an interrupt, too
+                for text in texts.values():
+                    text.lose_pass()
+        answers: list[Sequence[Likely]] = [() for _ in queries]
+        if not rows:
+            return answers
+        if logits is not None:
+            outputs = np.cumsum([wanted for _, _, _, wanted in rows]) - 1
+            try:
+                answers = [() if place is None else likeliest(logits[outputs[place]], self._work) for place in places]
+            except FloatingPointError as error:
+                self.give_up(f"returned {error}")
+                answers = [() for _ in queries]
+        took = 1e3 * (time.perf_counter() - begun)
+        for text in texts.values():
+            text.step_ms += took / len(texts)
+            text.query_ms += took / len(texts)
+            self.used(text)
+        if len(rows) == len(queries):
+            self.times.learn(len(rows), took)
+        return answers
+
+    def evaluate(self, rows: Sequence[Row]) -> NDArray[np.float32] | None:
+        """Evaluate tokens. Returns the logits of those that are wanted, a view of float32 [wanted, n_vocab]; None if
+        the decode was aborted or there was no room, or if it failed: then the model is not used any more.
+        """
+        token, position, seq, wanted = zip(*rows, strict=True)
+        self.context.batch.load(list(token), list(position), list(seq), [1] * len(rows), [int(each) for each in wanted])
+        code = self.context.decode()
+        if code in (ABORTED, NO_ROOM):  # the program ends and aborts every context; this one did not fail
+            return None
+        if code:
+            self.give_up(f"cannot be evaluated (llama_decode: {code})")
+            return None
+        return self.context.logits(sum(wanted)) if any(wanted) else np.empty((0, 0), np.float32)
+
+    def place(self, text: DraftModelText, tokens: Sequence[int]) -> int:
+        """Assign sequence ids for a text, and copy the prefix that it shares with another text. Returns the length of
+        that prefix. If no ids are free, the least recently used text gives up its own.
+        """
+        like = max(self._texts, key=lambda other: other.shared(tokens), default=None)
+        shared = like.shared(tokens) if like else 0
+        if not self._free:
+            oldest = next(other for other in self._texts if other is not like or len(self._texts) == 1)
+            oldest.leave()
+        text.seq = self._free.pop()
+        self._texts.append(text)
+        for seq in range(text.seq, text.seq + BRANCHES):
+            self.context.remove(seq, 0)
+        if like is None or like.seq is None or shared < MIN_SHARED:
+            shared = 0
+        else:
+            self.context.copy(like.seq, text.seq, 0, shared)
+        return shared
+
+    def used(self, text: DraftModelText) -> None:
+        """Mark a text as the most recently used one."""
+        if text.seq is not None and self._texts[-1] is not text:
+            self._texts.remove(text)
+            self._texts.append(text)
+
+    def free(self, text: DraftModelText, seq: int) -> None:
+        """Take back the sequence ids of a text."""
+        self._texts.remove(text)
+        self._free.append(seq)
+
+    def _measure(self) -> tuple[PassTimes, float]:
+        """The time of a pass that follows other passes, and of one token in a batch."""
+        n = min(64, self.context.n_ctx // 2)
+        text = np.random.default_rng(0).integers(0, self.model.n_vocab, n).tolist()
+        prompt: list[Row] = [(token, at, 0, at == n - 1) for at, token in enumerate(text)]
+        took: list[float] = []
+        passes = [prompt, prompt, *([(text[i % n], n + i, 0, True)] for i in range(5))]
+        four: list[Row] = [(text[i % n], n, 0, True) for i in range(1)]
+        four += [(text[i % n], 0, seq, True) for i, seq in enumerate(range(1, BRANCHES))]
+        for rows in (*passes, four, four, four):
+            self.context.remove(0, rows[0][1])
+            for seq in range(1, BRANCHES):
+                self.context.remove(seq, 0)
+            begun = time.perf_counter()
+            logits = self.evaluate(rows)
+            if logits is None:
+                raise ModelError(f"draft model {self.model.path}: llama.cpp cannot evaluate it; see the log")
+            for row in logits:
+                likeliest(row, self._work)
+            took.append(1e3 * (time.perf_counter() - begun))
+        self.context.clear()
+        one = float(np.median(took[2:7]))
+        several = float(np.median(took[7:]))
+        return PassTimes(one, max(several - one, 0.0) / (BRANCHES - 1)), max(took[1] - one, 0.0) / n
+
+    def close(self) -> None:
+        """Free the KV cache and the weights now. A second call does nothing."""
+        self.context.close()
+        self.model.close()
+
+    def __enter__(self) -> DraftModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DraftModelText(DraftText):
+    """The text of one request in the KV cache of a draft model.
+
+    The first sequence id holds the text and the path that was drafted first. Where that agrees with the tokens that the
+    target then chooses, it stays. Another id holds another path, until the next step.
+    """
+
+    def __init__(self, drafter: DraftModel) -> None:
+        self._drafter = drafter
+        self.seq: int | None = None  # first sequence id in the model's context
+        self._text: Sequence[int] = ()
+        self._cached: list[int] = []  # tokens of the first sequence id in the KV cache
+        self._agreed = 0  # length of the prefix of `_cached` that is known to agree with the text
+        self._waited_ms = 0.0
+        self._sure = 0  # tokens of `_cached` that the running pass does not add
+        self._branches: dict[int, tuple[int, ...]] = {}  # by further sequence id: the drafted path that it holds
+        self.step_ms = self.query_ms = 0.0
+
+    @property
+    def drafter(self) -> DraftModel:
+        """The model that evaluates it."""
+        return self._drafter
+
+    def begin_step(self) -> None:
+        """Reset the times, at the beginning of a step, and drop the branches of the last one."""
+        self.step_ms = self.query_ms = 0.0
+        self._drop_branches()
+        self._cut(len(self._text))
+
+    def begin_pass(self) -> None:
+        """A pass is being made up; `lose_pass` takes it back."""
+        self._sure = len(self._cached)
+
+    def _drop_branches(self) -> None:
+        for seq in self._branches:
+            self._drafter.context.remove(seq, 0)
+        self._branches.clear()
+
+    def restart(self, text: Sequence[int], same: int) -> None:
+        """Set another text, which shares its first `same` tokens with the old one."""
+        self._text = text
+        self._agreed = min(self._agreed, same)
+        self._waited_ms = 0.0
+
+    def rewind(self, n: int) -> None:
+        """Do nothing: the text alone decides which tokens are valid."""
+
+    def share(self, other: DraftText, n: int) -> None:
+        """Do nothing: `DraftModel.place` finds shared prefixes."""
+
+    def shared(self, text: Sequence[int]) -> int:
+        """Length of the prefix of `text` in the KV cache."""
+        return common_prefix(text, self._cached)
+
+    @property
+    def n_missing(self) -> int:
+        """Number of tokens of the text that are not in the KV cache."""
+        text, cached = self._text, self._cached
+        limit = min(len(text), len(cached))
+        while self._agreed < limit and text[self._agreed] == cached[self._agreed]:
+            self._agreed += 1
+        return len(text) - self._agreed
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether the context has room for one more token and the model has not failed."""
+        return not self._drafter.failed and len(self._text) < self._drafter.context.n_ctx
+
+    def passes(self, path: Sequence[int]) -> int:
+        """One: all tokens of a path are evaluated together."""
+        return 1
+
+    def caught_up(self, saves_ms: float) -> bool:
+        """Whether a query can be answered at once. Call it once a step; it evaluates missing tokens when that pays.
+
+        Each step that passes without the model loses `saves_ms`. Once these losses add up to the cost of evaluating the
+        text, the text is evaluated, one chunk for each step. So a short answer to a long prompt costs nothing, and a
+        long answer costs at most twice the optimum, which needs to know its length.
+        """
+        missing, drafter = self.n_missing, self._drafter
+        if missing <= INLINE_CATCHUP:
+            return True
+        self._waited_ms += saves_ms
+        if self._waited_ms < missing * drafter.token_ms:
+            return False
+        begun = time.perf_counter()
+        first = self._enter()
+        start = self._agreed
+        most = min(CHUNK_TOKENS, max(INLINE_CATCHUP, int(STALL_MS / max(drafter.token_ms, 1e-3))))
+        chunk = self._text[start : min(start + most, len(self._text) - 1)]
+        if chunk and not drafter.failed:
+            self._cut(start)
+            rows = [(int(token), start + i, first, i == len(chunk) - 1) for i, token in enumerate(chunk)]
+            if drafter.evaluate(rows) is not None:
+                self._cached += chunk
+        if self.n_missing <= INLINE_CATCHUP:
+            self._waited_ms = 0.0
+        self.step_ms += 1e3 * (time.perf_counter() - begun)
+        return False
+
+    def place(self, path: Sequence[int], rows: list[Row]) -> int | None:
+        """Add the tokens to `rows` that are missing before `path` is answered, always its last. Returns the place of
+        that one; None if the text and the path are too long, or cannot be placed.
+        """
+        whole, n_text = len(self._text) + len(path), len(self._text)
+        if whole > self._drafter.context.n_ctx or self.n_missing > INLINE_CATCHUP:
+            return None
+        first = self._enter()
+        start, cached = min(self._agreed, whole - 1), self._cached
+        wanted = [*self._text[start:], *path]
+        same = 0
+        while same < min(len(wanted) - 1, len(cached) - start) and wanted[same] == cached[start + same]:
+            same += 1
+        at = start + same  # the first position that differs from what the first sequence id holds
+        if n_text <= at < len(cached):
+            return self._branch(path, rows)  # another path goes on there in this step
+        self._cut(at)
+        rows += [(int(token), at + i, first, i == len(wanted) - same - 1) for i, token in enumerate(wanted[same:])]
+        cached += wanted[same:]
+        return len(rows) - 1
+
+    def _branch(self, path: Sequence[int], rows: list[Row]) -> int | None:
+        """As `place`, for a path that leaves the one of the first sequence id."""
+        context, n_text = self._drafter.context, len(self._text)
+        first = self._enter()
+        holder, held = first, common_prefix(self._cached[n_text:], path)
+        for seq, branch in self._branches.items():
+            if (same := common_prefix(branch, path)) > held:
+                holder, held = seq, same
+        held = min(held, len(path) - 1)
+        if holder != first and held == len(self._branches[holder]):
+            target = holder
+        else:
+            free = [seq for seq in range(first + 1, first + BRANCHES) if seq not in self._branches]
+            parent_is_new = any(seq == holder and position == n_text + held - 1 for _, position, seq, _ in rows)
+            if not free or parent_is_new:  # cells that this same pass adds cannot be copied yet
+                return None
+            target = free[0]
+            context.copy(holder, target, 0, n_text + held)
+        self._branches[target] = tuple(path)
+        missing = path[held:]
+        rows += [(int(t), n_text + held + i, target, i == len(missing) - 1) for i, t in enumerate(missing)]
+        return len(rows) - 1
+
+    def lose_pass(self) -> None:
+        """A pass failed: what it should have added to the cells is not there."""
+        self._drop_branches()
+        del self._cached[self._sure :]
+        self._agreed = min(self._agreed, self._sure)
+        if self.seq is not None:
+            self._drafter.context.remove(self.seq, self._sure)
+
+    def leave(self) -> None:
+        """Give up the sequence ids. The next query gets others and evaluates the text again."""
+        self._drop_branches()
+        if self.seq is not None:
+            self._drafter.free(self, self.seq)
+        self.seq, self._cached, self._agreed = None, [], 0
+
+    def _cut(self, at: int) -> None:
+        """Have only the first `at` tokens in the cells of the first sequence id."""
+        if at < len(self._cached):
+            self._drafter.context.remove(self._enter(), at)
+            del self._cached[at:]
+            self._agreed, self._sure = min(self._agreed, at), min(self._sure, at)
+
+    def _enter(self) -> int:
+        """The first sequence id, which it gets now if it has none."""
+        if self.seq is None:
+            shared = self._drafter.place(self, self._text)
+            self._cached, self._agreed = list(self._text[:shared]), shared
+            assert self.seq is not None
+        return self.seq
