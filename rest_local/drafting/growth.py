@@ -21,7 +21,6 @@ from typing import NamedTuple, Protocol
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
     GRAMMAR,
-    LOGITS,
     MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
@@ -31,6 +30,7 @@ from rest_local.drafting.candidates import (
     SourceRows,
 )
 from rest_local.drafting.models.seam import DraftText
+from rest_local.drafting.recycled import RecycledRows
 from rest_local.drafting.tree import ROOT, DraftTree
 
 MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
@@ -181,7 +181,7 @@ class Growth:
         self._heap: list[
             tuple[float, int, int, int, int, Members, Proposal]
         ] = []  # (-joint, arrival, parent, token, ..)
-        self._recycled = next((rows for rows in sources if rows.source == LOGITS), None)
+        self._recycled = next((rows for rows in sources if isinstance(rows, RecycledRows)), None)
         self._arrivals = 0
         self._model = ModelRows()
         self._number = {ROOT: 0}  # of the path to a node, in `_model`
@@ -263,9 +263,6 @@ class Growth:
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
         if self._force is not None and node != ROOT and joint >= FORCED_FROM:
             members = self._with_forced(self._force, node, members)
-        if self._recycled is not None:  # it continues the nodes of all sources
-            others = [each for each in members if each[0] is not self._recycled]
-            members = [*others, (self._recycled, self._preceding_bigram(node))]
         if self._promise is not None:
             members = [each for each in members if each[0] is not self._model]
             if self._number[node] not in self._model.answers and len(self.draft.tree) < self.most:
@@ -277,6 +274,8 @@ class Growth:
             members = [*members, (self._model, (self._number[node],))]
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
+        if self._recycled is not None:  # after the others, and below the nodes of all
+            self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate)
         if self._calibrate is not None and merged:
             proposal.calibrated = self._calibrate(self._preceding_bigram(node), merged)
             for token, probability, _ in proposal.calibrated:

@@ -16,8 +16,8 @@ planning.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from math import log2
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from rest_local.drafting.candidates import (
     CELLS_PER_SOURCE,
     LOGITS,
     MAX_CANDIDATES,
-    N_LENGTHS,
     N_ROWS,
     N_SHARES,
     Candidate,
@@ -36,14 +35,16 @@ from rest_local.drafting.candidates import (
 
 KEPT = 8  # successors of a token
 SLOTS = 1 << 16  # pairs of tokens; a pair that falls on another's slot replaces it
+LEAST_SHARE = 0.03  # of the top k, that a successor needs to be kept
+RIVAL = 0.3  # estimate from which a candidate of another source is likely
 ROW_MS = 0.05  # milliseconds of a row before any is measured
 SMOOTHING = 0.05
 
 _LARGE, _SMALL = 1024, 128  # logits in a block: 0.034 ms for 152k logits; 2 048 take as long, 256 twice that
 _LARGE_FROM = 16_384  # logits; 4k take 10 us in small blocks
 _RANKS = N_SHARES // 2  # buckets: first, second, further
-_LEVELS = N_LENGTHS  # buckets of the share, by its logarithm
-_DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 5)  # buckets; deeper is the last
+_LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
+_MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)
 _SPREAD = 0x9E3779B1
 
 _NONE = np.zeros(0, np.int64)
@@ -81,29 +82,24 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return found[values > -np.inf]
 
 
-def logits_cell(rank: int, level: int, paired: bool, depth: int) -> int:
-    """The evidence cell of a recycled successor: bucket of its share (`level`) x depth below the root x rank and
-    table. `paired`: found by two tokens."""
-    row = _DEPTHS[depth] if depth < len(_DEPTHS) else N_ROWS - 1
-    share = min(rank, _RANKS - 1) + _RANKS * paired
+def logits_cell(rank: int, level: int, paired: bool, rivals: int, agreed: bool) -> int:
+    """The evidence cell of a recycled successor: bucket of its share (`level`) x whether other sources propose
+    something there (`rivals`: nothing, nothing likely, something likely) and this token among it x rank and table.
+    `paired`: found by two tokens.
+    """
+    row, share = 2 * rivals + agreed, min(rank, _RANKS - 1) + _RANKS * paired
     return LOGITS * CELLS_PER_SOURCE + (level * N_ROWS + row) * N_SHARES + share
-
-
-def level_of(share: float) -> int:
-    """The bucket of a share of the top k, 0..9: a factor of 1.8 each, from 1/180 on."""
-    return max(0, min(_LEVELS - 1, int(_LEVELS - 1 + 1.2 * log2(max(share, 1e-9)) + 1e-9)))
 
 
 def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
     rates = [0.05] * CELLS_PER_SOURCE
-    for level in range(_LEVELS):
-        probability = 2.0 ** ((level + 0.5 - (_LEVELS - 1)) / 1.2)
-        for paired, worth in ((False, 0.7), (True, 0.85)):
+    for level, probability in enumerate(_MEANS):
+        for paired, worth in ((False, 0.5), (True, 0.8)):
             for rank in range(_RANKS):
-                for depth in range(len(_DEPTHS)):
-                    cell = logits_cell(rank, level, paired, depth)
-                    rates[cell - LOGITS * CELLS_PER_SOURCE] = max(0.01, min(worth * probability, 0.95))
+                for rivals, agreed in product(range(3), (False, True)):
+                    cell = logits_cell(rank, level, paired, rivals, agreed)
+                    rates[cell - LOGITS * CELLS_PER_SOURCE] = worth * probability if agreed else (0.3 if not rivals else 0.12 if rivals == 1 else 0.06) * probability
     return rates
 
 
@@ -162,7 +158,8 @@ class SuccessorTable:
         values = row[found].astype(np.float64)
         weight = np.exp(values - values[0])
         share = weight / weight.sum()
-        level = np.clip(_LEVELS - 1 + 1.2 * np.log2(np.maximum(share, 1e-9)) + 1e-9, 0, _LEVELS - 1)
+        n = int((share >= LEAST_SHARE).sum())
+        found, level = found[:n], np.searchsorted(_LEVELS, share[:n])
         before, token = pair
         places = [token] if token >= 0 else []
         if before >= 0:
@@ -200,7 +197,7 @@ class SuccessorTable:
 
 
 class RecycledRows(SourceRows):
-    """What a table knows. The members of a node are the two tokens that it ends with: any node has some."""
+    """What a table knows. It proposes after all other sources, and below the nodes of all of them."""
 
     def __init__(self, table: SuccessorTable, newest: PrecedingBigram) -> None:
         self.source, self.store, self.newest = LOGITS, None, newest
@@ -210,9 +207,32 @@ class RecycledRows(SourceRows):
         return 1
 
     def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
-        """The successors of the two tokens `members`, `most` at most. 2 us."""
-        before, token = members
-        return [
-            (successor, logits_cell(rank, level, paired, depth), ())
-            for successor, rank, level, paired in self._table.successors((before, token))[:most]
-        ]
+        """None: see `join`."""
+        return []
+
+    def join(
+        self,
+        by_source: list[tuple[SourceRows, list[Candidate]]],
+        merged: dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]],
+        pair: PrecedingBigram,
+        estimate: Callable[[int], float],
+    ) -> None:
+        """Add the successors of two tokens to what other sources propose below a node. 1 us, and 1 us for each."""
+        successors = self._table.successors(pair)
+        if not successors:
+            return
+        best = max([probability for probability, _, _ in merged.values()], default=0.0)
+        rivals = 0 if not merged else 1 if best < RIVAL else 2
+        found: list[Candidate] = []
+        for token, rank, level, paired in successors:
+            known = merged.get(token)
+            cell = logits_cell(rank, level, paired, rivals, known is not None)
+            found.append((token, cell, ()))
+            probability = estimate(cell)
+            if known is None:
+                merged[token] = (probability, LOGITS, [(self, ())])
+            elif probability > known[0]:
+                merged[token] = (probability, LOGITS, [*known[2], (self, ())])
+            else:
+                merged[token] = (known[0], known[1], [*known[2], (self, ())])
+        by_source.append((self, found))

@@ -79,7 +79,11 @@ class Policy(Protocol):
 
     name: str
     watches_entropy: bool  # whether `StepContext.entropies` is worth computing
-    logits_ms: float  # milliseconds that `learn_logits` may take after this step; 0: it is not called
+
+    @property
+    def logits_ms(self) -> float:
+        """Milliseconds that `learn_logits` may take after this step; 0: it is not called."""
+        ...
 
     def fork(self) -> Policy:
         """Make the policy of another request. Forks share what is learned, but not the budget."""
