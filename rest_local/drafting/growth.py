@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
     GRAMMAR,
+    LOGITS,
     MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
@@ -110,6 +111,24 @@ class Draft:
                 if rows.source == MODEL:
                     found.append((depth, candidates[0][0] == token))
         return found
+
+    def recycled(self, tokens: Sequence[int], n_nodes: int) -> tuple[int, int]:
+        """Of the first `n_nodes` nodes those that only the source `logits` has proposed, and how many of them `tokens`
+        has accepted.
+        """
+        tree = self.tree
+        own = {node for node, source in enumerate(tree.source[:n_nodes]) if source == LOGITS and self._is_sole(node)}
+        node, accepted = ROOT, 0
+        for token in tokens:
+            child = tree.child(node, token) if own else None
+            if child is None or child >= n_nodes:
+                break
+            node = child
+            accepted += node in own
+        return len(own), accepted
+
+    def _is_sole(self, node: int) -> bool:
+        return len(self.proposals[self.tree.parent[node]].merged[self.tree.token[node]][2]) == 1
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""
@@ -275,7 +294,7 @@ class Growth:
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
         if self._recycled is not None:  # after the others, and below the nodes of all
-            self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate)
+            self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate, node == ROOT)
         if self._calibrate is not None and merged:
             proposal.calibrated = self._calibrate(self._preceding_bigram(node), merged)
             for token, probability, _ in proposal.calibrated:

@@ -42,14 +42,15 @@ SMOOTHING = 0.05
 
 _LARGE, _SMALL = 1024, 128  # logits in a block: 0.034 ms for 152k logits; 2 048 take as long, 256 twice that
 _LARGE_FROM = 16_384  # logits; 4k take 10 us in small blocks
-_RANKS = N_SHARES // 2  # buckets: first, second, further
+_RANKS = 2  # buckets: first, further
+SINGLE, PAIR, GUESS = range(N_SHARES // _RANKS)  # found by one token, by two, or among the alternatives to the root
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
 _MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)
 _SPREAD = 0x9E3779B1
 
-_NONE = np.zeros(0, np.int64)
-_clock = time.perf_counter  # replaced in tests
+Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE, PAIR or GUESS
 
+_NONE = np.zeros(0, np.int64)
 
 def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Ids of the `k` greatest logits, greatest first, of equal ones any; fewer where the row has not so many above
@@ -82,12 +83,12 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return found[values > -np.inf]
 
 
-def logits_cell(rank: int, level: int, paired: bool, rivals: int, agreed: bool) -> int:
+def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) -> int:
     """The evidence cell of a recycled successor: bucket of its share (`level`) x whether other sources propose
-    something there (`rivals`: nothing, nothing likely, something likely) and this token among it x rank and table.
-    `paired`: found by two tokens.
+    something there (`rivals`: nothing, nothing likely, something likely) and this token among it x whether it is the first x
+    `table`: SINGLE, PAIR or GUESS.
     """
-    row, share = 2 * rivals + agreed, min(rank, _RANKS - 1) + _RANKS * paired
+    row, share = 2 * rivals + agreed, min(rank, _RANKS - 1) + _RANKS * table
     return LOGITS * CELLS_PER_SOURCE + (level * N_ROWS + row) * N_SHARES + share
 
 
@@ -95,11 +96,12 @@ def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
     rates = [0.05] * CELLS_PER_SOURCE
     for level, probability in enumerate(_MEANS):
-        for paired, worth in ((False, 0.5), (True, 0.8)):
+        for table, worth in ((SINGLE, 0.5), (PAIR, 0.8), (GUESS, 0.3)):
             for rank in range(_RANKS):
                 for rivals, agreed in product(range(3), (False, True)):
-                    cell = logits_cell(rank, level, paired, rivals, agreed)
-                    rates[cell - LOGITS * CELLS_PER_SOURCE] = worth * probability if agreed else (0.3 if not rivals else 0.12 if rivals == 1 else 0.06) * probability
+                    cell = logits_cell(rank, level, table, rivals, agreed)
+                    new = (0.3, 0.12, 0.06)[rivals] if table != GUESS else 0.02
+                    rates[cell - LOGITS * CELLS_PER_SOURCE] = probability * (worth if agreed else new)
     return rates
 
 
@@ -119,7 +121,7 @@ class SuccessorTable:
         n = self.n_vocab + SLOTS
         self._token = np.zeros((n, self.kept), np.int32)
         self._level = np.zeros((n, self.kept), np.uint8)
-        self._count = np.zeros(n, np.uint8)
+        self._count = np.zeros((n, 2), np.uint8)  # of all, and of those with LEAST_SHARE
         self._pair = np.zeros(SLOTS, np.int64)  # the pair that a slot holds, plus 1
 
     @property
@@ -133,12 +135,12 @@ class SuccessorTable:
         """Read rows, each with the two tokens before its distribution, while another one is likely to take no more than
         what is left of `most_ms` milliseconds. Returns the milliseconds that were taken. 0.05 ms for a row of 152k.
         """
-        begun = last = _clock()
+        begun = last = self._now()
         for pair, row in rows:
             if 1e3 * (last - begun) + self.row_ms > most_ms:
                 break
             self.read(pair, row)
-            now = _clock()
+            now = self._now()
             self.row_ms += SMOOTHING * (min(1e3 * (now - last), 4 * self.row_ms) - self.row_ms)
             last = now
         return 1e3 * (last - begun)
@@ -158,8 +160,7 @@ class SuccessorTable:
         values = row[found].astype(np.float64)
         weight = np.exp(values - values[0])
         share = weight / weight.sum()
-        n = int((share >= LEAST_SHARE).sum())
-        found, level = found[:n], np.searchsorted(_LEVELS, share[:n])
+        level, likely = np.searchsorted(_LEVELS, share), int((share >= LEAST_SHARE).sum())
         before, token = pair
         places = [token] if token >= 0 else []
         if before >= 0:
@@ -167,33 +168,45 @@ class SuccessorTable:
             self._pair[slot] = (before << 32) + token + 1
             places.append(self.n_vocab + slot)
         for place in places:
-            self._token[place, :n], self._level[place, :n], self._count[place] = found, level, n
+            self._token[place, :n], self._level[place, :n] = found, level
+            self._count[place] = n, likely
+
+    def _now(self) -> float:
+        """Seconds; tests replace it."""
+        return time.perf_counter()
 
     def _slot(self, before: int, token: int) -> int:
         return ((before * _SPREAD + token) * _SPREAD >> 16) % SLOTS
 
-    def successors(self, pair: PrecedingBigram) -> list[tuple[int, int, int, bool]]:
+    def successors(self, pair: PrecedingBigram) -> list[Successor]:
         """(token, rank, level, whether it was found by the pair) of all that is kept for two tokens and for the newer
         one alone, likeliest first, each token once. 1 us.
         """
         if self._token is None:
             return []
         before, token = pair
-        found: list[tuple[int, int, int, bool]] = []
+        found: list[Successor] = []
         if before >= 0:
             slot = self._slot(before, token)
             if self._pair[slot] == (before << 32) + token + 1:
-                found = self._at(self.n_vocab + slot, True)
+                found = self._at(self.n_vocab + slot, PAIR)
         known = {each[0] for each in found}
         if token >= 0:
-            found += [each for each in self._at(token, False) if each[0] not in known]
+            found += [each for each in self._at(token, SINGLE) if each[0] not in known]
         return found
 
-    def _at(self, place: int, paired: bool) -> list[tuple[int, int, int, bool]]:
+    def guesses(self, pair: PrecedingBigram) -> list[Successor]:
+        """What else could have come in place of the newer of two tokens."""
+        before, token = pair
+        if self._token is None or before < 0:
+            return []
+        return [each for each in self._at(before, GUESS) if each[0] != token]
+
+    def _at(self, place: int, table: int) -> list[Successor]:
         assert self._token is not None
-        n = int(self._count[place])
+        n = int(self._count[place, int(table != GUESS)])
         tokens, levels = self._token[place, :n].tolist(), self._level[place, :n].tolist()
-        return [(token, rank, level, paired) for rank, (token, level) in enumerate(zip(tokens, levels, strict=True))]
+        return [(token, rank, level, table) for rank, (token, level) in enumerate(zip(tokens, levels, strict=True))]
 
 
 class RecycledRows(SourceRows):
@@ -202,6 +215,8 @@ class RecycledRows(SourceRows):
     def __init__(self, table: SuccessorTable, newest: PrecedingBigram) -> None:
         self.source, self.store, self.newest = LOGITS, None, newest
         self._table = table
+
+    guesses = False
 
     def __len__(self) -> int:
         return 1
@@ -216,21 +231,25 @@ class RecycledRows(SourceRows):
         merged: dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]],
         pair: PrecedingBigram,
         estimate: Callable[[int], float],
+        root: bool = False,
     ) -> None:
         """Add the successors of two tokens to what other sources propose below a node. 1 us, and 1 us for each."""
         successors = self._table.successors(pair)
+        if root and self.guesses:
+            known_already = {each[0] for each in successors}
+            successors += [each for each in self._table.guesses(self.newest) if each[0] not in known_already or True]
         if not successors:
             return
         best = max([probability for probability, _, _ in merged.values()], default=0.0)
         rivals = 0 if not merged else 1 if best < RIVAL else 2
         found: list[Candidate] = []
-        for token, rank, level, paired in successors:
+        for token, rank, level, table in successors:
             known = merged.get(token)
-            cell = logits_cell(rank, level, paired, rivals, known is not None)
+            cell = logits_cell(rank, level, table, rivals, known is not None)
             found.append((token, cell, ()))
             probability = estimate(cell)
             if known is None:
-                merged[token] = (probability, LOGITS, [(self, ())])
+                merged[token] = (probability, LOGITS, [(self, (table,))])
             elif probability > known[0]:
                 merged[token] = (probability, LOGITS, [*known[2], (self, ())])
             else:
