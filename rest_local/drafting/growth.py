@@ -128,7 +128,8 @@ class Draft:
         return len(own), accepted
 
     def _is_sole(self, node: int) -> bool:
-        return len(self.proposals[self.tree.parent[node]].merged[self.tree.token[node]][2]) == 1
+        members = self.proposals[self.tree.parent[node]].merged[self.tree.token[node]][2]
+        return all(rows.source == LOGITS for rows, _ in members)
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""

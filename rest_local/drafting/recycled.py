@@ -3,14 +3,17 @@
 Token Recycling (arXiv 2408.08696) keeps a table from each token to the top-k tokens of the newest row of logits that
 followed it, and drafts a tree from the table. Here there are two such tables: by the newest token, and by the newest
 two in SLOTS slots, which are asked first. Both are bounded, belong to a model, and are shared by its requests.
+LogitSpec (arXiv 2507.01449) observes that the other likely tokens of the row that chose the root often follow the root:
+they are the guesses.
 
 - `likeliest` finds the top-k of a row without a full sort.
 - `SuccessorTable.refresh` takes rows of one step until their time is used up.
-- `RecycledRows` gives the successors as candidates below any node, whatever source has drafted the node.
+- `RecycledRows.join` adds successors and guesses to what other sources propose below a node.
 
-The evidence of a candidate is its rank, its share of the probability of the top k when the row was computed, the table
-it is from, and the depth; `rest_local.planning.acceptance` counts what that is worth. The module knows nothing about
-planning.
+The evidence of a candidate is its rank, its share of the probability of the top k when the row was computed, how it was
+found, and what other sources propose at the node. That decides most: a new token is right in one case of ten where
+another source has a candidate, in eight of ten where none has. `rest_local.planning.acceptance` counts it. The module
+knows nothing about planning.
 """
 
 from __future__ import annotations
@@ -35,26 +38,35 @@ from rest_local.drafting.candidates import (
 
 KEPT = 8  # successors of a token
 SLOTS = 1 << 16  # pairs of tokens; a pair that falls on another's slot replaces it
-LEAST_SHARE = 0.03  # of the top k, that a successor needs to be kept
+LEAST_SHARE = 0.03  # of the top k, that a successor needs to be proposed; smaller ones were right in 2% of the cases
 RIVAL = 0.3  # estimate from which a candidate of another source is likely
 ROW_MS = 0.05  # milliseconds of a row before any is measured
 SMOOTHING = 0.05
 
 _LARGE, _SMALL = 1024, 128  # logits in a block: 0.034 ms for 152k logits; 2 048 take as long, 256 twice that
 _LARGE_FROM = 16_384  # logits; 4k take 10 us in small blocks
-_RANKS = 2  # buckets: first, further
-SINGLE, PAIR, GUESS = range(N_SHARES // _RANKS)  # found by one token, by two, or among the alternatives to the root
+_SPREAD = 0x9E3779B1  # odd, so that neighbouring ids lie far apart
+
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
-_MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)
-_SPREAD = 0x9E3779B1
+_MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)  # of the buckets
+_RANKS = 2  # buckets: first, further
+SINGLE, PAIR, GUESS = range(N_SHARES // _RANKS)  # found by one token, by two, or in the row that chose the root
+_RIVALS = N_ROWS // 2  # buckets: other sources propose nothing, nothing likely, something likely
+# Until anything is counted: rates by the counts of `benchmarks.recycled`. Of its share, a token that another source
+# proposes, and by rivals a token that none does; of a guess, which has a small share, without regard to that.
+_AGREED = {SINGLE: 0.5, PAIR: 0.8}
+_NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
+_GUESSED = 0.3
 
 Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE, PAIR or GUESS
+Merged = dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]]  # as `rest_local.drafting.growth.Merged`
 
 _NONE = np.zeros(0, np.int64)
 
+
 def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Ids of the `k` greatest logits, greatest first, of equal ones any; fewer where the row has not so many above
-    -inf. None if the greatest is not finite or NaN is found. `row`: float32 [n_vocab], only read.
+    -inf. None if the greatest is not finite, or NaN. `row`: float32 [n_vocab], only read.
 
     The k blocks with the greatest maxima hold them all. 0.034 ms for 152k logits that are in the cache and 0.07 ms for
     others, on one core; `np.argpartition` of the row takes 1.2 ms.
@@ -76,17 +88,16 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
         if not greatest[chosen[-1]] < np.inf:
             return _NONE
     values = row[found]
+    if not len(values) or not -np.inf < values.max() < np.inf:
+        return _NONE
     order = (-values).argsort()[:k]
     found, values = found[order], values[order]
-    if not (len(values) and -np.inf < values[0] < np.inf):
-        return _NONE
     return found[values > -np.inf]
 
 
 def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) -> int:
-    """The evidence cell of a recycled successor: bucket of its share (`level`) x whether other sources propose
-    something there (`rivals`: nothing, nothing likely, something likely) and this token among it x whether it is the first x
-    `table`: SINGLE, PAIR or GUESS.
+    """The evidence cell of a successor: bucket of its share (`level`) x what other sources propose at the node
+    (`rivals`), and whether this token is among it x whether it is the first, and `table`: SINGLE, PAIR or GUESS.
     """
     row, share = 2 * rivals + agreed, min(rank, _RANKS - 1) + _RANKS * table
     return LOGITS * CELLS_PER_SOURCE + (level * N_ROWS + row) * N_SHARES + share
@@ -94,46 +105,46 @@ def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) ->
 
 def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
-    rates = [0.05] * CELLS_PER_SOURCE
-    for level, probability in enumerate(_MEANS):
-        for table, worth in ((SINGLE, 0.5), (PAIR, 0.8), (GUESS, 0.3)):
-            for rank in range(_RANKS):
-                for rivals, agreed in product(range(3), (False, True)):
-                    cell = logits_cell(rank, level, table, rivals, agreed)
-                    new = (0.3, 0.12, 0.06)[rivals] if table != GUESS else 0.02
-                    rates[cell - LOGITS * CELLS_PER_SOURCE] = probability * (worth if agreed else new)
+    rates = [_GUESSED] * CELLS_PER_SOURCE
+    for (level, share), rank, table, rivals in product(
+        enumerate(_MEANS), range(_RANKS), (SINGLE, PAIR), range(_RIVALS)
+    ):
+        for agreed, worth in ((True, _AGREED[table]), (False, _NEW[table][rivals])):
+            rates[logits_cell(rank, level, table, rivals, agreed) - LOGITS * CELLS_PER_SOURCE] = worth * share
     return rates
 
 
 class SuccessorTable:
-    """Of one model of `n_vocab` tokens; `kept` successors of a token at most. Not thread safe.
+    """Of one model of `n_vocab` tokens; at most `kept` successors of a token, 255 at most. Not thread safe.
 
-    5 bytes for each successor: 6 MB at 152k tokens, and 3 MB for pairs. The system maps pages as they are written.
+    5 bytes for each successor: 6.4 MB at 152k tokens, and 3.3 MB for pairs. Allocated by the first row; the system maps
+    pages as they are written.
     """
 
     def __init__(self, n_vocab: int, kept: int = KEPT) -> None:
-        self.n_vocab, self.kept = n_vocab, kept
-        self.row_ms = ROW_MS  # smoothed
+        self.n_vocab, self.kept = n_vocab, min(kept, n_vocab)
+        self.row_ms = ROW_MS  # of reading a row, smoothed
         self.rows_read = 0
         self._token: NDArray[np.int32] | None = None
 
-    def _allocate(self) -> None:
+    def _allocate(self) -> NDArray[np.int32]:
         n = self.n_vocab + SLOTS
-        self._token = np.zeros((n, self.kept), np.int32)
         self._level = np.zeros((n, self.kept), np.uint8)
-        self._count = np.zeros((n, 2), np.uint8)  # of all, and of those with LEAST_SHARE
-        self._pair = np.zeros(SLOTS, np.int64)  # the pair that a slot holds, plus 1
+        self._count = np.zeros((n, 2), np.uint8)  # of those with LEAST_SHARE, and of all
+        self._pair = np.zeros(SLOTS, np.int64)  # the pair that a slot holds
+        self._token = np.zeros((n, self.kept), np.int32)
+        return self._token
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tables may take in memory; 0 before the first row."""
+        """Bytes of the tables; 0 before the first row."""
         if self._token is None:
             return 0
         return self._token.nbytes + self._level.nbytes + self._count.nbytes + self._pair.nbytes
 
     def refresh(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]], most_ms: float) -> float:
-        """Read rows, each with the two tokens before its distribution, while another one is likely to take no more than
-        what is left of `most_ms` milliseconds. Returns the milliseconds that were taken. 0.05 ms for a row of 152k.
+        """Read rows, each with the two tokens that it follows, while a further one is likely to fit into `most_ms`
+        milliseconds. Returns the milliseconds that were taken.
         """
         begun = last = self._now()
         for pair, row in rows:
@@ -145,58 +156,50 @@ class SuccessorTable:
             last = now
         return 1e3 * (last - begun)
 
-    def read(self, pair: PrecedingBigram, row: NDArray[np.float32]) -> None:
-        """Keep the likeliest tokens of a row, float32 [n_vocab], in place of those that were kept for the same token
-        and for the same pair. A row without a finite greatest logit is left out.
-        """
-        found = likeliest(row, self.kept)
-        n = len(found)
-        if not n:
-            return
-        self.rows_read += 1
-        if self._token is None:
-            self._allocate()
-        assert self._token is not None
-        values = row[found].astype(np.float64)
-        weight = np.exp(values - values[0])
-        share = weight / weight.sum()
-        level, likely = np.searchsorted(_LEVELS, share), int((share >= LEAST_SHARE).sum())
-        before, token = pair
-        places = [token] if token >= 0 else []
-        if before >= 0:
-            slot = self._slot(before, token)
-            self._pair[slot] = (before << 32) + token + 1
-            places.append(self.n_vocab + slot)
-        for place in places:
-            self._token[place, :n], self._level[place, :n] = found, level
-            self._count[place] = n, likely
-
     def _now(self) -> float:
-        """Seconds; tests replace it."""
+        """Seconds; replaced where time is simulated."""
         return time.perf_counter()
 
-    def _slot(self, before: int, token: int) -> int:
-        return ((before * _SPREAD + token) * _SPREAD >> 16) % SLOTS
+    def read(self, pair: PrecedingBigram, row: NDArray[np.float32]) -> None:
+        """Keep the likeliest tokens of a row, float32 [n_vocab], in place of those that were kept for the same token
+        and for the same pair. A row whose greatest logit is not finite is left out. `likeliest` and 15 us.
+        """
+        self.rows_read += 1
+        found = likeliest(row, self.kept)
+        if not (n := len(found)):
+            return
+        tokens = self._allocate() if self._token is None else self._token
+        logits = row[found].astype(np.float64)
+        weight = np.exp(logits - logits[0])
+        share = weight / weight.sum()
+        levels, counts = _LEVELS.searchsorted(share), (np.count_nonzero(share >= LEAST_SHARE), n)
+        before, token = pair
+        if token < 0:
+            return
+        for place in (token,) if before < 0 else (token, self._place(before, token)):
+            tokens[place, :n], self._level[place, :n], self._count[place] = found, levels, counts
+        if before >= 0:
+            self._pair[self._place(before, token) - self.n_vocab] = _number(before, token)
+
+    def _place(self, before: int, token: int) -> int:
+        return self.n_vocab + ((before * _SPREAD + token) * _SPREAD >> 16) % SLOTS
 
     def successors(self, pair: PrecedingBigram) -> list[Successor]:
-        """(token, rank, level, whether it was found by the pair) of all that is kept for two tokens and for the newer
-        one alone, likeliest first, each token once. 1 us.
-        """
-        if self._token is None:
-            return []
+        """What is kept for two tokens, and then what is kept for the newer one alone, each token once. 2 us."""
         before, token = pair
-        found: list[Successor] = []
+        if self._token is None or token < 0:
+            return []
+        found = self._at(token, SINGLE)
         if before >= 0:
-            slot = self._slot(before, token)
-            if self._pair[slot] == (before << 32) + token + 1:
-                found = self._at(self.n_vocab + slot, PAIR)
-        known = {each[0] for each in found}
-        if token >= 0:
-            found += [each for each in self._at(token, SINGLE) if each[0] not in known]
+            place = self._place(before, token)
+            if self._pair[place - self.n_vocab] == _number(before, token):
+                paired = self._at(place, PAIR)
+                known = {each[0] for each in paired}
+                found = paired + [each for each in found if each[0] not in known]
         return found
 
     def guesses(self, pair: PrecedingBigram) -> list[Successor]:
-        """What else could have come in place of the newer of two tokens."""
+        """What could have come in place of the newer of two tokens, by the newest row of the older one."""
         before, token = pair
         if self._token is None or before < 0:
             return []
@@ -204,9 +207,14 @@ class SuccessorTable:
 
     def _at(self, place: int, table: int) -> list[Successor]:
         assert self._token is not None
-        n = int(self._count[place, int(table != GUESS)])
+        n = int(self._count[place, int(table == GUESS)])
         tokens, levels = self._token[place, :n].tolist(), self._level[place, :n].tolist()
         return [(token, rank, level, table) for rank, (token, level) in enumerate(zip(tokens, levels, strict=True))]
+
+
+def _number(before: int, token: int) -> int:
+    """Of a pair; never 0."""
+    return ((before << 31) | token) + 1
 
 
 class RecycledRows(SourceRows):
@@ -216,42 +224,43 @@ class RecycledRows(SourceRows):
         self.source, self.store, self.newest = LOGITS, None, newest
         self._table = table
 
-    guesses = False
-
     def __len__(self) -> int:
         return 1
 
     def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
-        """None: see `join`."""
+        """None: `join` adds them."""
         return []
 
     def join(
         self,
         by_source: list[tuple[SourceRows, list[Candidate]]],
-        merged: dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]],
+        merged: Merged,
         pair: PrecedingBigram,
         estimate: Callable[[int], float],
-        root: bool = False,
+        root: bool,
     ) -> None:
-        """Add the successors of two tokens to what other sources propose below a node. 1 us, and 1 us for each."""
+        """Add the successors of two tokens to what other sources propose below a node. Below the root a token that they
+        propose is likelier if it is a guess as well. (Of guesses that no other source proposes 1% were right.) 3 us,
+        and 1 us for each.
+        """
         successors = self._table.successors(pair)
-        if root and self.guesses:
-            known_already = {each[0] for each in successors}
-            successors += [each for each in self._table.guesses(self.newest) if each[0] not in known_already or True]
+        if root and merged:
+            successors += [each for each in self._table.guesses(pair) if each[0] in merged]
         if not successors:
             return
-        best = max([probability for probability, _, _ in merged.values()], default=0.0)
-        rivals = 0 if not merged else 1 if best < RIVAL else 2
+        rivals = 0
+        if merged:
+            rivals = 2 if max(probability for probability, _, _ in merged.values()) >= RIVAL else 1
+        others = set(merged)
         found: list[Candidate] = []
         for token, rank, level, table in successors:
-            known = merged.get(token)
-            cell = logits_cell(rank, level, table, rivals, known is not None)
+            cell = logits_cell(rank, level, table, rivals, token in others)
             found.append((token, cell, ()))
-            probability = estimate(cell)
-            if known is None:
-                merged[token] = (probability, LOGITS, [(self, (table,))])
-            elif probability > known[0]:
-                merged[token] = (probability, LOGITS, [*known[2], (self, ())])
-            else:
-                merged[token] = (known[0], known[1], [*known[2], (self, ())])
+            probability, (best, source, below) = estimate(cell), merged.get(token, _NO_CANDIDATE)
+            if probability > best:
+                best, source = probability, LOGITS
+            merged[token] = (best, source, [*below, (self, ())])
         by_source.append((self, found))
+
+
+_NO_CANDIDATE: tuple[float, int, list[tuple[SourceRows, Sequence[int]]]] = (0.0, -1, [])

@@ -27,8 +27,8 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.asking import LEAST_GAIN, Asking, ModelStats
 from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
-from rest_local.planning.recycling import RowBudget
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
+from rest_local.planning.recycling import RowBudget
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
@@ -138,7 +138,6 @@ class Auto:
         found = [*found, *forced]
         if self.successors is not None:
             found.append(RecycledRows(self.successors, at.newest))
-            found[-1].guesses = getattr(self, "guesses", False)
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
         promise = self.model_stats.promise if text else None

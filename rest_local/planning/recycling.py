@@ -11,7 +11,7 @@ MOST_MS = 0.15  # in one step
 ALLOWANCE = 0.002  # of a plain step
 SPENT = 0.5  # of the smoothed saving
 SMOOTHING = 1 / 256  # weight of a step
-START = 0.03  # plain steps that a step is expected to save before any is counted
+START = 0.01  # plain steps that a step is expected to save before any is counted
 
 
 class RowBudget:
