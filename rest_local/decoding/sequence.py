@@ -27,9 +27,10 @@ from rest_local.decoding.logprobs import entropy_of, logprobs_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Answer, Piece, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
-from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows, PrecedingBigram
+from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.origins import Decode, origins_of
+from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
@@ -186,6 +187,8 @@ class Sequence:
     def release(self) -> Slot | None:
         """Give the slot back; the text stays."""
         slot, self._slot = self._slot, None
+        if self._sources is not None:
+            self._sources.draft_text = None
         return slot
 
     def replace_text(self, tokens: list[int]) -> None:
@@ -196,6 +199,7 @@ class Sequence:
 
     def _follow_text(self) -> int:
         self._entropies, self.clock.entropy = (), 0.0
+        self.sources.draft_text = self.slot.draft_text
         return self.slot.follow(self.tokens)
 
     # One step
@@ -328,9 +332,7 @@ class Sequence:
 
         return verify(tree, choose, self._ends), visited, relaxed
 
-    def _rows_of_logits(
-        self, logits: NDArray[np.float32], visited: abc.Sequence[int]
-    ) -> Iterator[tuple[PrecedingBigram, NDArray[np.float32]]]:
+    def _rows_of_logits(self, logits: NDArray[np.float32], visited: abc.Sequence[int]) -> Iterator[LogitsRow]:
         """The rows of the step before its tokens are committed, each with the two tokens that it follows: those that
         verification has read, newest first, then those of rejected nodes, likeliest first.
         """

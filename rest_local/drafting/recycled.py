@@ -58,6 +58,7 @@ _AGREED = {SINGLE: 0.5, PAIR: 0.8}
 _NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
 _GUESSED = 0.3
 
+LogitsRow = tuple[PrecedingBigram, NDArray[np.float32]]  # a row [n_vocab], and the two tokens that it follows
 Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE, PAIR or GUESS
 Merged = dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]]  # as `rest_local.drafting.growth.Merged`
 
@@ -142,7 +143,7 @@ class SuccessorTable:
             return 0
         return self._token.nbytes + self._level.nbytes + self._count.nbytes + self._pair.nbytes
 
-    def refresh(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]], most_ms: float) -> float:
+    def refresh(self, rows: Iterable[LogitsRow], most_ms: float) -> float:
         """Read rows, each with the two tokens that it follows, while a further one is likely to fit into `most_ms`
         milliseconds. Returns the milliseconds that were taken.
         """

@@ -14,14 +14,11 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram
+from rest_local.drafting.candidates import GRAMMAR
 from rest_local.drafting.growth import Answers, Asker, Draft, Growth, grow, refuse
-from rest_local.drafting.models.seam import Drafter, DraftText
-from rest_local.drafting.recycled import RecycledRows, SuccessorTable
+from rest_local.drafting.models.seam import Drafter, DraftText, Query
+from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
@@ -35,6 +32,7 @@ ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a look
 # `benchmarks.lookups` skips 36% of the lookups with entropies and 38% without
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
+EXPLORED_SHARE = 0.002  # of plain time, that goes into passes of a drafting model that is never worth one
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
@@ -76,6 +74,7 @@ class Auto:
         self._found = False  # whether the current lookup had candidates
         self._rest = 0  # further steps in which nothing has to be decided
         self._rested = 0  # steps of the rest so far
+        self._unasked_ms = 0.0  # share of the plain steps since the drafting model was last asked
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
@@ -192,9 +191,15 @@ class Auto:
         text = sources.draft_text
         if text is None or self.drafter is None:
             return None
-        saves_ms = max(LEAST_GAIN, self.model_stats.gain) * self.plain_ms(n_ctx)
+        plain = self.plain_ms(n_ctx)
         try:
-            return text if text.can_ask and text.caught_up(saves_ms) else None
+            if not (text.can_ask and text.caught_up(max(LEAST_GAIN, self.model_stats.gain) * plain)):
+                return None
+            self._unasked_ms += EXPLORED_SHARE * plain
+            if self._unasked_ms > self.drafter.pass_ms(1):  # else a price that was measured at a bad moment would stay
+                self._unasked_ms = 0.0
+                self.drafter.answer([Query(text, ())])
+            return text
         except Exception as error:  # costs drafts, never an answer
             self.drafter.give_up("failed", error)
             return None
@@ -209,6 +214,7 @@ class Auto:
         if self.successors is not None and done.n_nodes:
             self._settle_rows(drafted, tokens, done)
         if done.query_ms:
+            self._unasked_ms = 0.0
             self.model_stats.learn(drafted.hits(tokens))
         self.account(done)
 
@@ -218,7 +224,7 @@ class Auto:
         left = self.row_budget.ms
         return 0.0 if self.successors is None or left < self.successors.row_ms else left
 
-    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
         """Keep the likeliest tokens of these rows for drafts."""
         assert self.successors is not None
         self.row_budget.spend(self.successors.refresh(rows, self.row_budget.ms))

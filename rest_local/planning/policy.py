@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
 from rest_local.drafting.growth import Answers, Asker, Draft, Force, refuse
+from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 
@@ -111,7 +109,7 @@ class Policy(Protocol):
         times. The next forward pass waits for this call, so anything over some 10 us is left to `catch_up`.
         """
 
-    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
         """Learn from rows of the step, float32 [n_vocab] each, with the two tokens before each. The next forward pass
         waits for this call, and overwrites the rows.
         """
@@ -146,7 +144,7 @@ class Stateless:
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn nothing."""
 
-    def learn_logits(self, rows: Iterable[tuple[PrecedingBigram, NDArray[np.float32]]]) -> None:
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
         """Learn nothing."""
 
     def catch_up(self) -> None:
