@@ -56,8 +56,10 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
     if proposal is None or tree.token[node] not in proposal.merged:  # the policy keeps no evidence
         return Origin(SOURCES[source], probability, 0)
     members = proposal.merged[tree.token[node]][2]
+    if source in PLACELESS:
+        return Origin(SOURCES[source], probability, 0)
     of_source = [(rows, numbers[0]) for rows, numbers in members if rows.source == source]
-    if not of_source or source in PLACELESS:
+    if not of_source:
         return Origin(SOURCES[source], probability, 0)
     rows, first = max(of_source, key=lambda found: found[0].match[found[1]])  # of several datastores the better one
     name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)
