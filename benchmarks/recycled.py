@@ -106,7 +106,7 @@ def main():
     class Guess64(Guess): rows=64
     class Three(OnCurve): rows=3
     class Many(OnCurve): rows=64
-    makes={"none":(lambda n:None,OnCurve),"k4":(lambda n:Table(n,4),OnCurve),"k8":(lambda n:Table(n,8),OnCurve),"k16":(lambda n:Table(n,16),OnCurve),"uni":(Uni,OnCurve),"bi":(Bi,OnCurve),"one":(One,OnCurve),"two":(Two,OnCurve),"rows1":(lambda n:Table(n,8),NoRej),"guess":(lambda n:Table(n,8),Guess),"guess64":(lambda n:Table(n,8),Guess64),"noguess":(lambda n:NoGuess(n,8),OnCurve),"rows3":(lambda n:Table(n,8),Three),"rows64":(lambda n:Table(n,8),Many)}
+    makes={"none":(lambda n:None,OnCurve),"k4":(lambda n:Table(n,4),OnCurve),"k8":(lambda n:Table(n,8),OnCurve),"k16":(lambda n:Table(n,16),OnCurve),"uni":(Uni,OnCurve),"bi":(Bi,OnCurve),"one":(One,OnCurve),"two":(Two,OnCurve),"rows1":(lambda n:Table(n,8),NoRej),"rows3":(lambda n:Table(n,8),Three),"rows64":(lambda n:Table(n,8),Many)}
     stores=[Datastore.open(ensure(demo_model()))] if a.store else []
     with Model.open(demo_model()) as model, Context(model,ContextSettings(n_ctx=2048,threads=1)) as context:
         warm=[r for r in rec if r[0]=="unseen"][15:15+a.warm]

@@ -295,7 +295,7 @@ class Growth:
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
         if self._recycled is not None:  # after the others, and below the nodes of all
-            self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate, node == ROOT)
+            self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate)
         if self._calibrate is not None and merged:
             proposal.calibrated = self._calibrate(self._preceding_bigram(node), merged)
             for token, probability, _ in proposal.calibrated:

@@ -3,17 +3,19 @@
 Token Recycling (arXiv 2408.08696) keeps a table from each token to the top-k tokens of the newest row of logits that
 followed it, and drafts a tree from the table. Here there are two such tables: by the newest token, and by the newest
 two in SLOTS slots, which are asked first. Both are bounded, belong to a model, and are shared by its requests.
-LogitSpec (arXiv 2507.01449) observes that the other likely tokens of the row that chose the root often follow the root:
-they are the guesses.
 
 - `likeliest` finds the top-k of a row without a full sort.
 - `SuccessorTable.refresh` takes rows of one step until their time is used up.
-- `RecycledRows.join` adds successors and guesses to what other sources propose below a node.
+- `RecycledRows.join` adds successors to what other sources propose below a node.
 
 The evidence of a candidate is its rank, its share of the probability of the top k when the row was computed, how it was
-found, and what other sources propose at the node. That decides most: a new token is right in one case of ten where
-another source has a candidate, in eight of ten where none has. `rest_local.planning.acceptance` counts it. The module
-knows nothing about planning.
+found, and what other sources propose at the node. That decides most: where another source has a likely candidate, a
+successor of a large share that no other source proposes was right in 7 to 15% of the cases, one that another proposes in
+50 to 97%. `rest_local.planning.acceptance` counts it. The module knows nothing about planning.
+
+LogitSpec (arXiv 2507.01449) takes the other likely tokens of the row that chose the root as guesses for the token after
+the root. Of guesses that no other source proposes 1% were right, and as evidence for those that another one proposes
+they gained nothing, nor did lookups below them (docs/LOG.md); so there are none.
 """
 
 from __future__ import annotations
@@ -49,17 +51,16 @@ _SPREAD = 0x9E3779B1  # odd, so that neighbouring ids lie far apart
 
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
 _MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)  # of the buckets
-_RANKS = 2  # buckets: first, further
-SINGLE, PAIR, GUESS = range(N_SHARES // _RANKS)  # found by one token, by two, or in the row that chose the root
+_RANKS = N_SHARES // 2  # buckets: first, second, further
+SINGLE, PAIR = range(2)  # found by one token, or by two
 _RIVALS = N_ROWS // 2  # buckets: other sources propose nothing, nothing likely, something likely
-# Until anything is counted: rates by the counts of `benchmarks.recycled`. Of its share, a token that another source
-# proposes, and by rivals a token that none does; of a guess, which has a small share, without regard to that.
+# Rates until anything is counted, by the counts of `benchmarks.recycled`, as parts of the share: of a token that another
+# source proposes, and by rivals of a token that none does.
 _AGREED = {SINGLE: 0.5, PAIR: 0.8}
 _NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
-_GUESSED = 0.3
 
 LogitsRow = tuple[PrecedingBigram, NDArray[np.float32]]  # a row [n_vocab], and the two tokens that it follows
-Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE, PAIR or GUESS
+Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE or PAIR
 Merged = dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]]  # as `rest_local.drafting.growth.Merged`
 
 _NONE = np.zeros(0, np.int64)
@@ -98,7 +99,7 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 
 def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) -> int:
     """The evidence cell of a successor: bucket of its share (`level`) x what other sources propose at the node
-    (`rivals`), and whether this token is among it x whether it is the first, and `table`: SINGLE, PAIR or GUESS.
+    (`rivals`), and whether this token is among it x rank and `table`, SINGLE or PAIR.
     """
     row, share = 2 * rivals + agreed, min(rank, _RANKS - 1) + _RANKS * table
     return LOGITS * CELLS_PER_SOURCE + (level * N_ROWS + row) * N_SHARES + share
@@ -106,7 +107,7 @@ def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) ->
 
 def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
-    rates = [_GUESSED] * CELLS_PER_SOURCE
+    rates = [0.0] * CELLS_PER_SOURCE
     for (level, share), rank, table, rivals in product(
         enumerate(_MEANS), range(_RANKS), (SINGLE, PAIR), range(_RIVALS)
     ):
@@ -131,7 +132,7 @@ class SuccessorTable:
     def _allocate(self) -> NDArray[np.int32]:
         n = self.n_vocab + SLOTS
         self._level = np.zeros((n, self.kept), np.uint8)
-        self._count = np.zeros((n, 2), np.uint8)  # of those with LEAST_SHARE, and of all
+        self._count = np.zeros(n, np.uint8)
         self._pair = np.zeros(SLOTS, np.int64)  # the pair that a slot holds
         self._token = np.zeros((n, self.kept), np.int32)
         return self._token
@@ -167,18 +168,17 @@ class SuccessorTable:
         """
         self.rows_read += 1
         found = likeliest(row, self.kept)
-        if not (n := len(found)):
+        before, token = pair
+        if not len(found) or token < 0:
             return
         tokens = self._allocate() if self._token is None else self._token
         logits = row[found].astype(np.float64)
         weight = np.exp(logits - logits[0])
         share = weight / weight.sum()
-        levels, counts = _LEVELS.searchsorted(share), (np.count_nonzero(share >= LEAST_SHARE), n)
-        before, token = pair
-        if token < 0:
-            return
+        n = np.count_nonzero(share >= LEAST_SHARE)
+        found, levels = found[:n], _LEVELS.searchsorted(share[:n])
         for place in (token,) if before < 0 else (token, self._place(before, token)):
-            tokens[place, :n], self._level[place, :n], self._count[place] = found, levels, counts
+            tokens[place, :n], self._level[place, :n], self._count[place] = found, levels, n
         if before >= 0:
             self._pair[self._place(before, token) - self.n_vocab] = _number(before, token)
 
@@ -199,16 +199,9 @@ class SuccessorTable:
                 found = paired + [each for each in found if each[0] not in known]
         return found
 
-    def guesses(self, pair: PrecedingBigram) -> list[Successor]:
-        """What could have come in place of the newer of two tokens, by the newest row of the older one."""
-        before, token = pair
-        if self._token is None or before < 0:
-            return []
-        return [each for each in self._at(before, GUESS) if each[0] != token]
-
     def _at(self, place: int, table: int) -> list[Successor]:
         assert self._token is not None
-        n = int(self._count[place, int(table == GUESS)])
+        n = int(self._count[place])
         tokens, levels = self._token[place, :n].tolist(), self._level[place, :n].tolist()
         return [(token, rank, level, table) for rank, (token, level) in enumerate(zip(tokens, levels, strict=True))]
 
@@ -238,15 +231,9 @@ class RecycledRows(SourceRows):
         merged: Merged,
         pair: PrecedingBigram,
         estimate: Callable[[int], float],
-        root: bool,
     ) -> None:
-        """Add the successors of two tokens to what other sources propose below a node. Below the root a token that they
-        propose is likelier if it is a guess as well. (Of guesses that no other source proposes 1% were right.) 3 us,
-        and 1 us for each.
-        """
+        """Add the successors of two tokens to what other sources propose below a node. 3 us, and 1 us for each."""
         successors = self._table.successors(pair)
-        if root and merged:
-            successors += [each for each in self._table.guesses(pair) if each[0] in merged]
         if not successors:
             return
         rivals = 0

@@ -13,7 +13,6 @@ from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, NO
 from rest_local.drafting.growth import Draft, draft
 from rest_local.drafting.origins import origins_of
 from rest_local.drafting.recycled import (
-    GUESS,
     KEPT,
     LEAST_SHARE,
     PAIR,
@@ -103,16 +102,10 @@ def test_the_newest_row_of_a_token_and_of_a_pair_is_kept() -> None:
     assert [token for token, *_ in table.successors((3, 2))] == [8]
 
 
-def test_unlikely_successors_are_only_guesses() -> None:
+def test_unlikely_successors_are_left_out() -> None:
     table = SuccessorTable(100)
-    table.read((1, 2), row_of(100, t5=9.0, t6=9.0 + np.log(LEAST_SHARE / 2)))
-    assert [token for token, *_ in table.successors((1, 2))] == [5]
-    guesses = table.guesses((2, 5))
-    assert guesses[0][0] == 6
-    assert {kind for *_, kind in guesses} == {GUESS}
-    assert len(guesses) == KEPT - 1  # without the token that was chosen
-    assert 5 in [token for token, *_ in table.guesses((2, 6))]
-    assert table.guesses((5, 2)) == []
+    table.read((1, 2), row_of(100, t5=9.0, t6=9.0 + np.log(LEAST_SHARE / 2), t7=8.0))
+    assert [token for token, *_ in table.successors((1, 2))] == [5, 7]
 
 
 def test_pairs_that_share_a_slot_are_not_mixed_up() -> None:
@@ -266,17 +259,6 @@ def test_evidence_says_what_other_sources_propose() -> None:
     assert cells(context([5]), rows) == [cell(2, True)]
 
 
-def test_a_guess_counts_only_where_another_source_agrees() -> None:
-    table = SuccessorTable(100)
-    table.read((0, 1), row_of(100, t2=9.0, t30=1.0, t31=0.5))  # the row that chose the root 2
-    found = draft([context([30], [40]), RecycledRows(table, (1, 2))], lambda cell: 0.1, lambda p: False, 20, 8)
-    (guessed,) = (found for rows, found in found.proposals[-1].by_source if rows.source == LOGITS)
-    assert [token for token, _, _ in guessed] == [30]
-    assert guessed[0][1] == logits_cell(1, 0, GUESS, 1, True)
-    alone = draft([RecycledRows(table, (1, 2))], lambda cell: 0.9, lambda p: True, 20, 8)
-    assert len(alone.tree) == 0
-
-
 def test_proposals_are_learned_from_at_every_node() -> None:
     drafted = grow(context([9]), RecycledRows(filled(), (1, 2)))
     outcomes = [(cell, hit) for cell, hit in drafted.outcomes([9, 10]) if cell // CELLS_PER_SOURCE == LOGITS]
@@ -304,12 +286,12 @@ def test_a_recycled_token_has_no_place_in_a_text() -> None:
 def test_cells_are_distinct_and_rates_are_probabilities() -> None:
     cells = [
         logits_cell(rank, level, table, rivals, agreed)
-        for rank in (0, 1) for level in range(10) for table in (SINGLE, PAIR, GUESS)
+        for rank in (0, 1, 2) for level in range(10) for table in (SINGLE, PAIR)
         for rivals in range(3) for agreed in (False, True)
     ]  # fmt: skip
     assert len({*cells}) == len(cells)
     assert LOGITS * CELLS_PER_SOURCE <= min(cells) <= max(cells) < N_CELLS
-    assert logits_cell(1, 0, SINGLE, 0, False) == logits_cell(7, 0, SINGLE, 0, False)
+    assert logits_cell(2, 0, SINGLE, 0, False) == logits_cell(7, 0, SINGLE, 0, False)
     rates = logits_rates()
     assert len(rates) == CELLS_PER_SOURCE
     assert all(0 < rate < 1 for rate in rates)
