@@ -8,10 +8,10 @@ two in SLOTS slots, which are asked first. Both are bounded, belong to a model, 
 - `SuccessorTable.refresh` takes rows of one step until their time is used up.
 - `RecycledRows.join` adds successors to what other sources propose below a node.
 
-The evidence of a candidate is its rank, its share of the probability of the top k when the row was computed, how it was
-found, and what other sources propose at the node. That decides most: where another source has a likely candidate, a
-successor of a large share that no other source proposes was right in 7 to 15% of the cases, one that another proposes in
-50 to 97%. `rest_local.planning.acceptance` counts it. The module knows nothing about planning.
+The evidence of a candidate is its rank, its share of the probability of the top k when the row was computed, the table
+it is from, and what other sources propose at the node. That decides most: where another source has a likely candidate,
+a successor of a large share that no other source proposes was right in 7 to 15% of the cases, one that another source
+proposes in 50 to 97%. `rest_local.planning.acceptance` counts it. The module knows nothing about planning.
 
 LogitSpec (arXiv 2507.01449) takes the other likely tokens of the row that chose the root as guesses for the token after
 the root. Of guesses that no other source proposes 1% were right, and as evidence for those that another one proposes
@@ -54,8 +54,8 @@ _MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)  # of the 
 _RANKS = N_SHARES // 2  # buckets: first, second, further
 SINGLE, PAIR = range(2)  # found by one token, or by two
 _RIVALS = N_ROWS // 2  # buckets: other sources propose nothing, nothing likely, something likely
-# Rates until anything is counted, by the counts of `benchmarks.recycled`, as parts of the share: of a token that another
-# source proposes, and by rivals of a token that none does.
+# Rates until anything is counted, as parts of the share: of a token that another source proposes, and by rivals of one
+# that none does. By the counts of `benchmarks.recycled`.
 _AGREED = {SINGLE: 0.5, PAIR: 0.8}
 _NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
 
