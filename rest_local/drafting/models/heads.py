@@ -34,7 +34,7 @@ from rest_local.drafting.models.seam import (
     Query,
     likeliest,
 )
-from rest_local.errors import ModelError
+from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import features as states
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -247,8 +247,11 @@ class Head(GivesUp, Drafter):
                     raise ModelError(f"{self.name} {self.path}: llama_decode returned {code}")
                 logits = self.context.logits(n)
                 states.nextn_rows(self.context, n, self.n_hidden)
-                for row in range(n):
-                    likeliest(logits[row])
+                try:
+                    for row in range(n):
+                        likeliest(logits[row])
+                except FloatingPointError as error:
+                    raise ModelInvalid(self.path, f"returns {error}", "get the file again") from error
                 took[n].append(1e3 * (time.perf_counter() - begun))
         self.context.clear()
         one, several = min(took[1]), min(took[BRANCHES])
