@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_heads import MOVES, N_TEXTS, Place, followed, recovers, words
+from test_head_texts import MOVES, N_TEXTS, Place, followed, recovers, words
 
 from benchmarks.tiny_heads import tiny_mtp
 from rest_local import Engine, Sampling
@@ -48,7 +48,7 @@ class ChainedPlace(Place):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainedPlace]:
     with ExitStack() as undo:
-        yield ChainedPlace("mimo2 chained", tmp_path_factory.mktemp("chained"), undo)
+        yield ChainedPlace("mtp chained", tmp_path_factory.mktemp("chained"), undo)
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_without_the_symbol_the_first_layer_drafts_alone(
     """As in a file that has no other. A file of one layer needs no symbol."""
     monkeypatch.setitem(states._functions, states.OFFSET, None)
     said = []
-    for kind in ("mimo2 chained", "mimo2"):
+    for kind in ("mtp chained", "mtp inside"):
         with ExitStack() as undo:
             place = Place(kind, tmp_path, undo)
             (one,) = followed(place, [place.head.text()], 20)

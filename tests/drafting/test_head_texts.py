@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.heads import model_and_drafter
 
-from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
 from rest_local.drafting.models import heads
 from rest_local.drafting.models.eagle3 import Eagle3
 from rest_local.drafting.models.heads import INLINE, KEPT, Floats, Head, HeadText
@@ -23,27 +23,14 @@ from rest_local.llama.context import MAX_OUTPUTS, Context, ContextSettings
 from rest_local.llama.model import Model
 
 N_CTX, N_TEXTS, N_IDS = 512, 3, 2
-KINDS = ("mimo2", "qwen35", "mimo2 alone", "eagle3")
-
-
-def model_and_head(kind: str, folder: Path) -> tuple[Path, Path | None]:
-    """The files of a target, and of its head if that is not in the same file."""
-    if kind == "eagle3":
-        return tiny_predictable(folder / "llama.gguf"), tiny_eagle3(folder / "eagle3.gguf")
-    arch, _, alone = kind.partition(" ")
-    if alone == "chained":
-        return tiny_mtp(arch, folder / f"{arch}.gguf", n_mtp=3), None
-    if not alone:
-        return tiny_mtp(arch, folder / f"{arch}.gguf"), None
-    trunk = tiny_mtp(arch, folder / f"{arch}-trunk.gguf", part="trunk")
-    return trunk, tiny_mtp(arch, folder / f"{arch}-layer.gguf", part="layer")
+KINDS = ("mtp inside", "mtp inside hybrid", "mtp alone", "eagle3")
 
 
 class Place:
     """A target, its head, and a second head that computes what a fresh one would say."""
 
     def __init__(self, kind: str, folder: Path, undo: ExitStack, n_batch: int = 64, n_ubatch: int = 0) -> None:
-        target, head = model_and_head(kind, folder)
+        target, head = model_and_drafter(kind, folder)
         self.model = undo.enter_context(Model.open(target, mtp=head is None))
         self.context = Context(
             self.model,
@@ -314,7 +301,7 @@ def test_texts_share_a_pass(place: Place, texts: list[HeadText], monkeypatch: py
 
 def test_rows_of_a_batch_in_several_parts(tmp_path: Path) -> None:
     """llama.cpp computes a batch in parts, and features come for all of it."""
-    for kind in ("qwen35", "eagle3"):
+    for kind in ("mtp inside hybrid", "eagle3"):
         with ExitStack() as undo:
             place = Place(kind, tmp_path, undo, n_batch=64, n_ubatch=16)
             whole, _ = place.evaluate(0, 0, words(2, 60))
