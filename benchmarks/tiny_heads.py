@@ -129,16 +129,17 @@ def tiny_mtp(
     *,
     part: Part = "whole",
     n_layers: int = 2,
+    n_mtp: int = 1,
     n_ctx: int = 2048,
     seed: int = 1,
     quant: str = "F32",
     vocab: int = 384,
 ) -> Path:
-    """Write a tiny model of `arch` with an MTP layer and return the path: mimo2 has attention only, qwen35 is hybrid
+    """Write a tiny model of `arch` with MTP layers and return the path: mimo2 has attention only, qwen35 is hybrid
     (every second layer is a gated delta net).
 
-    `part`: the whole, the model without the layer ("trunk"), or a file that holds the layer alone. Parts of one seed
-    fit each other.
+    `part`: the whole, the model without the MTP layers ("trunk"), or a file that holds these alone ("layer"). Parts of
+    one seed fit each other. `n_mtp`: MTP layers; llama.cpp takes several of mimo2 only.
     """
     builder = Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(vocab)
@@ -146,14 +147,15 @@ def tiny_mtp(
     if part != "layer":
         {"mimo2": _mimo2, "qwen35": _qwen35}[arch](builder, n_layers)
     tensors = builder.tensors
-    all_layers = n_layers + (part != "trunk")
+    all_layers = n_layers + n_mtp * (part != "trunk")
     if part != "trunk":
         head = Builder(seed + _SEED_OF_HEAD, quant)
-        _mtp_layer(head, arch, f"blk.{n_layers}")
+        for i in range(n_layers, all_layers):
+            _mtp_layer(head, arch, f"blk.{i}")
         tensors += head.tensors
     keys = _common(f"tiny {arch} {part}", all_layers, n_ctx, vocabulary) | _keys(arch, all_layers)
     if part != "trunk":
-        keys["nextn_predict_layers"] = 1
+        keys["nextn_predict_layers"] = n_mtp
     return gguf_file.write(path, arch, keys, vocabulary, tensors)
 
 

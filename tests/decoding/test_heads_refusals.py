@@ -75,7 +75,7 @@ CAUSES = {
     "more layers": r"it reads layers \[1, 4, 9\] of 64 numbers, and the model has 4 layers of 64; it belongs",
     "missing tensor": "tensor 'blk.0.attn_k.weight' not found",
     "truncated": "corrupted or incomplete",
-    "nan": "it returns values that are not numbers; get a head that was made for this model",
+    "nan": "returns values that are not numbers; get a head that was made for this model",
     "dflash": "DFlash heads are not supported; give an EAGLE-3 head, MTP layers or a model",
     "mtp for a model without hidden states": "the model gives no hidden states",
 }

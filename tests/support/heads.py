@@ -27,6 +27,8 @@ HEADS = DRAFTERS[1:]
 def model_and_drafter(kind: str, folder: Path, quant: str = "F32") -> tuple[Path, Path | None]:
     """The files of a target, and of what drafts for it unless that is in the same file."""
     arch = "qwen35" if kind.endswith("hybrid") else "mimo2"
+    if kind == "mtp chained":
+        return tiny_mtp(arch, folder / f"{arch}.gguf", n_mtp=3, quant=quant), None
     if kind.startswith("mtp inside"):
         return tiny_mtp(arch, folder / f"{arch}.gguf", quant=quant), None
     if kind.startswith("mtp alone"):

@@ -53,7 +53,9 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
             return
     except OSError:
         pass  # not tried before
-    cause = _cause(os.path.abspath(head), text, TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files))
+    cause = _cause(
+        os.path.abspath(head), text, TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
+    )
     if cause:
         raise ModelInvalid(head, cause, "get a head that was made for this model")
     try:
