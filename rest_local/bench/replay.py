@@ -213,7 +213,7 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
         if model:
             model.begin_step()
         begun = time.perf_counter()
-        drafted = policy.draft(sources, StepContext(n_ctx, LARGEST - 1, LEAVES))
+        drafted = policy.draft(sources, StepContext(n_ctx, LARGEST - 1, LEAVES, newest=(text[-2], text[-1])))
         tally.lookup_ms.append(1e3 * (time.perf_counter() - begun))
         query_ms = model.query_ms if model else 0.0
         lookup_ms = None if drafted.lookup_us is None else LOOKUP_MS

@@ -100,14 +100,15 @@ class Draft:
         """The calibrated probabilities at each node along `tokens`, and the token that was right there."""
         return [(proposal.calibrated, token) for proposal, token in self._along(tokens)]
 
-    def hits(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """For each answer of a drafting model along `tokens`: tokens below the root, and whether its first candidate
-        was right."""
+    def hits(self, tokens: Sequence[int]) -> list[tuple[int, float, bool]]:
+        """For each answer of a drafting model along `tokens`: tokens below the root, the probability of its first
+        candidate, and whether that was right."""
         found = []
         for depth, (proposal, token) in enumerate(self._along(tokens)):
             for rows, candidates in proposal.by_source:
                 if rows.source == MODEL:
-                    found.append((depth, candidates[0][0] == token))
+                    first = candidates[0][0]
+                    found.append((depth, proposal.merged[first][0], first == token))
         return found
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:

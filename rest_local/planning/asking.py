@@ -9,19 +9,29 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from rest_local.drafting.growth import Asker, Question
 from rest_local.drafting.models.seam import Drafter, Query
 from rest_local.planning.plan import Plan
+from rest_local.planning.policy import StepCost
 
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
 DEPTHS = 8  # depths whose first candidates are counted apart; the last counter holds all deeper ones
 INITIAL_RIGHT = 0.6
-STRENGTH = 8.0  # answers that the depth above counts for
+STRENGTH = 6.0
+OPTIMISM = 1.0  # answers that the depth above counts for
+KEPT = 256
+EXPLORED = 4
+INITIAL_STATED = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 _SMOOTHING = 0.05
 
 
@@ -31,9 +41,28 @@ class ModelStats:
     in plain steps.
     """
 
-    right: list[float] = field(default_factory=lambda: [INITIAL_RIGHT] * DEPTHS)
-    seen: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    right: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    seen: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
     gain: float = INITIAL_GAIN
+    stated: deque[float] = field(default_factory=lambda: deque(INITIAL_STATED, KEPT))
+    speedup: float = 1.0
+    _tokens: float = 1.0
+    _steps: float = 1.0
+    _tables: dict[tuple[int, ...], Thresholds] = field(default_factory=dict)
+
+    def thresholds(self, plan: Plan, rate: float, level_ms: float, rows: int) -> list[float]:
+        """By number of nodes in the tree: the joint probability from which a question is worth a pass."""
+        step = round(math.log(rate * plan.cost[0] / plan.guaranteed) / 0.04)
+        rate = math.exp(step * 0.04) * plan.guaranteed / plan.cost[0]
+        cost = plan.cost
+        if plan.budget is not None:
+            cost = cost[: max(1, bisect_right(cost, cost[0] + plan.budget.credit))]
+        key = (step, rows, len(cost))
+        table = self._tables.get(key)
+        if table is None or not table.is_current(plan.cost[0], rate, level_ms):
+            right = [self._hoped(depth) for depth in range(DEPTHS)]
+            table = self._tables[key] = Thresholds(cost, rate, level_ms, self.stated, right)
+        return table.least
 
     @property
     def initial_credit(self) -> float:
@@ -42,25 +71,80 @@ class ModelStats:
         """
         return INITIAL_CREDIT * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
 
+    def _hoped(self, depth: int) -> float:
+        p = self.promise(depth)
+        return min(0.98, p + OPTIMISM * math.sqrt(p * (1.0 - p) / (self.seen[depth] + 2.0)))
+
     def promise(self, depth: int) -> float:
         """How often its first candidate is right, `depth` tokens below the root. A depth that was seen seldom counts
         little against the one above it, so that a good model is asked deeper than before.
         """
         promised = INITIAL_RIGHT
         for right, seen in zip(self.right[: depth + 1], self.seen, strict=False):
-            promised += (right - promised) * seen / (seen + STRENGTH)
+            promised = (right + promised * STRENGTH) / (seen + STRENGTH)
         return promised
 
-    def learn(self, hits: Iterable[tuple[int, bool]]) -> None:
-        """Count (depth, whether the first candidate was right)."""
-        for depth, hit in hits:
+    def learn(self, hits: Iterable[tuple[int, float, bool]]) -> None:
+        """Count (depth, probability of the first candidate, whether it was right)."""
+        for depth, probability, hit in hits:
+            self.stated.append(probability)
             at = min(depth, DEPTHS - 1)
             self.seen[at] += 1
-            self.right[at] += max(_SMOOTHING, 1 / self.seen[at]) * (hit - self.right[at])
+            self.right[at] += hit
+            if self.seen[at] >= 400:
+                self.seen[at] /= 2
+                self.right[at] /= 2
+
+    def learn_speed(self, done: StepCost, plain_ms: float) -> None:
+        """Count the tokens and the time of a step."""
+        self._tokens += 0.02 * (done.n_accepted + 1 - self._tokens)
+        ms = done.decode_ms + done.query_ms
+        self._steps += 0.02 * (ms / plain_ms - self._steps)
+        self.speedup = self._tokens / self._steps
 
     def learn_gain(self, steps: float) -> None:
         """A step in which it was asked saved so many plain steps; negative if it lost."""
         self.gain += _SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
+
+
+GRID = 0.85 ** np.arange(25)  # joint probabilities, down to 0.02
+
+
+class Thresholds:
+    """From which joint probability a question is worth a pass, by the number of nodes in the tree.
+
+    The value of a pass, in tokens, is computed backwards from the largest tree: a pass gives a candidate of some
+    probability, which is added if that pays, and after it another pass may pay. A millisecond counts `rate` tokens.
+    """
+
+    def __init__(
+        self, cost: Sequence[float], rate: float, level_ms: float, stated: Sequence[float], right: Sequence[float]
+    ) -> None:
+        self._key = (cost[0], rate, level_ms)
+        self._uses = 0
+        self.least: list[float] = [2.0] * len(cost)
+        share = np.sort(np.array(stated))
+        share = share[np.linspace(0, len(share) - 1, 8).round().astype(int)] / share.mean()
+        value = np.zeros(len(GRID))
+        rising = GRID[::-1]
+        for n in range(min(len(cost), 40) - 2, -1, -1):
+            candidate = np.minimum(share * right[min(n, len(right) - 1)], 0.995)
+            joint = GRID[:, None] * candidate
+            after = np.interp(joint, rising, value[::-1], left=0.0)
+            added = np.maximum(joint + after - rate * (cost[n + 1] - cost[n]), 0.0)
+            value = np.maximum(added.mean(axis=1) - rate * level_ms, 0.0)
+            paying = GRID[value > 0.0]
+            self.least[n] = float(paying[-1]) if len(paying) else 2.0
+
+    def is_current(self, plain_ms: float, rate: float, level_ms: float) -> bool:
+        self._uses += 1
+        was = self._key
+        return (
+            self._uses < 64
+            and abs(rate - was[1]) < 0.02 * rate
+            and abs(level_ms - was[2]) < 0.05 * level_ms
+            and abs(plain_ms - was[0]) < 0.02 * plain_ms
+        )
 
 
 class Asking:
@@ -70,6 +154,7 @@ class Asking:
         self._drafter, self._plan, self._stats = drafter, plan, stats
         self._askers = list(askers)
         self._left = [asker.most_ms for asker in askers]
+        self._rate = max(1.02, stats.speedup) * plan.guaranteed / plan.cost[0]
 
     def __call__(self) -> bool:
         """Takes the time of the pass; about 10 us for each question without it."""
@@ -109,9 +194,14 @@ class Asking:
             total += gain
             passes = needed
             chosen.append((who, question))
+        if not chosen:
+            return []
         price = passes * drafter.pass_ms(len(chosen))
         requests = {who for who, _ in chosen}
-        if not chosen or not plan.pays(total, price, len(chosen)):
+        least = self._stats.thresholds(plan, self._rate, price / len(requests), len(requests))
+        promised = self._stats.promise(0)
+        exploring = self._stats.seen[0] < EXPLORED and not chosen[0][1].path
+        if total / promised / len(requests) < (least[plan.grown] if plan.grown < len(least) else 2.0) and not exploring:
             return []
         share = price / len(requests)
         if any(share > self._left[who] for who in requests):

@@ -128,6 +128,9 @@ class Auto:
         self._found = bool(found)
         found = [*found, *forced]
         plan = self.plan(at.n_ctx, at.limit)
+        if text:
+            plan.value = 0.0
+            plan.best_rate = max(1.02, self.model_stats.speedup) * plan.guaranteed / plan.cost[0]
         most = len(plan.cost) - 1 if at.n_other else at.limit
         promise = self.model_stats.promise if text else None
         growth = Growth(
@@ -197,6 +200,8 @@ class Auto:
             self._unlearned.append((drafted, tokens))
         if done.query_ms:
             self.model_stats.learn(drafted.hits(tokens))
+        if self.drafter:
+            self.model_stats.learn_speed(done, self.plain_ms(done.n_ctx))
         self.account(done)
 
     def catch_up(self) -> None:

@@ -287,6 +287,7 @@ class Plan:
     slope: list[float]  # smallest cost in milliseconds of a further node, from each number of nodes on
     guaranteed: float = 1.0  # tokens that the step yields without any draft: one for each request
     budget: Budget | None = None  # of the request, if it is alone in the pass
+    value: float | None = None
     best: int = 0
     expected: float = 0.0  # accepted nodes that are expected of all that were counted
     saving: float = 0.0  # milliseconds that the `best` nodes are expected to save
@@ -300,6 +301,11 @@ class Plan:
         self._plain = self.cost[0] / self.guaranteed
         self.best_rate = MARGIN / self._plain
 
+    @property
+    def grown(self) -> int:
+        """Nodes that were counted."""
+        return self._grown
+
     def worth(self, probability: float) -> bool:
         """Count a node of this joint probability, and say whether the tree should grow by it. Constant time."""
         n = self._grown + 1
@@ -308,6 +314,14 @@ class Plan:
         self._grown = n
         self.expected += probability
         cost = self.cost[n]
+        if self.value is not None:
+            extra = cost - self.cost[0]
+            value = self.expected - self.best_rate * extra
+            if value > self.value:
+                saving = self.expected * self._plain - extra
+                if self.budget is None or self.budget.allows(extra, saving):
+                    self.best, self.value, self.saving = n, value, saving
+            return True
         rate = (self.guaranteed + self.expected) / (cost + self._spent)
         if rate >= self.best_rate:
             extra = cost - self.cost[0]
@@ -322,6 +336,8 @@ class Plan:
         next node or pass has to gain less to raise it.
         """
         self._spent += ms
+        if self.value is not None:
+            return
         rate = (self.guaranteed + self._best_expected) / (self.cost[self.best] + self._spent)
         self.best_rate = rate if self.best else MARGIN * rate
 
