@@ -294,9 +294,7 @@ def measure(label: str, workload: Workload, name: str, constant: bool) -> list[C
     return cells
 
 
-def _replayed(
-    answers: Sequence[Recorded], make: Callable[[], Sources], drafter: SimulatedDrafter, curve: str
-) -> Tally:
+def _replayed(answers: Sequence[Recorded], make: Callable[[], Sources], drafter: SimulatedDrafter, curve: str) -> Tally:
     def sources() -> Sources:
         made = make()
         made.draft_text = drafter.text()

@@ -17,10 +17,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from rest_local.drafting.growth import Asker, Question
 from rest_local.drafting.models.seam import Drafter, Query
 from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepCost
+
+FloatArray = NDArray[np.float64]
 
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
@@ -30,7 +34,6 @@ INITIAL_RIGHT = 0.6
 STRENGTH = 6.0
 OPTIMISM = 1.0  # answers that the depth above counts for
 KEPT = 256
-EXPLORED = 4
 INITIAL_STATED = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.98)
 _SMOOTHING = 0.05
 
@@ -48,9 +51,9 @@ class ModelStats:
     speedup: float = 1.0
     _tokens: float = 1.0
     _steps: float = 1.0
-    _tables: dict[tuple[int, ...], Thresholds] = field(default_factory=dict)
+    _tables: dict[tuple[int, ...], PassValues] = field(default_factory=dict)
 
-    def thresholds(self, plan: Plan, rate: float, level_ms: float, rows: int) -> list[float]:
+    def values(self, plan: Plan, rate: float, level_ms: float, rows: int) -> PassValues:
         """By number of nodes in the tree: the joint probability from which a question is worth a pass."""
         step = round(math.log(rate * plan.cost[0] / plan.guaranteed) / 0.04)
         rate = math.exp(step * 0.04) * plan.guaranteed / plan.cost[0]
@@ -61,8 +64,8 @@ class ModelStats:
         table = self._tables.get(key)
         if table is None or not table.is_current(plan.cost[0], rate, level_ms):
             right = [self._hoped(depth) for depth in range(DEPTHS)]
-            table = self._tables[key] = Thresholds(cost, rate, level_ms, self.stated, right)
-        return table.least
+            table = self._tables[key] = PassValues(cost, rate, level_ms, self.stated, right)
+        return table
 
     @property
     def initial_credit(self) -> float:
@@ -108,13 +111,15 @@ class ModelStats:
 
 
 GRID = 0.85 ** np.arange(25)  # joint probabilities, down to 0.02
+RISING = np.concatenate([[0.0], GRID[::-1]])
+QUANTILES = 8
 
 
-class Thresholds:
-    """From which joint probability a question is worth a pass, by the number of nodes in the tree.
+class PassValues:
+    """What further passes of a drafting model are worth in one step, in tokens.
 
-    The value of a pass, in tokens, is computed backwards from the largest tree: a pass gives a candidate of some
-    probability, which is added if that pays, and after it another pass may pay. A millisecond counts `rate` tokens.
+    Computed backwards from the largest tree: a pass gives a candidate of some probability, which is added if that pays,
+    and after it another pass may pay. A millisecond counts `rate` tokens.
     """
 
     def __init__(
@@ -122,26 +127,36 @@ class Thresholds:
     ) -> None:
         self._key = (cost[0], rate, level_ms)
         self._uses = 0
-        self.least: list[float] = [2.0] * len(cost)
         share = np.sort(np.array(stated))
-        share = share[np.linspace(0, len(share) - 1, 8).round().astype(int)] / share.mean()
-        value = np.zeros(len(GRID))
-        rising = GRID[::-1]
-        for n in range(min(len(cost), 40) - 2, -1, -1):
-            candidate = np.minimum(share * right[min(n, len(right) - 1)], 0.995)
-            joint = GRID[:, None] * candidate
-            after = np.interp(joint, rising, value[::-1], left=0.0)
-            added = np.maximum(joint + after - rate * (cost[n + 1] - cost[n]), 0.0)
-            value = np.maximum(added.mean(axis=1) - rate * level_ms, 0.0)
-            paying = GRID[value > 0.0]
-            self.least[n] = float(paying[-1]) if len(paying) else 2.0
+        share = share[((np.arange(QUANTILES) + 0.5) / QUANTILES * len(share)).astype(int)] / share.mean()
+        self._candidates = [np.minimum(share * each, 0.995) for each in right]
+        self._node = [rate * (after - before) for before, after in zip(cost, cost[1:40], strict=False)]
+        self._after: list[FloatArray] = [np.zeros(len(RISING))] * (len(self._node) + 1)
+        self._rate = rate
+        for n in range(len(self._node) - 1, -1, -1):
+            candidates = self._candidates[min(n, len(right) - 1)]
+            added = self._added(RISING[:, None] * candidates, n).mean(axis=1)
+            self._after[n] = np.maximum(added - rate * level_ms, 0.0)
+
+    def _added(self, joint: FloatArray, n: int) -> FloatArray:
+        """The value of a candidate of this joint probability for a tree of `n` nodes."""
+        return np.maximum(joint - self._node[n] + np.interp(joint, RISING, self._after[n + 1]), 0.0)
+
+    def of(self, question: Question, n: int) -> float:
+        """The value of an answer."""
+        if n >= len(self._node):
+            return 0.0
+        candidates = self._candidates[min(len(question.path), len(self._candidates) - 1)]
+        with_it = self._added(question.joint * np.maximum(candidates, question.known), n).mean()
+        without = self._added(np.array(question.joint * question.known), n)
+        return float(with_it - without)
 
     def is_current(self, plain_ms: float, rate: float, level_ms: float) -> bool:
         self._uses += 1
         was = self._key
         return (
-            self._uses < 64
-            and abs(rate - was[1]) < 0.02 * rate
+            self._uses < 256
+            and abs(rate - was[1]) < 0.03 * rate
             and abs(level_ms - was[2]) < 0.05 * level_ms
             and abs(plain_ms - was[0]) < 0.02 * plain_ms
         )
@@ -175,19 +190,21 @@ class Asking:
 
     def _choose(self) -> list[tuple[int, Question]]:
         """The questions of the next pass, by request; none if it is not worth its time."""
+        drafter, plan = self._drafter, self._plan
+        n_requests = len(self._askers)
+        values = self._stats.values(plan, self._rate, drafter.pass_ms(n_requests) / n_requests, n_requests)
         questions = [
-            (self._gain(question), who, question)
+            (values.of(question, plan.grown), who, question)
             for who, asker in enumerate(self._askers)
             for question in asker.growth.questions()
         ]
         questions.sort(key=lambda each: -each[0])
-        drafter, plan = self._drafter, self._plan
         row_ms = drafter.pass_ms(2) - drafter.pass_ms(1)
         total, passes = 0.0, 1
         chosen: list[tuple[int, Question]] = []
         for gain, who, question in questions:
             needed = max(passes, self._askers[who].text.passes(question.path))
-            if chosen and not plan.pays(gain, row_ms + (needed - passes) * drafter.pass_ms(1)):
+            if chosen and gain <= self._rate * (row_ms + (needed - passes) * drafter.pass_ms(1)):
                 continue
             if gain <= 0.0:
                 break
@@ -198,10 +215,7 @@ class Asking:
             return []
         price = passes * drafter.pass_ms(len(chosen))
         requests = {who for who, _ in chosen}
-        least = self._stats.thresholds(plan, self._rate, price / len(requests), len(requests))
-        promised = self._stats.promise(0)
-        exploring = self._stats.seen[0] < EXPLORED and not chosen[0][1].path
-        if total / promised / len(requests) < (least[plan.grown] if plan.grown < len(least) else 2.0) and not exploring:
+        if total < self._rate * price:
             return []
         share = price / len(requests)
         if any(share > self._left[who] for who in requests):
@@ -210,7 +224,3 @@ class Asking:
             self._left[who] -= share
         plan.spend(price)
         return chosen
-
-    def _gain(self, question: Question) -> float:
-        """Tokens that an answer is likely to add."""
-        return question.joint * (self._stats.promise(len(question.path)) - question.known)
