@@ -100,16 +100,15 @@ class Draft:
         """The calibrated probabilities at each node along `tokens`, and the token that was right there."""
         return [(proposal.calibrated, token) for proposal, token in self._along(tokens)]
 
-    def hits(self, tokens: Sequence[int]) -> list[tuple[int, float, bool]]:
-        """For each answer of a drafting model along `tokens`: tokens below the root, the probability of its first
-        candidate, and whether that was right."""
-        found = []
-        for depth, (proposal, token) in enumerate(self._along(tokens)):
-            for rows, candidates in proposal.by_source:
-                if rows.source == MODEL:
-                    first = candidates[0][0]
-                    found.append((depth, proposal.merged[first][0], first == token))
-        return found
+    def confidences(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
+        """For each answer of a drafting model along `tokens`: tokens below the root, and the probability of its first
+        candidate."""
+        return [
+            (depth, proposal.merged[candidates[0][0]][0])
+            for depth, (proposal, _) in enumerate(self._along(tokens))
+            for rows, candidates in proposal.by_source
+            if rows.source == MODEL
+        ]
 
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""

@@ -92,7 +92,9 @@ class Auto:
         """The rule over the trees of all requests: best first, by marginal gain under t(n)."""
         cost, slope = self._prices.at(n_ctx)
         limit = max(0, min(limit, LARGEST - 1 - n_other))
-        return Plan(cost[n_other : n_other + limit + 1], slope[n_other:], 1.0 + n_other)
+        n_requests = 1.0 + n_other
+        rate = self.model_stats.speedup * n_requests / cost[n_other] if self.drafter else None
+        return Plan(cost[n_other : n_other + limit + 1], slope[n_other:], n_requests, rate=rate)
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
         """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes, within the budget."""
@@ -128,9 +130,6 @@ class Auto:
         self._found = bool(found)
         found = [*found, *forced]
         plan = self.plan(at.n_ctx, at.limit)
-        if text:
-            plan.value = 0.0
-            plan.best_rate = max(1.02, self.model_stats.speedup) * plan.guaranteed / plan.cost[0]
         most = len(plan.cost) - 1 if at.n_other else at.limit
         promise = self.model_stats.promise if text else None
         growth = Growth(
@@ -199,9 +198,7 @@ class Auto:
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
         if done.query_ms:
-            self.model_stats.learn(drafted.hits(tokens))
-        if self.drafter:
-            self.model_stats.learn_speed(done, self.plain_ms(done.n_ctx))
+            self.model_stats.learn(drafted.confidences(tokens))
         self.account(done)
 
     def catch_up(self) -> None:
@@ -224,6 +221,9 @@ class Auto:
         else:
             self.driver.learn_lookup(done.lookup_ms)
         plain = self.plain_ms(done.n_ctx)
+        if self.drafter:
+            spent = self._spent(done) / (1 + done.n_other) + done.query_ms
+            self.model_stats.learn_step(1 + done.n_accepted, spent / plain)
         if not done.n_nodes and done.lookup_ms is None and not done.query_ms:
             return
         saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
@@ -236,7 +236,11 @@ class Auto:
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft saved for all requests of the pass; negative if it failed."""
-        cost = self._prices.at(done.n_ctx)[0]
         nodes = done.n_nodes + done.n_other_nodes
-        spent = min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * cost[min(done.n_other + nodes, LARGEST - 1)])
-        return done.n_accepted * self.plain_ms(done.n_ctx) - (spent - cost[done.n_other]) * done.n_nodes / nodes
+        extra = self._spent(done) - self._prices.at(done.n_ctx)[0][done.n_other]
+        return done.n_accepted * self.plain_ms(done.n_ctx) - extra * done.n_nodes / nodes
+
+    def _spent(self, done: StepCost) -> float:
+        """Milliseconds of the pass, as they are charged."""
+        size = min(done.n_other + done.n_nodes + done.n_other_nodes, LARGEST - 1)
+        return min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * self._prices.at(done.n_ctx)[0][size])
