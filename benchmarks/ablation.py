@@ -32,7 +32,7 @@ from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
-from rest_local.planning.published import ReSpec
+from rest_local.planning.respec import ReSpec
 
 CURVE = "cpu-2-cores-0.5b-q4_0"
 Bare = partial(ReSpec, trigger=False, feedback=False, candidates=1)

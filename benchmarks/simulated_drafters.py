@@ -120,6 +120,9 @@ class SimulatedDrafter(GivesUp):
             text.query_ms += self.pass_ms(len(queries)) / len(texts)
         return [_text_of(query).likely(query.path) for query in queries]
 
+    def use_threads(self, n: int) -> None:
+        """Nothing: it computes nothing."""
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft
+from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policy import Stateless, StepContext, StepCost
 
@@ -37,7 +38,7 @@ class Peer(Stateless):
     """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that use them."""
 
     name = "peer"
-    draft_text = None  # no drafting model
+    draft_text: DraftText | None = None  # no drafting model
 
     def __init__(self, history: Sequence[Sequence[int]] = ()) -> None:
         self.tokens: list[int] = []

@@ -14,7 +14,7 @@ import click
 from rest_local.cli import first_run, inputs, missing
 from rest_local.cli.live import ASLEEP, Live
 from rest_local.cli.messages import say, warn
-from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import ModelError
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ def _with_files(config: EngineConfig) -> EngineConfig:
     """The same with the files of its models in the place of their names (`inputs.model_path`)."""
     if config.model is None and sys.stderr.isatty():
         click.echo("rest-local: no model was named (-m), so the demo model answers, in Python only", err=True)
-    model, draft = (name and inputs.model_path(name) for name in (config.model, config.draft_model))
-    return replace(config, model=model, draft_model=draft)
+    wanted = (config.model, None if config.draft_model == NO_DRAFT_MODEL else config.draft_model)
+    model, draft = (name and inputs.model_path(name) for name in wanted)
+    return replace(config, model=model, draft_model=draft or config.draft_model)
 
 
 def _has_default() -> bool:

@@ -136,7 +136,8 @@ _ENGINE_OPTIONS = (
         "--draft-model",
         metavar="MODEL",
         shell_complete=completion.models,
-        help="A smaller model of the same family: what it would say is drafted as well, where that pays.",
+        help="What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 "
+        "head. none: not even the MTP layers in the model's own file.",
     ),
     _engine(
         "-ngld",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # of rest_local.planning.policies; a test compares
 TRAINED: Final = "trained"
+NO_DRAFT_MODEL = Path("none")  # for `draft_model`
 LARGEST_DEFAULT = 4096  # tokens: a longer context is opened only where it is asked for
 SMALLEST_CONTEXT = 8
 
@@ -48,7 +49,8 @@ class EngineConfig:
     cells             tokens of memory for all slots together; None: a whole context for each
     context_shift     where the context is full, or the prompt is longer, go on without the oldest text
     options           how the model is loaded and computed, including LoRA adapters; what it leaves open is measured
-    draft_model       a smaller model of the same vocabulary, whose tokens are drafted as well where that pays
+    draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers or an
+                      EAGLE-3 head made for this model; None: the MTP layers in the model's file, if it has any; "none"
     draft_gpu_layers  its layers on the GPU, as `n_gpu_layers`
 
     Raises OptionError for a value out of range, and for what cannot go together.

@@ -34,19 +34,27 @@ from pathlib import Path
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.find import model_file
 from rest_local.decoding import sequence as decoding
-from rest_local.decoding.config import LARGEST_DEFAULT, TRAINED, EngineConfig
+from rest_local.decoding.config import LARGEST_DEFAULT, NO_DRAFT_MODEL, TRAINED, EngineConfig
 from rest_local.decoding.counts import Statistics, Totals
 from rest_local.decoding.following import Follower
-from rest_local.decoding.lane import Lane, Lanes
+from rest_local.decoding.lane import WITHOUT_DRAFTER, Lane, Lanes
 from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import STRICT, Predictions, Request, Strict
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import DatastoreError, DatastoreVocabulary, OptionError, PromptEmpty, PromptTooLong
+from rest_local.errors import (
+    DatastoreError,
+    DatastoreVocabulary,
+    ModelError,
+    ModelNotFound,
+    OptionError,
+    PromptEmpty,
+    PromptTooLong,
+)
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
 from rest_local.llama.model import Model
@@ -80,9 +88,12 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         ),
         asked,
     )
-    model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options)
+    mtp, refusal = False, ""
+    if config.draft_model is None:
+        mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)
+    model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
-    return model, chosen.warning
+    return model, "; ".join(filter(None, (chosen.warning, refusal)))
 
 
 Unusable = Callable[[str | Path, DatastoreError, Model], bool]
@@ -123,19 +134,42 @@ def _build_missing(config: EngineConfig) -> Unusable:
 
 
 def open_lane(config: EngineConfig, model: Model, undo: ExitStack) -> Lane:
-    """The context that requests share, and the draft model, which is opened before it. Raises ModelError."""
+    """The context that requests share, and the draft model, which is opened before it. A draft model that cannot be
+    used costs a warning. Raises ModelError.
+    """
     size = config.context_length(model.n_ctx_train)
     threads = config.threads or 0
-    drafter: DraftModel | None = None
-    if config.draft_model is not None:
-        path = model_file(config.draft_model)
-        layers = config.draft_gpu_layers
-        drafter = DraftModel.open(path, model.vocabulary, size, config.slots + 1, threads=threads, n_gpu_layers=layers)
-        undo.callback(drafter.close)
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
-    lane = Lane.open(model, settings, config.exact, drafter=drafter)
+    opener, refusal = _opener(config, model, size)
+    try:
+        lane = Lane.open(model, settings, config.exact, opener=opener)
+    except ModelError as error:
+        if opener is NO_DRAFTER:
+            raise
+        opener.close()  # both may be too much for the memory
+        refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
+        lane = Lane.open(model, settings, config.exact)
     undo.callback(lane.close)
+    if refusal:
+        lane.warnings.append(refusal)
     return lane
+
+
+def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]:
+    """What opens a drafter for the model, and a warning if it is refused: no draft is worth an answer. Raises
+    ModelNotFound, because the user is told of a mistyped name at once.
+    """
+    if config.draft_model is None:
+        return (mtp_inside(model) if model.with_mtp else NO_DRAFTER), ""
+    if config.draft_model == NO_DRAFT_MODEL:
+        return NO_DRAFTER, ""
+    path, threads, layers = model_file(config.draft_model), config.threads or 0, config.draft_gpu_layers
+    try:
+        return opener_of(path, model, size, config.slots + 1, threads, layers), ""
+    except ModelNotFound:
+        raise
+    except (ModelError, OptionError) as error:
+        return NO_DRAFTER, f"{WITHOUT_DRAFTER}: {error}"
 
 
 log = logging.getLogger("rest_local.history")

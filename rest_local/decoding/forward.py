@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rest_local.decoding.counts import PassClock, Step
 from rest_local.decoding.sequence import Sequence, Taken, error_of
 from rest_local.drafting.growth import Asker, Growth, grow_together
+from rest_local.drafting.models.seam import Drafter, Evaluated
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
@@ -108,6 +109,7 @@ class Forward:
         self.backend, self.capability = backend, capability
         self.overlaps = bool(overlaps)
         self.chosen = False
+        self.drafter: Drafter | None = None
         self._measured = overlaps is None
         self._make_room = make_room
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
@@ -138,6 +140,8 @@ class Forward:
             self.chosen = True
             outcomes = self._take(running, slots, logits, clock) + _commit(parts, slots[len(running) :], clock)
             done = True
+            if self.drafter is not None:
+                self.drafter.observe(_evaluated(running, parts, slots, before, outcomes))
             return outcomes
         finally:
             if not done:
@@ -319,6 +323,30 @@ def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> l
         except Exception as error:  # a checkpoint finds no memory, say; the tokens are committed all the same
             outcomes.append(error_of(error))
     return outcomes
+
+
+def _evaluated(
+    running: abc.Sequence[Sequence],
+    parts: abc.Sequence[Part],
+    slots: abc.Sequence[Slot],
+    before: abc.Sequence[int],
+    outcomes: abc.Sequence[Outcome],
+) -> list[Evaluated]:
+    """What a drafting model learns from this pass: the committed tokens, and their rows in the batch."""
+    found: list[Evaluated] = []
+    row = 0
+    for sequence, slot, n_past, outcome in zip(running, slots, before, outcomes, strict=False):
+        if isinstance(outcome, Taken):
+            order = sequence.layout.order if sequence.layout else []
+            rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]
+            if slot.draft_text and slot.n_past == n_past + len(rows):
+                found.append(Evaluated(slot.draft_text, n_past, slot.tokens[n_past : slot.n_past], rows))
+        row += 1 + len(sequence.tree)
+    for slot, n_past, (_, n) in zip(slots[len(running) :], before[len(running) :], parts, strict=True):
+        if slot.draft_text and slot.n_past == n_past + n:
+            found.append(Evaluated(slot.draft_text, n_past, slot.tokens[n_past : n_past + n], range(row, row + n)))
+        row += n
+    return found
 
 
 def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:

@@ -31,9 +31,10 @@ from rest_local.calibration.tuning import (
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.models.seam import Drafter
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import DecodeFailed, ModelError
+from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import Slot
@@ -47,6 +48,7 @@ from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
 TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
+WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
@@ -72,7 +74,11 @@ class Lane:
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         self.scheduler: Scheduler = Scheduler(context, capability, tuning.curve)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
-        self.drafter = drafter
+        self.drafter = self.scheduler.forward.drafter = drafter
+        self.opener = NO_DRAFTER
+        if drafter:
+            for slot in self.scheduler.slots.slots:
+                slot.draft_text = drafter.text()
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
         adapts = not exact and not context.settings.threads and context.threads > 1
@@ -90,16 +96,20 @@ class Lane:
         settings: ContextSettings,
         exact: bool,
         failed_stores: list[Searchable] | None = None,
-        drafter: Drafter | None = None,
+        opener: Opener = NO_DRAFTER,
     ) -> Lane:
-        """Measure what was not measured before. Lanes share `failed_stores` and the drafter.
-        Raises ModelError.
+        """Measure what was not measured before. Lanes share `failed_stores`. `opener`: opens what drafts for the
+        context of the lane. Raises ModelError.
         """
         if exact:
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         context, tuning = tune(model, settings, exact)
         try:
-            return cls(model, context, tuning, exact, failed_stores, drafter)
+            drafter, refusal = _opened(opener, context)
+            lane = cls(model, context, tuning, exact, failed_stores, drafter)
+            lane.opener = opener
+            lane.warnings += [refusal] if refusal else []
+            return lane
         except BaseException:
             context.close()
             raise
@@ -125,7 +135,6 @@ class Lane:
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
             sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores)
-            sources.draft_text = self.drafter.text() if self.drafter else None
             self._sources[slot.first_id] = sources
         return sources
 
@@ -158,6 +167,8 @@ class Lane:
                 governor.restart()
             elif governor.after_pass(n_tokens, seconds, self._plain_steps):
                 self.context.use_threads(governor.threads)
+                if self.drafter is not None:
+                    self.drafter.use_threads(governor.threads)
         if (background := self._self_test) is not None:
             self._continue(lambda: background.after_pass(seconds))
         elif self._drafts:
@@ -220,6 +231,8 @@ class Lane:
         finally:
             if self._self_test is not None:
                 self._self_test.close()
+            if self.drafter is not None:  # it may read the context of the target
+                self.drafter.close()
             self.context.close()
 
     def _plain_steps(self, passes: Mapping[int, int]) -> float:
@@ -311,7 +324,7 @@ class Lanes:
                     raise ModelError(f"model {shared.model.path}: is closed")
                 self._try_exact(shared.model, shared.context.threads)
                 settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
-                lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.drafter)
+                lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.opener)
                 for warning in lane.warnings:
                     if warning not in shared.warnings:
                         log.warning("%s", warning)  # those of the engine were shown when it was loaded
@@ -343,9 +356,15 @@ class Lanes:
         with self._opening:  # no context is opened of a model that is being freed
             for lane in self:
                 lane.close()
-            if self.shared.drafter:
-                self.shared.drafter.close()
             self.shared.model.close()
+
+
+def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:
+    """The drafter of a context, and a warning if it is refused."""
+    try:
+        return opener(context), ""
+    except (ModelError, OptionError) as error:
+        return None, f"{WITHOUT_DRAFTER}: {error}"
 
 
 def _beyond_training(model: Model, context: Context) -> str:

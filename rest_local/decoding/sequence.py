@@ -186,6 +186,8 @@ class Sequence:
     def release(self) -> Slot | None:
         """Give the slot back; the text stays."""
         slot, self._slot = self._slot, None
+        if self._sources is not None:
+            self._sources.draft_text = None
         return slot
 
     def replace_text(self, tokens: list[int]) -> None:
@@ -196,6 +198,7 @@ class Sequence:
 
     def _follow_text(self) -> int:
         self._entropies, self.clock.entropy = (), 0.0
+        self.sources.draft_text = self.slot.draft_text
         return self.slot.follow(self.tokens)
 
     # One step

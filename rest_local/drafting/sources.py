@@ -36,8 +36,8 @@ LONG_REPEAT = 8  # tokens; 73% of the drafts after such a match were accepted, 9
 class Lookup(Protocol):
     """What a policy drafts from: `Sources`, or a fake in tests. `draft_text`: in the drafting model, if any."""
 
-    @property
-    def draft_text(self) -> DraftText | None: ...
+    draft_text: DraftText | None
+
     def restart(self, tokens: Sequence[int]) -> None: ...
     def predict(self, tokens: Sequence[int] | Int32Array) -> None: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
@@ -81,8 +81,7 @@ class Sources:
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Set the sequence to `tokens`. Keeps the index of the prefix that it shares with the last one, and the
-        prediction. The drafting model's text keeps a reference to the list, so its owner appends accepted tokens to it
-        before it calls `extend`.
+        prediction.
         """
         if not self._whole:
             self._bytes, self._growing, self._indexed = bytearray(), GrowingText(), 0
@@ -95,8 +94,6 @@ class Sources:
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
-        if self.draft_text:
-            self.draft_text.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 
+from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
@@ -75,6 +76,7 @@ class Slot:
         self.tokens: list[int] = []
         self.n_past = 0
         self.runs = [(0, next(_runs))]
+        self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
         self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
         self._held = [0] * self.n_branches  # of the others: to how many
 
@@ -89,6 +91,8 @@ class Slot:
         kept = min(self.common_prefix(tokens), len(tokens) - 1)
         self.rewind(kept)  # even to the end: an interrupt may leave cells that were never committed
         self.tokens = tokens
+        if self.draft_text:
+            self.draft_text.restart(tokens, self.n_past)
         return self.n_past
 
     def share_prefix(self, other: Slot, n: int) -> None:
@@ -101,6 +105,8 @@ class Slot:
         self.tokens, self.n_past = other.tokens, n
         self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
         self._joined, self._held = 1, [0] * self.n_branches
+        if self.draft_text and other.draft_text:
+            self.draft_text.share(other.draft_text, n)
 
     def save_file(self, path: str | PathLike[str]) -> bool:
         """Write the cells of the committed tokens to a file; whether that succeeded."""
@@ -181,6 +187,8 @@ class Slot:
 
     def _forget(self, n_past: int) -> None:
         """Uncommit the tokens from there on. Other cells will replace theirs, even where another slot keeps these."""
+        if self.draft_text:
+            self.draft_text.rewind(n_past)
         if n_past < self.n_past:
             self.n_past = n_past
             self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]

@@ -27,9 +27,11 @@ class Batch:
     `n_tokens`: the number of tokens that the next decode submits.
     """
 
-    def __init__(self, capacity: int, max_ids: int) -> None:
+    def __init__(self, capacity: int, max_ids: int, n_features: int = 0) -> None:
+        """`n_features`: width of `features`, float32 [capacity, n_features], which go with the tokens; 0: none."""
         self.capacity = capacity
         self.max_ids = max_ids
+        self.features = np.zeros((capacity, n_features), np.float32)
         self.n_tokens = 0
         self.token = np.zeros(capacity, np.int32)
         self.pos = np.zeros(capacity, np.int32)
@@ -45,7 +47,7 @@ class Batch:
         self.struct = llama_cpp.llama_batch(
             0,
             self.token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
-            None,
+            self.features.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if n_features else None,
             self.pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
             self.n_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             ctypes.cast(self._rows.ctypes.data, ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),

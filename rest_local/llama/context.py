@@ -177,9 +177,24 @@ class Context:
     Raises ModelError if llama.cpp refuses the settings (out of memory, a cache type that needs flash attention).
     """
 
-    def __init__(self, model: Model, settings: ContextSettings) -> None:
+    def __init__(
+        self,
+        model: Model,
+        settings: ContextSettings,
+        *,
+        mtp: bool = False,
+        other: Context | None = None,
+        n_features: int = 0,
+    ) -> None:
+        """`mtp`: a context of the model's MTP layer instead of the model. `other`: the context of the target, for an
+        EAGLE-3 head that uses the target's embeddings; it must outlive this one. `n_features`: as for `Batch`.
+        """
         self.settings = settings
         params = _parameters(settings)
+        if mtp:
+            params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+        if other is not None:
+            params.ctx_other = other.pointer
         with library.log_lines.collected_errors() as errors:
             self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self._pointer:
@@ -207,10 +222,30 @@ class Context:
         self.n_vocab = model.n_vocab
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
         self.max_outputs = min(MAX_OUTPUTS, self.n_batch)
-        self.batch = Batch(self.n_batch, settings.n_branches)
+        self.batch = Batch(self.n_batch, settings.n_branches, n_features)
         self._logits: NDArray[np.float32] = np.empty((0, model.n_vocab), np.float32)
         self._logits_at = 0
         self._breaker = Breaker(self._pointer)
+
+    @property
+    def pointer(self) -> int:
+        """The llama_context_p. Raises ValueError after `close`."""
+        if not self._pointer:
+            raise ValueError("the context is closed")
+        return int(self._pointer)
+
+    def encode(self, rows: NDArray[np.float32]) -> int:
+        """Evaluate rows of embeddings, float32 [n, width], with the model's encoder. Returns the code of
+        `llama_encode`. `n` is at most `n_ubatch`: llama.cpp aborts beyond.
+        """
+        if not 0 < len(rows) <= self.n_ubatch:
+            raise ValueError(f"{len(rows)} rows do not fit a batch of {self.n_ubatch}")
+        rows = np.ascontiguousarray(rows, np.float32)
+        data = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        output = (ctypes.c_int8 * len(rows))(*([1] * len(rows)))  # else llama.cpp warns that it computes all of them
+        batch = llama_cpp.llama_batch(len(rows), None, data, None, None, None, output)
+        with self._breaker:
+            return int(llama_cpp.llama_encode(self._pointer, batch))
 
     def decode(self) -> int:
         """Evaluate `self.batch`. Returns the code of `llama_decode`: 0 done, 1 no room, 2 aborted, negative refused or
@@ -265,6 +300,10 @@ class Context:
     def end(self, seq: int) -> int:
         """The position after the last cell of `seq`; 0 without cells."""
         return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
+
+    def begin(self, seq: int) -> int:
+        """The position of the first cell of `seq`; -1 without cells."""
+        return int(llama_cpp.llama_memory_seq_pos_min(self._memory, seq))
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         """The state of a sequence for `restore`. Copies the cells, so it has about their size.

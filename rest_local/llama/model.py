@@ -33,8 +33,8 @@ class Model:
     size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
     `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
     llama.cpp), `chat_template` (Jinja source or None), `is_recurrent`, `is_hybrid`, `has_encoder`, `vocab_only`,
-    `n_gpu_layers` (-1 = all), `options` (as given), `adapters` (its contexts apply them), `cache_key` (paths, sizes and
-    times of all its files).
+    `n_gpu_layers` (-1 = all), `options` (as given), `with_mtp` (whether its MTP layers were loaded), `adapters` (its
+    contexts apply them), `cache_key` (paths, sizes and times of all its files).
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Model:
         self._pointer: int | None = pointer
         self.path, self.vocab_only, self.n_gpu_layers = path, vocab_only, n_gpu_layers
         self.options, self.cache_key = options, cache_key
+        self.with_mtp = False
         self.metadata = _metadata(pointer)
         self.name = self.metadata.get("general.name") or path.stem
         self.description = _string(lambda buffer, size: bindings.llama_model_desc(pointer, buffer, size))
@@ -75,11 +76,15 @@ class Model:
         n_gpu_layers: int | None = None,
         options: ModelOptions | None = None,
         vocab_only: bool = False,
+        mtp: bool = False,
+        is_head: bool = False,
     ) -> Model:
         """Load a model. `path`: for a model in several files (`NAME-00001-of-00003.gguf`) the first.
 
         `n_gpu_layers`: layers on the GPU, -1 = all; None = all if there is a GPU, else none. `options`: all other load
-        options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize.
+        options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize. `mtp`: load the MTP
+        layers, too, if the file has them. `is_head`: the file is not evaluated by itself, so only its vocabulary is
+        tried; see `rest_local.drafting.models.trial` for the rest.
 
         When a file is opened for the first time, a child process tries it first, which takes half a second, because a
         broken file can crash the process that loads it. Raises ModelNotFound; ModelInvalid for a directory and for a
@@ -93,14 +98,17 @@ class Model:
         if n_gpu_layers is None:
             n_gpu_layers = _ALL_LAYERS if library.supports_gpu() else 0
         parameters = LoadParameters.of(options, n_gpu_layers, vocab_only=vocab_only)
-        probe.ensure_loadable(files, vocab_only, options)
+        parameters.struct.load_mtp = mtp
+        probe.ensure_loadable(files, vocab_only or is_head, options)
         with library.log_lines.collected_errors() as errors:
             pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)
         if not pointer:
             raise ModelInvalid(file, probe.one_line(errors))
         key = identity_of(files)
         try:
-            return cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
+            model = cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)
+            model.with_mtp = mtp
+            return model
         except BaseException:
             llama_cpp.llama_model_free(pointer)
             raise

@@ -13,9 +13,9 @@ from pathlib import Path
 from rest_local.errors import ModelInvalid
 from rest_local.llama.gguf_header import check_header
 
-_HEADER = struct.Struct("<4sIqq")
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_TEXT, _ARRAY = 8, 9
+HEADER = struct.Struct("<4sIqq")
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+TEXT, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _PARTS = b"split."  # keys that name further files of the model
 
@@ -29,24 +29,24 @@ def vocabulary_file(path: str | os.PathLike[str]) -> bytes:
     check_header(file)
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            magic, version, _, n_keys = _HEADER.unpack_from(data)
+            magic, version, _, n_keys = HEADER.unpack_from(data)
             keys = _keys(data, n_keys)
     except (struct.error, KeyError, ValueError, OverflowError) as error:
         raise ModelInvalid(file, "is damaged or truncated in its header") from error
     except OSError as error:
         raise ModelInvalid(file, f"cannot be read: {error.strerror or error}") from error
-    return b"".join([_HEADER.pack(magic, version, 0, len(keys)), *keys])
+    return b"".join([HEADER.pack(magic, version, 0, len(keys)), *keys])
 
 
 def _keys(data: mmap.mmap, count: int) -> list[bytes]:
     """The keys with their values, as they are in the file. Raises ValueError, KeyError, struct.error."""
-    keys, at = [], _HEADER.size
+    keys, at = [], HEADER.size
     for _ in range(count):
         begin = at
-        (length,) = _U64.unpack_from(data, at)
+        (length,) = U64.unpack_from(data, at)
         at += 8 + length
-        (kind,) = _U32.unpack_from(data, at)
-        at = _after(data, at + 4, kind)
+        (kind,) = U32.unpack_from(data, at)
+        at = after(data, at + 4, kind)
         if at > len(data):
             raise ValueError("after the end of the file")
         if not data[begin + 8 : begin + 8 + length].startswith(_PARTS):
@@ -54,16 +54,16 @@ def _keys(data: mmap.mmap, count: int) -> list[bytes]:
     return keys
 
 
-def _after(data: mmap.mmap, at: int, kind: int) -> int:
+def after(data: mmap.mmap, at: int, kind: int) -> int:
     """Where the value that begins at `at` ends."""
-    if kind == _TEXT:
-        return at + 8 + int(_U64.unpack_from(data, at)[0])
+    if kind == TEXT:
+        return at + 8 + int(U64.unpack_from(data, at)[0])
     if kind != _ARRAY:
         return at + _SIZES[kind]
-    (kind,), (count,) = _U32.unpack_from(data, at), _U64.unpack_from(data, at + 4)
+    (kind,), (count,) = U32.unpack_from(data, at), U64.unpack_from(data, at + 4)
     at += 12
-    if kind != _TEXT:
+    if kind != TEXT:
         return at + int(count) * _SIZES[kind]
     for _ in range(count):
-        at += 8 + _U64.unpack_from(data, at)[0]
+        at += 8 + U64.unpack_from(data, at)[0]
     return at

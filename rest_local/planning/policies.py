@@ -7,7 +7,8 @@ from collections.abc import Callable
 from rest_local.calibration.cost import CostCurve
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Off, Policy
-from rest_local.planning.published import ReSpec, Rest, Sam
+from rest_local.planning.published import Rest, Sam
+from rest_local.planning.respec import ReSpec
 
 _MAKERS: dict[str, Callable[[CostCurve], Policy]] = {
     "off": lambda curve: Off(),

@@ -214,3 +214,18 @@ def test_measuring_is_announced_at_a_terminal_and_only_then(
     told = call(*given, "--no-repack", "--json").err.splitlines()
     assert [line for line in told if line.startswith("rest-local: ")] == told
     assert any("demo.gguf" in line for line in told)
+
+
+def test_a_draft_model_that_does_not_fit_is_one_line_and_the_answer_is_the_same(
+    call: Call, tmp_path: Path, tiny_model: Callable[..., Path]
+) -> None:
+    given = ("generate", CODE, "-n", "8", "--ctx", "256", "--threads", "1", "--policy", "off")
+    alone = call(*given)
+    refused = call(*given, "--draft-model", str(tiny_model("llama", quant="Q8_0")))
+    assert (refused.code, refused.out) == (0, alone.out)
+    (line,) = [line for line in refused.err.splitlines() if "draft model" in line]
+    assert line.startswith("rest-local: warning: going on without the draft model: model ")
+    assert "its vocabulary" in line
+    absent = call(*given, "--draft-model", str(tmp_path / "absent.gguf"))
+    assert (absent.code, absent.out) == (1, "")
+    assert absent.err.count("absent.gguf") == 1

@@ -9,12 +9,14 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
+from rest_local.decoding.stream import Result
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.seam import PassTimes
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.published import ReSpec
+from rest_local.planning.eagle2 import Eagle2
+from rest_local.planning.respec import ReSpec
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3
@@ -60,6 +62,52 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
                 assert engine._core.lane.auto.model_stats.right[0] > 0.8
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
+def test_hybrids_change_no_bit_of_an_exact_answer(name: str, tiny_model: TinyModel) -> None:
+    """The model drafts for itself and is nearly always right, or another one does and is nearly never right."""
+    model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
+    for drafter in (tiny_model("llama", quant="Q8_0"), other):
+        with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
+            accepted = 0
+            for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
+                alone = answer(engine, policy="off", sampling=sampling)
+                policies = ["sam", "respec", Eagle2(), ReSpec(trigger=False)]
+                for policy in policies:
+                    stream = engine.generate(PROMPT, max_tokens=80, policy=policy, sampling=sampling)  # type: ignore[arg-type]
+                    for _ in stream:
+                        pass
+                    assert stream.result.tokens == alone
+                    assert stream.result.draft.by_source["model"].drafted > 0
+                    assert stream.result.draft.draft_model_ms_per_step > 0
+                    accepted += stream.result.sources.count("model")
+            if drafter is not other and name == "llama":
+                assert accepted > 200
+
+
+def test_hybrids_of_several_requests_ask_for_each(tiny_model: TinyModel) -> None:
+    """In one forward pass, some of the requests with `auto`."""
+    model = tiny_model("llama", quant="Q8_0", n_layers=2)
+    prompts = [[token, 5, 9, token + 1, 7] * 6 for token in range(20, 26)]
+    with Engine.load(model, n_ctx=128, slots=6, threads=1) as engine:
+        alone = [result.tokens for result in results(engine, prompts, ["off"])]
+    with Engine.load(model, n_ctx=128, slots=6, threads=1, draft_model=model) as engine:
+        together = results(engine, prompts, ["sam", "respec", "auto"])
+        same = sum(result.tokens == tokens for result, tokens in zip(together, alone, strict=True))
+        assert same >= 5  # near ties of a random model may fall otherwise in another batch
+        for result in (together[0], together[1], together[3], together[4]):
+            assert result.draft.draft_model_ms_per_step > 0
+            assert "model" in result.sources
+
+
+def results(engine: Engine, prompts: list[list[int]], policies: list[str]) -> list[Result]:
+    requests = [
+        engine.request(prompt, max_tokens=40, policy=policies[number % len(policies)])
+        for number, prompt in enumerate(prompts)
+    ]
+    finished = sorted(engine.batch(requests), key=lambda each: each.number)
+    return [each.result for each in finished]
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

@@ -205,3 +205,18 @@ def test_another_vocabulary_and_a_missing_file_are_refused(tiny_model: TinyModel
             DraftModel.open(demo_model(), target.vocabulary, 64, 1)
         with pytest.raises(ModelNotFound):
             DraftModel.open(tmp_path / "none.gguf", target.vocabulary, 64, 1)
+
+
+def test_no_id_is_drafted_that_only_the_padding_of_the_draft_model_has(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp refuses a batch with an id that the target does not have."""
+    padded = tiny_model("llama", n_layers=1, vocab=540)
+    with (
+        Model.open(tiny_model("llama"), vocab_only=True) as target,
+        DraftModel.open(padded, target.vocabulary, 64, 1) as drafter,
+    ):
+        assert (target.n_vocab, drafter.model.n_vocab) == (384, 540)
+        rising = np.arange(540, dtype=np.float32)[np.newaxis] / 100.0
+        monkeypatch.setattr(drafter.context, "logits", lambda n: rising)
+        assert [token for token, _ in ask(follow(drafter, [1, 2, 3]), [])] == [383, 382, 381]

@@ -59,7 +59,7 @@ def test_the_scripts_that_ci_tests_need_no_training_packages() -> None:
     code = (
         f"import sys; sys.path[:0] = [{str(models)!r}, {str(models.parent)!r}]\n"
         "sys.modules['torch'] = sys.modules['tokenizers'] = None\n"
-        "import prepare, prepare_repeats, evaluate, cost"
+        "import prepare, prepare_repeats, evaluate, cost, mimo2, evaluate_heads"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

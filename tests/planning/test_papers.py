@@ -15,18 +15,8 @@ from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import Policy, StepContext, StepCost
-from rest_local.planning.published import (
-    ALPHA,
-    LAMBDA,
-    LONGEST,
-    REST_FIRST_ROWS,
-    REST_PLACES,
-    ReSpec,
-    Rest,
-    Sam,
-    certain,
-    follow,
-)
+from rest_local.planning.published import REST_FIRST_ROWS, REST_PLACES, Rest, Sam
+from rest_local.planning.respec import ALPHA, LAMBDA, LONGEST, ReSpec, certain, follow
 from rest_local.retrieval.rows import Rows
 
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])

@@ -26,7 +26,7 @@ from rest_local.drafting.models.seam import (
     likeliest,
 )
 from rest_local.drafting.tree import common_prefix
-from rest_local.errors import ModelError, OptionError
+from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -55,11 +55,14 @@ class DraftModel(GivesUp):
 
     name = "draft model"
 
-    def __init__(self, model: Model, context: Context) -> None:
+    def __init__(self, model: Model, context: Context, n_vocab: int) -> None:
+        """`n_vocab`: of the target. Models of one vocabulary differ in the unused ids that pad it."""
         self.model, self.context = model, context
+        self._n_vocab = min(n_vocab, model.n_vocab)
         self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))  # first sequence ids of texts
         self._texts: list[DraftModelText] = []  # those with sequence ids, least recently used first
-        self._work = np.empty(model.n_vocab, np.float32)
+        self._work = np.empty(self._n_vocab, np.float32)
+        self._tells_full = False  # warns of the first text that is too long; the target's context ends there as well
         self.times, self.token_ms = self._measure()
 
     @classmethod
@@ -76,7 +79,7 @@ class DraftModel(GivesUp):
     ) -> DraftModel:
         """Load a model that drafts for one with `vocabulary`. A text has at most `n_ctx` tokens, or the number that the
         model was trained for. Costs the load time and a few passes. Raises ModelError (and what `Model.open` raises),
-        and OptionError if the vocabularies differ.
+        and OptionError if the vocabularies differ or the model cannot take back tokens.
         """
         gpu = library.supports_gpu() and n_gpu_layers != 0
 
@@ -95,15 +98,17 @@ class DraftModel(GivesUp):
         try:
             if model.vocabulary.hash != vocabulary.hash:
                 raise OptionError(
-                    f"draft model {path}: its vocabulary ({model.vocabulary.name}) is not the model's "
-                    f"({vocabulary.name}); choose a smaller model of the same family"
+                    f"model {path}: its vocabulary ({model.vocabulary.name}) is not that of the model that it would "
+                    f"draft for ({vocabulary.name}); choose a smaller model of the same family"
                 )
             if model.is_recurrent or model.is_hybrid or model.has_encoder:
-                raise OptionError(f"draft model {path}: cannot roll back tokens; choose one with attention only")
+                raise OptionError(f"model {path}: cannot roll back tokens; draft with one that has attention only")
             size = min(n_ctx, model.n_ctx_train or n_ctx)
             context = Context(model, context_settings(model.options, size))
             try:
-                return cls(model, context)
+                drafter = cls(model, context, vocabulary.size)
+                drafter._tells_full = size < n_ctx
+                return drafter
             except BaseException:
                 context.close()
                 raise
@@ -123,6 +128,10 @@ class DraftModel(GivesUp):
     def pass_ms(self, n: int) -> float:
         """Milliseconds of a pass that answers `n` queries."""
         return self.times.at(n)
+
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+        self.context.use_threads(n)
 
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Do nothing: the text says all that a draft model needs."""
@@ -155,7 +164,7 @@ class DraftModel(GivesUp):
         if logits is not None:
             outputs = np.cumsum([wanted for _, _, _, wanted in rows]) - 1
             try:
-                answers = [() if place is None else likeliest(logits[outputs[place]], self._work) for place in places]
+                answers = [() if place is None else self._likeliest(logits[outputs[place]]) for place in places]
             except FloatingPointError as error:
                 self.give_up(f"returned {error}")
                 answers = [() for _ in queries]
@@ -172,15 +181,35 @@ class DraftModel(GivesUp):
         """Evaluate tokens. Returns the logits of those that are wanted, a view of float32 [wanted, n_vocab]; None if
         the decode was aborted or there was no room, or if it failed: then the model is not used any more.
         """
-        token, position, seq, wanted = zip(*rows, strict=True)
-        self.context.batch.load(list(token), list(position), list(seq), [1] * len(rows), [int(each) for each in wanted])
-        code = self.context.decode()
+        code = self._decode(rows)
         if code in (ABORTED, NO_ROOM):  # the program ends and aborts every context; this one did not fail
             return None
         if code:
             self.give_up(f"cannot be evaluated (llama_decode: {code})")
             return None
-        return self.context.logits(sum(wanted)) if any(wanted) else np.empty((0, 0), np.float32)
+        n_wanted = sum(wanted for _, _, _, wanted in rows)
+        return self.context.logits(n_wanted) if n_wanted else np.empty((0, 0), np.float32)
+
+    def _decode(self, rows: Sequence[Row]) -> int:
+        """Evaluate tokens. Returns the code of `llama_decode`."""
+        token, position, seq, wanted = zip(*rows, strict=True)
+        self.context.batch.load(list(token), list(position), list(seq), [1] * len(rows), [int(each) for each in wanted])
+        return self.context.decode()
+
+    def tell_full(self) -> None:
+        """Warn once that a text is longer than the context, if that of the target is longer."""
+        if self._tells_full:
+            self._tells_full = False
+            log.warning(
+                "draft model %s: its context of %d tokens is full; going on without it in longer texts; one that was "
+                "trained for longer texts would draft there",
+                self.path,
+                self.context.n_ctx,
+            )
+
+    def _likeliest(self, logits: NDArray[np.float32]) -> list[Likely]:
+        """Of one row, tokens that the target has as well."""
+        return likeliest(logits[: self._n_vocab])
 
     def place(self, text: DraftModelText, tokens: Sequence[int]) -> int:
         """Assign sequence ids for a text, and copy the prefix that it shares with another text. Returns the length of
@@ -226,11 +255,15 @@ class DraftModel(GivesUp):
             for seq in range(1, BRANCHES):
                 self.context.remove(seq, 0)
             begun = time.perf_counter()
-            logits = self.evaluate(rows)
-            if logits is None:
-                raise ModelError(f"draft model {self.model.path}: llama.cpp cannot evaluate it; see the log")
-            for row in logits:
-                likeliest(row, self._work)
+            if code := self._decode(rows):
+                raise ModelError(
+                    f"model {self.path}: llama.cpp cannot evaluate it (llama_decode: {code}); draft with another"
+                )
+            try:
+                for row in self.context.logits(sum(wanted for _, _, _, wanted in rows)):
+                    self._likeliest(row)
+            except FloatingPointError as error:
+                raise ModelInvalid(self.path, f"returns {error}", "get the file again") from error
             took.append(1e3 * (time.perf_counter() - begun))
         self.context.clear()
         one = float(np.median(took[2:7]))
@@ -277,6 +310,8 @@ class DraftModelText(DraftText):
         self.step_ms = self.query_ms = 0.0
         self._drop_branches()
         self._cut(len(self._text))
+        if len(self._text) >= self._drafter.context.n_ctx:
+            self._drafter.tell_full()
 
     def begin_pass(self) -> None:
         """A pass is being made up; `lose_pass` takes it back."""

@@ -23,6 +23,8 @@ log = logging.getLogger("rest_local.drafting")
 
 TOP_K = 3  # candidates of one query
 CONFIDENT = 0.9  # above this probability the first candidate is the only one
+BLOCK = 1024  # logits; a row is searched block by block
+NEGLIGIBLE = 12.0  # nats below the likeliest token
 BRANCHES = 4  # paths of one text that can be continued at the same time: sequence ids for each text
 
 Likely = tuple[int, float]  # token, probability
@@ -115,6 +117,9 @@ class Drafter(Protocol):
         """
         ...
 
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+
     def give_up(self, why: str, error: Exception | None = None) -> None:
         """Stop using it, with one warning."""
 
@@ -134,32 +139,41 @@ class PassTimes:
         return self.one + self.further * max(n - 1, 0)
 
     def learn(self, n: int, ms: float) -> None:
-        """A pass of `n` rows took `ms`. An outlier counts as at most four times what was expected."""
+        """A pass of `n` rows took `ms`. Other programs only make a pass slower, so a quick one counts much more, and a
+        slow one as at most four times what was expected.
+        """
         if not (expected := self.at(n)):
             return
-        share = 0.05 * (min(ms, 4.0 * expected) / expected - 1.0)
+        share = (0.5 if ms < expected else 0.05) * (min(ms, 4.0 * expected) / expected - 1.0)
         self.one *= 1.0 + share
         self.further *= 1.0 + share
 
 
-def likeliest(logits: NDArray[np.float32], work: NDArray[np.float32]) -> list[Likely]:
-    """Up to TOP_K tokens of one row, the likeliest first, with their probabilities. Takes 0.15 ms for 152 000 tokens.
+def likeliest(logits: NDArray[np.float32]) -> list[Likely]:
+    """Up to TOP_K tokens of one row, the likeliest first, with their probabilities. `logits`: float32 [n_vocab].
 
-    `work`: a buffer of the same shape. Raises FloatingPointError for a row without finite numbers.
+    Blocks whose largest logit is more than NEGLIGIBLE below the largest of all are left out of the sum: 0.035 ms for
+    152 000 tokens, 0.2 ms if no block can be left out. Raises FloatingPointError for a row without finite numbers.
     """
-    highest = float(logits.max())
-    if not np.isfinite(highest):  # a NaN anywhere is the maximum
+    whole = len(logits) // BLOCK * BLOCK
+    blocks, rest = logits[:whole].reshape(-1, BLOCK), logits[whole:]
+    largest = blocks.max(axis=1)
+    highest = max(float(each.max()) for each in (largest, rest) if len(each))
+    if not np.isfinite(highest) or np.isnan(rest).any() or np.isnan(largest).any():
         raise FloatingPointError("values that are not numbers")
-    np.subtract(logits, highest, out=work)
-    np.exp(work, out=work)
-    whole = float(work.sum())
+    kept = np.flatnonzero(largest > highest - NEGLIGIBLE)
+    values = np.concatenate((blocks[kept].ravel(), rest))
+    np.exp(values - highest, out=values)
+    total = float(values.sum())
     found: list[Likely] = []
     while len(found) < TOP_K:
-        token = int(work.argmax())
-        found.append((token, float(work[token]) / whole))
+        at = int(values.argmax())
+        block, offset = divmod(at, BLOCK)
+        token = int(kept[block]) * BLOCK + offset if block < len(kept) else whole + at - len(kept) * BLOCK
+        found.append((token, float(values[at]) / total))
         if found[-1][1] > CONFIDENT:
             break
-        work[token] = -1.0
+        values[at] = -1.0
     return found
 
 

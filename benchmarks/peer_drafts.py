@@ -1,0 +1,593 @@
+"""Drafts of llama.cpp's own driver: record them, compare the drafters of this project with them, and measure its speed.
+
+    python -m benchmarks.peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
+    python -m benchmarks.peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
+    python -m benchmarks.peer_drafts speed --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]...
+
+docs/howto/peer-drafts.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
+`draft-mtp`. Without a file, the MTP layers are those of the target's own.
+
+`record` completes PROMPTS greedily and writes, for every decode step, the drafted tokens with their probabilities and
+the accepted length. It reads them from the server's debug log. The prompts are stored as tokens, so a recording does
+not depend on the version of Python.
+
+`compare` goes through the same steps with the drafter of this project: it drafts a chain at each step, then accepts
+what the recording accepted, whatever the drafter said. A step that differs so does not change those after it.
+
+`speed` measures the answers to the same prompts without drafts and with each drafter and draft length, interleaved. It
+prints ratios to the speed without drafts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import re
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.speed import prompts
+from rest_local.drafting.models.opening import mtp_inside, opener_of
+from rest_local.drafting.models.seam import Drafter, Evaluated, Query
+from rest_local.errors import DecodeFailed
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+
+PROMPTS = (
+    ("stored", "queue.py"),
+    ("stored", "shlex.py"),
+    ("stored", "string.py"),
+    ("unseen", "calendar.py"),
+    ("unseen", "heapq.py"),
+    ("unseen", "textwrap.py"),
+)
+TOKENS = 128
+N_MAX = 8  # drafted tokens of a step; the server's default is 3
+N_CTX = 2048
+NEAR = 0.95  # a token of at least this share of the likeliest one's probability may be drafted instead of it
+SPEED_N_MAX = (3, 8, 16)
+
+_ARGUMENTS = (
+    *("-c", str(N_CTX), "-np", "1", "-t", "1"),
+    *("-fa", "off", "--swa-full", "--ctx-checkpoints", "0"),  # as the contexts of this project compute
+    *("--poll", "0", "--no-warmup", "--offline", "--log-colors", "off", "--host", "127.0.0.1"),
+)
+_CANDIDATE = re.compile(r"draft candidate +(\d+), pos +(\d+): +(\d+) \( *([\d.]+)\)")
+_VERIFIED = re.compile(r"generate_draft: id=(\d+), .*#draft=(\d+),")
+_ACCEPTED = re.compile(r"add accepted tokens: sampled=(\d+), ids\.size=(\d+), n_draft=(\d+)")
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A drafted token and its probability among the ten likeliest, rounded to three digits; the second token and its
+    probability where that is at least NEAR of it.
+    """
+
+    token: int
+    probability: float
+    second: int | None = None
+    second_probability: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        known = [self.token, self.probability]
+        return known if self.second is None else [*known, self.second, self.second_probability]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step: `root`, the last token of the answer so far; the draft after it; the number of drafted tokens that
+    the target accepted, and the token that it chose after them.
+    """
+
+    root: int
+    draft: tuple[Drafted, ...]
+    accepted: int
+    following: int
+
+    @property
+    def tokens(self) -> list[int]:
+        return [drafted.token for drafted in self.draft]
+
+    def to_json(self) -> list[Any]:
+        return [self.root, self.accepted, self.following, *(drafted.to_json() for drafted in self.draft)]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Step:
+        root, accepted, following, *draft = data
+        return cls(root, tuple(Drafted(*row) for row in draft), accepted, following)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The steps of one prompt. `prompt`: its tokens."""
+
+    kind: str
+    module: str
+    prompt: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        steps = [step.to_json() for step in self.steps]
+        return {"kind": self.kind, "module": self.module, "prompt": list(self.prompt), "steps": steps}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Answer:
+        steps = tuple(Step.from_json(step) for step in data["steps"])
+        return cls(data["kind"], data["module"], tuple(data["prompt"]), steps)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the server drafted. `server`: its version. `target` and `head`: SHA-256 of the files, `head` None if the
+    target's file has it.
+    """
+
+    server: str
+    type: str
+    n_max: int
+    arguments: tuple[str, ...]
+    target: str
+    head: str | None
+    answers: tuple[Answer, ...]
+
+    def write(self, path: Path) -> None:
+        """One line of JSON for every step, so that two recordings can be compared as text."""
+        about = {name: value for name, value in vars(self).items() if name != "answers"}
+        lines = [json.dumps(about)]
+        for answer in self.answers:
+            data = answer.to_json()
+            steps = data.pop("steps")
+            lines += [json.dumps({**data, "n_steps": len(steps)}), *(json.dumps(step) for step in steps)]
+        path.write_text("".join(line + "\n" for line in lines), "ascii")
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """Raises ValueError, KeyError or OSError for a file that is none."""
+        first, *lines = (json.loads(line) for line in path.read_text("ascii").splitlines())
+        answers = []
+        while lines:
+            about, n = lines[0], lines[0]["n_steps"]
+            answers.append(Answer.from_json({**about, "steps": lines[1 : 1 + n]}))
+            if len(answers[-1].steps) != n:
+                raise ValueError(f"recording {path}: cut off; record it again")
+            del lines[: 1 + n]
+        return cls(**{**first, "arguments": tuple(first["arguments"])}, answers=tuple(answers))
+
+
+class Server:
+    """A `llama-server` on a free port, with its log in a temporary file. Use `with`.
+
+    Raises SystemExit with the end of the log if it does not start within a minute.
+    """
+
+    def __init__(self, binary: Path, target: Path, arguments: Iterable[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = int(free.getsockname()[1])
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        command = [str(binary), "-m", str(target), "--port", str(self._port), *_ARGUMENTS, *arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log)
+
+    def __enter__(self) -> Server:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=5):
+                    return self
+            except (urllib.error.URLError, ConnectionError):
+                if self._process.poll() is not None:
+                    break
+                time.sleep(0.1)
+        self.__exit__(None, None, None)
+        raise SystemExit(f"the server does not start:\n{self.log[-2000:]}")
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._log.seek(0)
+        self.log = self._log.read().decode("utf-8", "replace")
+        self._log.close()
+
+    def complete(self, prompt: Sequence[int], n_tokens: int) -> dict[str, Any]:
+        """The server's answer to a greedy completion."""
+        body = {
+            "prompt": list(prompt), "n_predict": n_tokens, "temperature": 0, "return_tokens": True,
+            "cache_prompt": False,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}/completion",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            result: dict[str, Any] = json.load(answer)
+        return result
+
+
+def read_log(log: str) -> tuple[Step, ...]:
+    """The steps of the one request of a debug log. Steps without a draft are left out.
+
+    The log names up to three candidates for each drafted token, before the line of the verification. A chain that
+    exceeds the rest of the answer is verified in part; the rest of the candidates is dropped here too.
+    """
+    steps: list[Step] = []
+    candidates: list[list[tuple[int, float]]] = []
+    root, n_draft = -1, 0
+    for line in log.splitlines():
+        if found := _CANDIDATE.search(line):
+            rank, at = int(found[1]), int(found[2])
+            if rank == 0:
+                del candidates[at:]
+                candidates.append([])
+            candidates[at].append((int(found[3]), float(found[4])))
+        elif found := _VERIFIED.search(line):
+            root, n_draft = int(found[1]), int(found[2])
+        elif found := _ACCEPTED.search(line):
+            if n_draft != int(found[3]) or n_draft > len(candidates):
+                raise ValueError(f"log: {len(candidates)} candidates of {n_draft} drafted tokens at: {line}")
+            draft = tuple(_drafted(*likely[:2]) for likely in candidates[:n_draft])
+            steps.append(Step(root, draft, int(found[2]) - 1, int(found[1])))
+    return tuple(steps)
+
+
+def _drafted(first: tuple[int, float], second: tuple[int, float]) -> Drafted:
+    return Drafted(*first, *second) if second[1] >= NEAR * first[1] else Drafted(*first)
+
+
+def check(steps: Sequence[Step], answer: Sequence[int]) -> None:
+    """Raise ValueError if the steps do not make the answer that the server returned."""
+    made: list[int] = []
+    for at, step in enumerate(steps):
+        if at and step.root != steps[at - 1].following:
+            raise ValueError(f"log: step {at} begins with token {step.root}, not {steps[at - 1].following}")
+        made += [step.root, *step.tokens[: step.accepted]]
+    n = min(len(made), len(answer))
+    if made[:n] != list(answer)[:n] or not len(answer) - 2 <= len(made) <= len(answer) + 1:
+        raise ValueError(f"log: {len(made)} tokens differ from the {len(answer)} of the answer")
+
+
+def prompt_tokens(target: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """(kind, module, tokens) of PROMPTS. Raises SystemExit if the interpreter lacks one of the modules."""
+    texts = {(prompt.kind, prompt.title): prompt.text for prompt in prompts()}
+    with Model.open(target, vocab_only=True) as model:
+        for kind, module in PROMPTS:
+            if (kind, module) not in texts:
+                raise SystemExit(f"{module}: this Python does not have it")
+            yield kind, module, [int(token) for token in model.vocabulary.tokenize(texts[kind, module])]
+
+
+def drafting(kind: str, n_max: int, head: Path | None) -> list[str]:
+    """The server's arguments for a drafter."""
+    model = ["-md", str(head)] if head else []
+    return ["--spec-type", kind, "--spec-draft-n-max", str(n_max), "--spec-draft-p-min", "0", *model]
+
+
+def record(binary: Path, target: Path, head: Path | None, kind: str, n_max: int, n_tokens: int) -> Recording:
+    """Complete PROMPTS, each with a server of its own: the driver of MTP layers pairs the first token of a prompt with
+    the last hidden state of the request before it. Takes a minute. Raises ValueError if the log does not say the steps.
+    """
+    answers = []
+    for group, module, tokens in prompt_tokens(target):
+        with Server(binary, target, [*drafting(kind, n_max, head), "-lv", "5"]) as server:
+            answer = server.complete(tokens, n_tokens)["tokens"]
+        steps = read_log(server.log)
+        check(steps, answer)
+        answers.append(Answer(group, module, tuple(tokens), steps))
+    return Recording(
+        version(binary), kind, n_max, _ARGUMENTS, digest(target), digest(head) if head else None, tuple(answers)
+    )
+
+
+def version(binary: Path) -> str:
+    """What the server says of its version, without the compiler."""
+    said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=True)
+    return (said.stdout + said.stderr).splitlines()[0].removeprefix("version: ")
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def speed(
+    binary: Path, target: Path, heads: dict[str, Path | None], n_maxes: Sequence[int], n_tokens: int, repeats: int
+) -> dict[str, Any]:
+    """By drafter, draft length and kind of prompt: the median of the ratio to the speed without drafts, and the median
+    of tokens per decode step. Every answer is measured next to one without drafts, `repeats` times; the median counts.
+    """
+    asked = list(prompt_tokens(target))
+    result: dict[str, Any] = {}
+    with Server(binary, target, ["-lv", "2"]) as plain:
+        for kind, head in heads.items():
+            for n_max in n_maxes:
+                with Server(binary, target, [*drafting(kind, n_max, head), "-lv", "2"]) as drafted:
+                    rows = [(group, *_pair(plain, drafted, tokens, n_tokens, repeats)) for group, _, tokens in asked]
+                result[f"{kind} {n_max}"] = {
+                    group: {
+                        "speedup": round(median(ratio for g, ratio, _ in rows if g == group), 3),
+                        "mat": round(median(mat for g, _, mat in rows if g == group), 2),
+                    }
+                    for group in dict.fromkeys(row[0] for row in rows)
+                }
+    return result
+
+
+def _pair(plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, repeats: int) -> tuple[float, float]:
+    """The ratio of the speeds, and tokens per decode step with drafts."""
+    ratios = []
+    for _ in range(repeats):
+        one, other = plain.complete(prompt, n_tokens)["timings"], drafted.complete(prompt, n_tokens)["timings"]
+        ratios.append(other["predicted_per_second"] / one["predicted_per_second"])
+    n, accepted = other["predicted_n"], other["draft_n_accepted"]
+    return median(ratios), n / (n - accepted)
+
+
+Choice = list[int]
+"""The likeliest token, and those that have at least NEAR of its probability."""
+
+
+class Chain(Protocol):
+    """A target and its drafter, as `follow` uses them."""
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Evaluate a prompt from its first token on."""
+
+    def draft(self, root: int, n_max: int) -> list[tuple[int, float]]:
+        """Greedily draft `n_max` tokens after `root`, which follows what was accepted: tokens and probabilities."""
+
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
+        """Evaluate `root` and a draft. Returns the target's choice after each of them."""
+
+    def accept(self, n: int) -> None:
+        """Keep the root and the first `n` tokens of the verified draft."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a step first differs. `at`: the position in the draft. `ours` is None if this project's draft is shorter.
+    `near`: the server's probability of our token is at least NEAR of that of its own.
+    """
+
+    step: int
+    at: int
+    theirs: Drafted
+    ours: int | None
+    our_probability: float
+    near: bool
+
+
+@dataclass(frozen=True)
+class Followed:
+    """An answer compared step by step: the differences of drafts, and by step the different choices of the target.
+    `choices`: whether the server's choice is as likely as NEAR says.
+    """
+
+    answer: Answer
+    drafts: tuple[Difference, ...]
+    choices: dict[int, bool]
+
+
+def follow(answer: Answer, chain: Chain) -> Followed:
+    """Go through the steps of a recording. Each is drafted and verified on its own, from what the server had accepted
+    before. The server's draft is verified, so that the target's batches are the same.
+    """
+    differences: list[Difference] = []
+    choices: dict[int, bool] = {}
+    chain.begin(answer.prompt)
+    for number, step in enumerate(answer.steps):
+        ours = chain.draft(step.root, len(step.draft))
+        if found := difference(number, step, ours):
+            differences.append(found)
+        theirs = [*step.tokens[: step.accepted], step.following]
+        for token, choice in zip(theirs, chain.verify(step.root, step.tokens), strict=False):
+            if token != choice[0]:
+                choices[number] = choices.get(number, True) and token in choice
+        chain.accept(step.accepted)
+    return Followed(answer, tuple(differences), choices)
+
+
+def difference(number: int, step: Step, ours: Sequence[tuple[int, float]]) -> Difference | None:
+    """The first difference between the server's draft of a step and ours."""
+    for at, theirs in enumerate(step.draft):
+        token, probability = ours[at] if at < len(ours) else (None, 0.0)
+        if token != theirs.token:
+            return Difference(number, at, theirs, token, probability, token is not None and token == theirs.second)
+    return None
+
+
+def compare(recording: Recording, target: Path, head: Path | None) -> list[Followed]:
+    """Follow all answers of a recording. Raises SystemExit if it was made with other files."""
+    if (recording.target, recording.head) != (digest(target), digest(head) if head else None):
+        raise SystemExit(f"{target.name}: not the model of the recording, or its head is another; record again")
+    with opened(target, head) as chain:
+        return [follow(answer, chain) for answer in recording.answers]
+
+
+@contextmanager
+def opened(target: Path, head: Path | None) -> Iterator[Drafting]:
+    """A target and what drafts for it, by what the file `head` is; None: the MTP layers in the target's own file.
+
+    Raises what opening them raises.
+    """
+    with ExitStack() as stack:
+        model = stack.enter_context(Model.open(target, n_gpu_layers=0, mtp=head is None))
+        verifier = stack.enter_context(closing(Target(model)))
+        opener = mtp_inside(model) if head is None else opener_of(head, model, N_CTX, 1, 1, 0)
+        drafter = opener(verifier.context)
+        assert drafter is not None
+        yield Drafting(verifier, stack.enter_context(closing(drafter)))
+
+
+class Drafting:
+    """The `Chain` of a target and one of this project's drafters."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self._target, self._drafter, self._text = target, drafter, drafter.text()
+        self._tokens: list[int] = []
+        self._verified: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """See `Chain`."""
+        self._tokens = list(prompt)
+        self._text.restart(self._tokens, 0)
+        self._text.rewind(0)
+        for start, part in self._target.begin(prompt):
+            self._drafter.observe([Evaluated(self._text, start, part, range(len(part)))])
+
+    def draft(self, root: int, n_max: int) -> list[tuple[int, float]]:
+        """See `Chain`."""
+        drafted: list[tuple[int, float]] = []
+        self._tokens.append(root)
+        self._text.begin_step()
+        while not self._text.caught_up(math.inf):
+            pass
+        while len(drafted) < n_max:
+            (likely,) = self._drafter.answer([Query(self._text, tuple(token for token, _ in drafted))])
+            drafted += likely[:1]
+            if not likely:
+                break
+        return drafted
+
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
+        """See `Chain`."""
+        self._verified = [root, *tokens]
+        return self._target.verify(root, tokens)
+
+    def accept(self, n: int) -> None:
+        """See `Chain`."""
+        kept = self._verified[: 1 + n]
+        self._drafter.observe([Evaluated(self._text, len(self._tokens) - 1, kept, range(len(kept)))])
+        self._tokens += kept[1:]
+        self._target.accept(n)
+
+
+class Target:
+    """A target that verifies chains, in a context with the settings of the server's."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.context = Context(model, ContextSettings(n_ctx=N_CTX, n_branches=1, threads=1))
+        self._at = 0
+
+    def begin(self, prompt: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Evaluate a prompt from its first token on. Yields each part after its batch, with its position."""
+        self.context.clear()
+        self._at = 0
+        while self._at < len(prompt):
+            part = prompt[self._at : self._at + self.context.n_batch]
+            self._decode(part, [0] * (len(part) - 1) + [1])
+            yield self._at, part
+            self._at += len(part)
+
+    def verify(self, root: int, tokens: Sequence[int]) -> list[Choice]:
+        """See `Chain`."""
+        self._decode([root, *tokens], [1] * (1 + len(tokens)))
+        return [_choice(row) for row in self.context.logits(1 + len(tokens))]
+
+    def accept(self, n: int) -> None:
+        """See `Chain`."""
+        self._at += 1 + n
+        self.context.remove(0, self._at)
+
+    def _decode(self, tokens: Sequence[int], output: list[int]) -> None:
+        self.context.batch.fill(tokens, np.arange(self._at, self._at + len(tokens)), 0, 1, output)
+        if code := self.context.decode():
+            raise DecodeFailed(code, len(tokens))
+
+    def close(self) -> None:
+        """Free the context. A second call does nothing."""
+        self.context.close()
+
+
+def _choice(logits: NDArray[np.float32]) -> Choice:
+    near = np.flatnonzero(logits >= logits.max() + math.log(NEAR))
+    return [int(token) for token in near[np.argsort(-logits[near], kind="stable")]]
+
+
+def report(followed: Sequence[Followed]) -> Iterator[str]:
+    """A line for each answer, and one for each difference."""
+    for each in followed:
+        answer = each.answer
+        n, near = len(answer.steps), sum(found.near for found in each.drafts)
+        yield (
+            f"{answer.kind:7} {answer.module:14} {n:4} steps  the same drafts {1 - len(each.drafts) / n:6.1%}  "
+            f"the same accepted lengths {1 - len(each.choices) / n:6.1%}  near-ties {near} of {len(each.drafts)}"
+        )
+        for found in each.drafts:
+            theirs = found.theirs
+            second = f", then {theirs.second} at {theirs.second_probability}" if theirs.second is not None else ""
+            yield (
+                f"  step {found.step}, token {found.at}: theirs {theirs.token} at {theirs.probability}{second}; "
+                f"ours {found.ours} at {found.our_probability:.3f}"
+            )
+
+
+def summary(followed: Sequence[Followed]) -> dict[str, Any]:
+    """The line of JSON."""
+    steps = sum(len(each.answer.steps) for each in followed)
+    drafts = [found for each in followed for found in each.drafts]
+    accepted = sum(step.accepted for each in followed for step in each.answer.steps)
+    return {
+        "steps": steps,
+        "drafted": sum(len(step.draft) for each in followed for step in each.answer.steps),
+        "mat": round(1 + accepted / steps, 3),
+        "different_drafts": len(drafts),
+        "near_ties": sum(found.near for found in drafts),
+        "different_accepted_lengths": sum(len(each.choices) for each in followed),
+        "of_near_ties": sum(sum(each.choices.values()) for each in followed),
+    }
+
+
+def head_of(argument: str) -> tuple[str, Path | None]:
+    """TYPE or TYPE=GGUF."""
+    kind, _, path = argument.partition("=")
+    return kind, Path(path) if path else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("record", "compare", "speed"))
+    parser.add_argument("file", type=Path, nargs="?", help="the recording")
+    parser.add_argument("--server", type=Path, help="llama-server")
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument(
+        "--head", type=head_of, action="append", required=True, metavar="TYPE[=GGUF]",
+        help="the server's --spec-type, and the file of the head; without a file, the target has it",
+    )  # fmt: skip
+    parser.add_argument("--n-max", type=int, action="append", help="drafted tokens of a step")
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of each prompt, for the speed")
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    if (args.command == "speed") != (args.file is None) or (args.command == "compare") != (args.server is None):
+        parser.error("record needs FILE and --server, compare needs FILE, and speed needs --server")
+    kind, head = args.head[0]
+    if args.command == "record":
+        record(args.server, args.target, head, kind, (args.n_max or [N_MAX])[0], args.tokens).write(args.file)
+        result = {"recorded": args.file.name}
+    elif args.command == "compare":
+        followed = compare(Recording.read(args.file), args.target, head)
+        if not args.json:
+            print("\n".join(report(followed)))
+        result = summary(followed)
+    else:
+        result = speed(args.server, args.target, dict(args.head), args.n_max or SPEED_N_MAX, args.tokens, args.repeats)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,520 @@
+"""What MTP layers and EAGLE-3 heads have in common: they draft from the target's hidden states.
+
+Contract: after each forward pass of the target, `observe` takes the hidden states (features) of the tokens that were
+committed. A pair of a token and the feature of the token before it is one position of the head. The pair of the root,
+whose token the target has just chosen, predicts the first drafted token; further tokens of a path are paired with the
+head's own hidden state.
+
+- The cells of the head follow those of the target, slot by slot: `DraftText.rewind` and `share` come from the slot.
+- Pairs wait until a query is made, and are evaluated together with the root, in one pass; those of a prompt before, in
+  parts, once the steps that passed without the head have lost what that costs. So a head that does not pay costs no
+  time. At most KEPT_BYTES of features wait; older tokens are then out of the head's sight.
+- Cells of drafted tokens are dropped in the next step: they were computed with the head's own states.
+- A gap (cells that were loaded from a file) makes a text begin anew at the next token.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.drafting.models.seam import (
+    BRANCHES,
+    Drafter,
+    DraftText,
+    Evaluated,
+    GivesUp,
+    Likely,
+    PassTimes,
+    Query,
+    likeliest,
+)
+from rest_local.errors import ModelError
+from rest_local.llama import features as states
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+
+log = logging.getLogger("rest_local.drafting")
+
+Floats = NDArray[np.float32]
+ABORTED, NO_ROOM = 2, 1  # return codes of `llama_decode`
+BATCH = 512
+KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back
+INLINE = 16  # pending pairs up to this number are evaluated together with a query
+KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
+
+
+class Head(GivesUp, Drafter):
+    """A head and its KV cache. Use `with` or `close`. Only for the engine's thread; close it before the target's
+    context.
+
+    `width`: floats of a feature of the target. `shift`: positions by which a pair stands before its token.
+    """
+
+    shift = 0
+
+    def __init__(self, model: Model, context: Context, target: Context, width: int) -> None:
+        self.model, self.context, self.target, self.width = model, context, target, width
+        self.n_hidden = context.batch.features.shape[1]
+        self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))
+        self._warned_of_room = False
+        self.times = self._measure()
+
+    @staticmethod
+    def settings(target: Context, n_texts: int) -> ContextSettings:
+        """The settings of the head's context: a text for each slot of the target, of the same length."""
+        of_target = target.settings
+        size = target.n_ctx
+        return ContextSettings(
+            n_ctx=size,
+            n_cells=max(size, min(target.n_cells, size * n_texts)) + 2 * BATCH,
+            n_slots=n_texts,
+            n_branches=BRANCHES,
+            n_batch=min(BATCH, size),
+            flash_attention=of_target.flash_attention,
+            threads=of_target.threads,
+            threads_batch=of_target.threads_batch,
+            offload_kqv=of_target.offload_kqv,
+            rope=of_target.rope,
+        )
+
+    @property
+    def path(self) -> str:
+        """The file that the head was loaded from."""
+        return str(self.model.path)
+
+    def text(self) -> HeadText:
+        """A new, empty text, which keeps its sequence ids. Raises ValueError if none are left."""
+        if not self._free:
+            raise ValueError("the head has no sequence ids for another text")
+        return HeadText(self, self._free.pop(0))
+
+    def pass_ms(self, n: int) -> float:
+        """Milliseconds of a pass that answers `n` queries."""
+        return self.times.at(n)
+
+    # What the target gives
+
+    @abstractmethod
+    def features(self, n: int) -> Floats:
+        """The features of the target's last batch, float32 [n, width]; a view or a copy."""
+
+    @abstractmethod
+    def spoil(self, n: int) -> None:
+        """Overwrite these features, to see whether the next decode writes them."""
+
+    def encoded(self, rows: Floats) -> Floats | None:
+        """The hidden states to pair with tokens, float32 [n, n_hidden], from features [n, width]. None if that failed,
+        or was aborted.
+        """
+        return rows
+
+    def use_threads(self, n: int) -> None:
+        """Decode with `n` threads from now on, at most as many as at first."""
+        self.context.use_threads(n)
+
+    def observe(self, evaluated: Sequence[Evaluated]) -> None:
+        """Take the features of the target's last batch."""
+        if self.failed or not evaluated:
+            return
+        try:
+            given = self.features(1 + max(max(each.rows) for each in evaluated))
+            for text, start, tokens, rows in evaluated:
+                assert isinstance(text, HeadText)
+                text.take(start, tokens, given[list(rows)])
+        except Exception as error:  # costs drafts, never an answer
+            self.give_up("failed", error)
+
+    # Passes
+
+    def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
+        """The likely tokens after each path, one level of paths in each pass."""
+        begun = time.perf_counter()
+        texts = {id(query.text): query.text for query in queries}
+        passes = rows = 0
+        try:
+            while not self.failed:
+                batch = Rows()
+                for query in sorted(queries, key=lambda query: len(query.path)):
+                    assert isinstance(query.text, HeadText)
+                    query.text.place(query.path, batch)
+                if not batch.tokens or not self._run(batch):
+                    break
+                passes, rows = passes + 1, rows + len(batch.outputs)
+        except BaseException:  # an interrupt, too
+            for text in texts.values():
+                text.rewind(0)
+            raise
+        took = 1e3 * (time.perf_counter() - begun)
+        for text in texts.values():
+            text.step_ms += took / len(texts)
+            text.query_ms += took / len(texts)
+        if passes == 1:
+            self.times.learn(rows, took)
+        return [() if self.failed else query.text.answer_to(query.path) for query in queries]  # type: ignore[attr-defined]
+
+    def _run(self, batch: Rows) -> bool:
+        """Evaluate rows and hand their results to the texts. False if that failed."""
+        hidden = self._paired(batch)
+        if hidden is None:
+            return False
+        self.context.batch.load(
+            batch.tokens,
+            batch.positions,
+            batch.seqs,
+            [1] * len(batch.tokens),
+            [int(bool(batch.outputs))] * len(batch.tokens),
+        )
+        self.context.batch.features[: len(hidden)] = hidden
+        code = self.context.decode()
+        if code:
+            self._failed(batch, code)
+            return False
+        if batch.outputs:  # then every row has an output: some architectures give a state for every row
+            n = len(batch.tokens)
+            logits = self.context.logits(n)
+            own = states.nextn_rows(self.context, n, self.n_hidden)
+            try:
+                for row, text, path in batch.outputs:
+                    text.learn(path, own[row].copy(), likeliest(logits[row]))
+            except FloatingPointError as error:
+                self.give_up(f"returned {error}")
+                return False
+        for text in batch.caught_up:
+            text.commit_pending()
+        return True
+
+    def _paired(self, batch: Rows) -> Floats | None:
+        """The hidden states of the rows: encoded features of the target, and own states of the head."""
+        of_target = [i for i, own in enumerate(batch.own) if not own]
+        hidden = np.empty((len(batch.tokens), self.n_hidden), np.float32)
+        if of_target:
+            encoded = self.encoded(np.stack([batch.hidden[i] for i in of_target]))
+            if encoded is None:
+                return None
+            hidden[of_target] = encoded
+        for i, own in enumerate(batch.own):
+            if own:
+                hidden[i] = batch.hidden[i]
+        return hidden
+
+    def _failed(self, batch: Rows, code: int) -> None:
+        """A decode did not succeed: what it touched begins anew."""
+        for text in {id(text): text for text in batch.texts}.values():
+            text.reset()
+        if code == NO_ROOM:
+            if not self._warned_of_room:
+                self._warned_of_room = True
+                log.warning("%s %s: its context is full; it begins anew with the newest tokens", self.name, self.path)
+        elif code != ABORTED:  # the program ends and aborts every context; this one did not fail
+            self.give_up(f"cannot be evaluated (llama_decode: {code})")
+
+    def _measure(self) -> PassTimes:
+        """The time of a pass, with all threads or with one, whichever is quicker: on a busy machine threads wait for
+        each other at each of many small operations. Raises ModelError if the head cannot be evaluated.
+        """
+        most = self.context.threads
+        times = self._times()
+        if most > 1:
+            self.use_threads(1)
+            alone = self._times()
+            if alone.one < times.one:
+                return alone
+            self.use_threads(most)
+        return times
+
+    def _times(self) -> PassTimes:
+        """The time of a pass of one row and of several."""
+        took: dict[int, list[float]] = {1: [], BRANCHES: []}
+        for _ in range(3):
+            for n in took:
+                self.context.clear()
+                batch = Rows()
+                for seq in range(n):
+                    batch.add(None, (), 0, 0, seq, np.zeros(self.width, np.float32), own=False, wanted=True)
+                begun = time.perf_counter()
+                hidden = self._paired(batch)
+                self.context.batch.load([0] * n, [0] * n, list(range(n)), [1] * n, [1] * n)
+                if hidden is None:
+                    raise ModelError(f"{self.name} {self.path}: llama.cpp cannot evaluate it; see the log")
+                self.context.batch.features[:n] = hidden
+                if code := self.context.decode():
+                    raise ModelError(f"{self.name} {self.path}: llama_decode returned {code}")
+                logits = self.context.logits(n)
+                states.nextn_rows(self.context, n, self.n_hidden)
+                for row in range(n):
+                    likeliest(logits[row])
+                took[n].append(1e3 * (time.perf_counter() - begun))
+        self.context.clear()
+        one, several = min(took[1]), min(took[BRANCHES])
+        return PassTimes(one, max(several - one, 0.0) / (BRANCHES - 1))
+
+    def close(self) -> None:
+        """Free the KV cache, and the weights if they are the head's own. A second call does nothing."""
+        self.context.close()
+        if self.model is not self.target_model:
+            self.model.close()
+
+    @property
+    @abstractmethod
+    def target_model(self) -> Model:
+        """The model that the head drafts for."""
+
+    def __enter__(self) -> Head:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Rows:
+    """The rows of one pass. `hidden`: a feature of the target, or with `own` a state of the head."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.seqs: list[int] = []
+        self.hidden: list[Floats] = []
+        self.own: list[bool] = []
+        self.texts: list[HeadText] = []
+        self.outputs: list[tuple[int, HeadText, tuple[int, ...]]] = []  # rows whose prediction is wanted
+        self.caught_up: list[HeadText] = []  # texts whose pending pairs are all in these rows
+        self.placed: set[tuple[int, tuple[int, ...]]] = set()
+
+    def add(
+        self,
+        text: HeadText | None,
+        path: tuple[int, ...],
+        token: int,
+        position: int,
+        seq: int,
+        hidden: Floats,
+        *,
+        own: bool,
+        wanted: bool,
+    ) -> None:
+        """Add a row. `path`: what its output predicts the next token of, if `wanted`."""
+        self.tokens.append(token)
+        self.positions.append(position)
+        self.seqs.append(seq)
+        self.hidden.append(hidden)
+        self.own.append(own)
+        if text is not None:
+            self.texts.append(text)
+            if wanted:
+                self.outputs.append((len(self.tokens) - 1, text, path))
+                self.placed.add((id(text), path))
+
+
+class HeadText(DraftText):
+    """The text of one slot in the cells of a head.
+
+    Pair q is token q with the feature of token q - 1. Pairs below `_done` are in the cells of the first sequence id, at
+    position q - shift; the following ones wait in `_pending`.
+    """
+
+    def __init__(self, drafter: Head, seq: int) -> None:
+        self._head, self.seq = drafter, seq
+        self._text: Sequence[int] = ()
+        self._seen = 0  # tokens of the text whose features were given
+        self._recent: Floats = np.empty((0, drafter.width), np.float32)  # features of the newest of them
+        self._done = 0
+        self._pending: list[tuple[int, Floats]] = []  # token and feature of the pairs from `_done` on
+        self._states: dict[tuple[int, ...], tuple[int, Floats, Sequence[Likely]]] = {}  # by path: id, state, answer
+        self._tips: dict[int, tuple[int, ...]] = {}  # by sequence id: the path that its cells end with
+        self._waited_ms = 0.0
+        self._most = max(KEPT, KEPT_BYTES // (4 * drafter.width))  # pending pairs
+        self.step_ms = self.query_ms = 0.0
+
+    @property
+    def drafter(self) -> Head:
+        """The head that evaluates it."""
+        return self._head
+
+    def begin_step(self) -> None:
+        """Reset the times, and drop the cells of the drafted tokens of the last step."""
+        self.step_ms = self.query_ms = 0.0
+        self._drop_drafted()
+
+    def _drop_drafted(self) -> None:
+        if not self._tips:
+            return
+        context = self._head.context
+        for seq in self._tips:
+            context.remove(seq, self._place_of(self._done) if seq == self.seq else 0)
+        self._states.clear()
+        self._tips.clear()
+
+    def _place_of(self, pair: int) -> int:
+        return max(pair - self._head.shift, 0)
+
+    def restart(self, text: Sequence[int], same: int) -> None:
+        """Set another text. What the cells hold of it is the target's affair: `rewind`."""
+        self._text = text
+        self._waited_ms = 0.0
+
+    def rewind(self, n: int) -> None:
+        """The target holds only the first `n` tokens any more."""
+        self._drop_drafted()
+        first = self._seen - len(self._recent)  # position of the first kept feature
+        if n < self._seen:
+            self._recent = self._recent[: max(n - first, 0)]
+            self._seen = n
+        del self._pending[max(n - self._done, 0) :]
+        if self._done > n:
+            if not self._head.context.remove(self.seq, self._place_of(n)) or n == 0:
+                self.reset()
+            self._done = n
+
+    def reset(self) -> None:
+        """Free all cells. The text goes on with the next token that the target evaluates."""
+        for seq in range(self.seq, self.seq + BRANCHES):
+            self._head.context.remove(seq, 0)
+        self._states.clear()
+        self._tips.clear()
+        self._pending.clear()
+        self._done = self._seen
+
+    def share(self, other: DraftText, n: int) -> None:
+        """Take the first `n` tokens of another text of the same head: its cells are shared."""
+        assert isinstance(other, HeadText)
+        self.reset()
+        held = min(other._done, n)
+        if held and other._begins_at_zero:
+            self._head.context.copy(other.seq, self.seq, 0, self._place_of(held))
+        self._recent = np.empty((0, self._head.width), np.float32)
+        self._seen = self._done = held  # what lies between is a gap, if there is anything
+
+    @property
+    def _begins_at_zero(self) -> bool:
+        return self._head.context.begin(self.seq) == 0
+
+    # What the target gives
+
+    def take(self, start: int, tokens: Sequence[int], rows: Floats) -> None:
+        """The target has committed `tokens` at `start`, with the features `rows`, float32 [n, width]."""
+        self._drop_drafted()
+        if start < self._seen:
+            self.rewind(start)
+        if start > self._seen:  # a gap
+            self._seen = start
+            self._recent = self._recent[:0]
+            self.reset()
+        before = self._recent[-1] if start and len(self._recent) else np.zeros(self._head.width, np.float32)
+        if not start:
+            self._done = max(self._done, self._head.shift)
+        for i, token in enumerate(tokens):
+            pair = start + i
+            if pair >= self._done + len(self._pending):
+                self._pending.append((int(token), before if i == 0 else rows[i - 1]))
+        self._seen = start + len(tokens)
+        self._recent = np.concatenate([self._recent, rows])[-KEPT:]
+        if (excess := len(self._pending) - self._most) > 0:
+            pending, done = self._pending[excess:], self._done + excess
+            self.reset()
+            self._pending, self._done = pending, done
+
+    def _evaluate_part(self) -> None:
+        """Evaluate a batch of pending pairs, none of which anything is predicted from."""
+        self._drop_drafted()
+        batch = Rows()
+        part = self._pending[: self._head.context.n_batch]
+        for i, (token, row) in enumerate(part):
+            place = self._place_of(self._done + i)
+            batch.add(self, (), token, place, self.seq, row, own=False, wanted=False)
+        if self._head._run(batch):
+            del self._pending[: len(part)]
+            self._done += len(part)
+
+    # Queries
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether the features of all tokens before the root are known, and there is room for one more."""
+        head = self._head
+        return (
+            not head.failed
+            and bool(self._seen)
+            and self._seen == len(self._text) - 1
+            and len(self._text) < head.context.n_ctx
+        )
+
+    def caught_up(self, saves_ms: float) -> bool:
+        """Whether a query can be answered at once. It evaluates waiting pairs, one batch a step, once the steps that
+        passed without the head have lost `saves_ms` often enough to pay for that.
+        """
+        if len(self._pending) <= INLINE:
+            return True
+        self._waited_ms += saves_ms
+        if self._waited_ms < len(self._pending) * self._head.times.further:
+            return False
+        begun = time.perf_counter()
+        self._evaluate_part()
+        if caught_up := len(self._pending) <= INLINE:
+            self._waited_ms = 0.0
+        self.step_ms += 1e3 * (time.perf_counter() - begun)
+        return caught_up and not self._head.failed
+
+    def passes(self, path: Sequence[int]) -> int:
+        """A pass for each token of the path that was not evaluated in this step, and one for the root."""
+        known = sum(tuple(path[:n]) in self._states for n in range(len(path) + 1))
+        return max(len(path) + 1 - known, 1)
+
+    def answer_to(self, path: tuple[int, ...]) -> Sequence[Likely]:
+        """What was predicted after a path; empty if it could not be evaluated."""
+        found = self._states.get(path)
+        return found[2] if found else ()
+
+    def learn(self, path: tuple[int, ...], state: Floats, likely: Sequence[Likely]) -> None:
+        """The head's state after a path, and what it predicts."""
+        seq = next(seq for seq, tip in self._tips.items() if tip == path)
+        self._states[path] = (seq, state, likely)
+
+    def commit_pending(self) -> None:
+        """The pending pairs and the root are in the cells."""
+        self._done = self._seen + 1
+        self._pending.clear()
+
+    def place(self, path: tuple[int, ...], batch: Rows) -> None:
+        """Add what has to be evaluated next for a path to a pass: the root, or the first token of it that was not."""
+        if not self.can_ask:
+            return
+        known = next((n for n in range(len(path), -1, -1) if path[:n] in self._states), -1)
+        if known == len(path):
+            return
+        if known < 0:
+            self._place_root(batch)
+            return
+        parent, node = path[:known], path[: known + 1]
+        if (id(self), node) in batch.placed:
+            return
+        seq, state, _ = self._states[parent]
+        place = self._place_of(len(self._text) - 1) + known + 1
+        if self._tips.get(seq) != parent:
+            free = [each for each in range(self.seq, self.seq + BRANCHES) if each not in self._tips]
+            if not free:
+                return
+            self._head.context.copy(seq, free[0], 0, place)
+            seq = free[0]
+        self._tips[seq] = node
+        batch.add(self, node, int(node[-1]), place, seq, state, own=True, wanted=True)
+
+    def _place_root(self, batch: Rows) -> None:
+        if (id(self), ()) in batch.placed or len(batch.tokens) + len(self._pending) >= self._head.context.max_outputs:
+            return
+        root = len(self._text) - 1
+        if self._done > root:  # it was evaluated, but its state was dropped with the drafted tokens
+            self._head.context.remove(self.seq, self._place_of(root))
+            self._done = root
+        for i, (token, row) in enumerate(self._pending):
+            batch.add(self, (), token, self._place_of(self._done + i), self.seq, row, own=False, wanted=False)
+        before = self._recent[-1] if len(self._recent) else np.zeros(self._head.width, np.float32)
+        self._tips[self.seq] = ()
+        token = int(self._text[root])
+        batch.add(self, (), token, self._place_of(root), self.seq, before, own=False, wanted=True)
+        batch.caught_up.append(self)

@@ -1,0 +1,111 @@
+"""Opens what drafts for a model, by what the file is.
+
+Contract: a path that the user gave goes in, an open drafter comes out, or an error of one line with cause and remedy.
+What becomes of a refusal is the caller's decision (`rest_local.decoding.core` goes on without a drafter). What can be
+refused without loading weights is refused first, because a file that does not fit may not fit the memory either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from rest_local.drafting.models import trial
+from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.kinds import HEADS, kind_of
+from rest_local.drafting.models.seam import Drafter
+from rest_local.errors import ModelInvalid, OptionError
+from rest_local.llama.context import Context
+from rest_local.llama.gguf_content import content_of
+from rest_local.llama.gguf_header import Files, check_headers, n_tensors
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
+
+_MB = 1e6
+
+
+class Opener:
+    """Opens what drafts for a context of the target: a head reads that context, a draft model serves all of them."""
+
+    def __init__(
+        self, make: Callable[[Context], Drafter | None] = lambda context: None, shared: Drafter | None = None
+    ) -> None:
+        """`shared`: a drafter that is open already."""
+        self._make, self._shared = make, shared
+
+    def __call__(self, context: Context) -> Drafter | None:
+        """Raises ModelError, OptionError. A draft model was opened before; a head takes its memory now."""
+        return self._shared or self._make(context)
+
+    def close(self) -> None:
+        """Close what no context has taken over."""
+        if self._shared:
+            self._shared.close()
+
+
+NO_DRAFTER = Opener()
+
+
+def opener_of(
+    path: str | os.PathLike[str], model: Model, n_ctx: int, n_slots: int, threads: int, n_gpu_layers: int | None
+) -> Opener:
+    """What opens the drafter in the file at `path`, by what the file is. A draft model is opened now, which costs the
+    load time and a few passes; a head is tried in a child process, the first time.
+
+    Raises as `open_drafter`.
+    """
+    file = Path(path).expanduser()
+    kind = kind_of(file)
+    if kind == "model":
+        return Opener(shared=open_drafter(file, model, n_ctx, n_slots, threads, n_gpu_layers))
+    trial.ensure_usable(file, model.path, model.options, model.n_gpu_layers, kind)
+    return Opener(lambda context: HEADS[kind](file, context, model, context.n_slots, n_gpu_layers))
+
+
+def mtp_inside(model: Model) -> Opener:
+    """What opens the MTP layers in the file of `model`, which was loaded with them."""
+    return Opener(lambda context: HEADS["mtp"](None, context, model, context.n_slots, model.n_gpu_layers))
+
+
+def has_usable_mtp(path: Path, options: ModelOptions, n_gpu_layers: int) -> tuple[bool, str]:
+    """Whether a model's own file has MTP layers that can be used, and a warning if they cannot. A child process tries
+    them, the first time. Raises ModelNotFound, ModelInvalid for a damaged file.
+    """
+    if not content_of(path).has_mtp:
+        return False, ""
+    try:
+        trial.ensure_usable(path, path, options, n_gpu_layers, "mtp")
+        return True, ""
+    except ModelInvalid as error:
+        return False, f"going on without the model's MTP layers: {error}"
+
+
+def open_drafter(
+    path: str | os.PathLike[str],
+    model: Model,
+    n_ctx: int,
+    n_slots: int,
+    threads: int,
+    n_gpu_layers: int | None,
+) -> DraftModel:
+    """What drafts for `model`: the file at `path`, a smaller model of the same vocabulary.
+
+    `n_ctx`: tokens of one text; `n_slots`: texts at a time. Costs the load time and a few passes. Raises ModelNotFound
+    where there is no such file, and for a file that cannot draft for this model ModelError or OptionError.
+    """
+    file = Path(path).expanduser()
+    files = check_headers(file)
+    if not n_tensors(files):
+        raise ModelInvalid(file, "holds a vocabulary and no weights", "give the file with the weights")
+    size, most = _bytes(files), _bytes(check_headers(model.path))
+    if size > most:  # a forward pass reads all weights, so its drafts would cost more than they save
+        raise OptionError(
+            f"model {file}: is larger ({size / _MB:.1f} MB) than the model that it would draft for "
+            f"({most / _MB:.1f} MB); choose a smaller model of the same family"
+        )
+    return DraftModel.open(file, model.vocabulary, n_ctx, n_slots, threads=threads, n_gpu_layers=n_gpu_layers)
+
+
+def _bytes(files: Files) -> int:
+    return sum(status.st_size for _, status in files)

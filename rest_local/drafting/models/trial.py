@@ -1,0 +1,129 @@
+"""Tries a head in a child process, because one that does not fit its target can abort or crash llama.cpp.
+
+`python -m rest_local.drafting.models.trial TASK` loads the target and the head, evaluates a few tokens with each, and
+prints a line of JSON at each stage. It takes the load time of both, once for each pair of files: success is remembered
+in the cache directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rest_local import paths
+from rest_local.drafting.models.seam import Evaluated, Query
+from rest_local.errors import ModelError, ModelInvalid, RestLocalError
+from rest_local.llama import library, probe
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.gguf_header import check_headers, identity_of
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
+
+TIMEOUT_SECONDS = 120.0
+SECONDS_PER_BYTE = 4e-8  # in addition: 280 s for 4 GB, which are read at 25 MB/s in 160 s
+N_CTX = 64
+
+
+def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers: int, kind: str) -> None:
+    """Check that a child process can draft with the head, now or in an earlier run.
+
+    `head`: the target's own file for MTP layers inside it. `options`, `n_gpu_layers`: of the target. `kind`: a key of
+    `kinds.HEADS`. Raises ModelInvalid.
+    """
+    task = {
+        "target": os.path.abspath(target),
+        "head": os.path.abspath(head),
+        "kind": kind,
+        "n_gpu_layers": n_gpu_layers,
+        "options": asdict(options),
+    }
+    text = json.dumps(task, default=str)
+    files = [*check_headers(target), *check_headers(head)]
+    record = json.dumps([identity_of(files), text, library.fingerprint()]).encode("utf-8", "surrogateescape")
+    path = paths.cache_dir() / f"head-{hashlib.sha256(record).hexdigest()[:32]}.json"
+    try:
+        if path.read_bytes() == record:
+            return
+    except OSError:
+        pass  # not tried before
+    cause = _cause(text, TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files))
+    if cause:
+        raise ModelInvalid(head, cause, "get a head that was made for this model")
+    try:
+        paths.write_atomically(path, record)
+    except OSError as error:
+        library.logger.warning("model %s: its trial cannot be remembered: %s", head, error)
+
+
+def _cause(task: str, timeout: float) -> str:
+    try:
+        ended = probe.run(__name__, task, timeout)
+    except OSError as error:
+        return f"cannot be tried in a child process: {error}"
+    seen: dict[str, Any] = {}
+    for line in ended.lines:
+        seen.update(line)
+    if ended.code == 0 and seen.get("done"):
+        return ""
+    if refused := seen.get("refused"):
+        return str(refused)
+    during = seen.get("at", "starting")
+    if ended.code is None:
+        return f"did not finish in {timeout:.0f} s while {during}"
+    return f"crashed llama.cpp while {during} ({ended.signal_name or f'exit code {ended.code}'})"
+
+
+def main(text: str) -> None:
+    """The child process. `text`: the task of `ensure_usable`."""
+    from rest_local.drafting.models.kinds import HEADS
+
+    task = json.loads(text)
+    try:
+        report(at="loading the model")
+        options = ModelOptions.from_dict(task["options"])
+        inside = task["head"] == task["target"]
+        target = Model.open(task["target"], n_gpu_layers=task["n_gpu_layers"], options=options, mtp=inside)
+        context = Context(target, ContextSettings(n_ctx=N_CTX, n_batch=N_CTX, n_branches=1, n_rs_seq=0))
+        report(at="loading the head")
+        head = HEADS[task["kind"]](None if inside else Path(task["head"]), context, target, 1, task["n_gpu_layers"])
+        report(at="evaluating the model")
+        tokens = [token % target.n_vocab for token in range(1, 6)]
+        for again in (False, True):
+            context.clear()
+            context.batch.fill(tokens, list(range(5)), 0, 1, [0, 0, 0, 0, 1])
+            if code := context.decode():
+                raise ModelError(f"the model cannot be evaluated with it (llama_decode: {code})")
+            given = head.features(len(tokens))
+            if np.isnan(given).any():
+                raise ModelError("the model gives no hidden states: llama.cpp has none for its architecture")
+            if not again:
+                head.spoil(len(tokens))  # the second decode has to write them anew
+        report(at="drafting")
+        text_of_head = head.text()
+        text_of_head.restart([*tokens, 1], 0)
+        head.observe([Evaluated(text_of_head, 0, tokens, range(5))])
+        (likely,) = head.answer([Query(text_of_head, ())])
+        (after,) = head.answer([Query(text_of_head, (likely[0][0],))]) if likely else ((),)
+        if not likely or not after or head.failed:
+            report(refused="does not draft with this model")
+        else:
+            report(done=True)
+    except RestLocalError as error:
+        report(refused=getattr(error, "cause", None) or str(error))
+    os._exit(0)  # without cleanup, because a broken driver may crash there
+
+
+def report(**fields: object) -> None:
+    """Print a line for the parent, flushed before the next stage begins."""
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,147 @@
+"""The hidden states of a model that MTP layers and EAGLE-3 heads draft from.
+
+Contract: one function for each call of llama.cpp, without decisions. These functions are experimental, C++, and not in
+every llama.cpp: `missing` names what this one lacks, and a call of a missing function raises ModelError. A context that
+gives features away for a layer that its architecture does not report aborts the process, so a child process tries it
+first (`rest_local.drafting.models.trial`).
+
+The features of a batch are float32 [n_tokens, width], one row for each token in the order of the batch, in memory of
+the context: the next decode overwrites them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as bindings
+from numpy.typing import NDArray
+
+from rest_local.errors import ModelError
+from rest_local.llama.context import Context
+from rest_local.llama.model import Model
+
+_VOID, _POINTER, _UINT, _BOOL = None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+# By name: the symbols of compilers with the Itanium ABI and of Microsoft's, the result, the arguments.
+_SIGNATURES: dict[str, tuple[tuple[str, str], Any, tuple[Any, ...]]] = {
+    "llama_set_embeddings_nextn": (
+        (
+            "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+            "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+        ),
+        _VOID,
+        (_POINTER, _BOOL, _BOOL),
+    ),
+    "llama_get_embeddings_nextn": (
+        (
+            "_Z26llama_get_embeddings_nextnP13llama_context",
+            "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+        ),
+        _POINTER,
+        (_POINTER,),
+    ),
+    "llama_set_embeddings_layer_inp": (
+        (
+            "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+            "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+        ),
+        _VOID,
+        (_POINTER, _UINT, _BOOL),
+    ),
+    "llama_get_embeddings_layer_inp": (
+        (
+            "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+            "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+        ),
+        _POINTER,
+        (_POINTER, _UINT),
+    ),
+    "llama_model_target_layer_ids": (
+        (
+            "_Z28llama_model_target_layer_idsPK11llama_model",
+            "?llama_model_target_layer_ids@@YAPEBHPEBUllama_model@@@Z",
+        ),
+        _POINTER,
+        (_POINTER,),
+    ),
+    "llama_model_target_layer_ids_n": (
+        (
+            "_Z30llama_model_target_layer_ids_nPK11llama_model",
+            "?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z",
+        ),
+        _UINT,
+        (_POINTER,),
+    ),
+}
+NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
+LAYERS = tuple(name for name in _SIGNATURES if name not in NEXTN)
+
+
+def _find(name: str) -> Callable[..., Any] | None:
+    symbols, result, arguments = _SIGNATURES[name]
+    for symbol in (name, *symbols):
+        function = getattr(bindings._lib, symbol, None)
+        if function is not None:
+            address = ctypes.cast(function, _POINTER).value
+            assert address is not None
+            return ctypes.CFUNCTYPE(result, *arguments)(address)
+    return None
+
+
+_functions = {name: _find(name) for name in _SIGNATURES}
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Those of the functions that this llama.cpp does not have."""
+    return [name for name in names if _functions[name] is None]
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    function = _functions[name]
+    if function is None:
+        raise ModelError(f"this llama.cpp has no {name}; install a newer llama-cpp-python")
+    return function(*arguments)
+
+
+def n_mtp_layers(model: Model) -> int:
+    """MTP layers (NextN blocks) that the file declares."""
+    count = getattr(bindings, "llama_model_n_layer_nextn", None)
+    return int(count(model.pointer)) if count else 0
+
+
+def target_layers(head: Model) -> list[int]:
+    """The layers of the target whose inputs an EAGLE-3 head reads."""
+    count = int(_call("llama_model_target_layer_ids_n", head.pointer))
+    address = _call("llama_model_target_layer_ids", head.pointer)
+    return list((ctypes.c_int32 * count).from_address(address)) if count and address else []
+
+
+def give_nextn(context: Context, every_token: bool) -> None:
+    """Have a context give its last hidden states: of every token of a batch, or of those with outputs."""
+    _call("llama_set_embeddings_nextn", context.pointer, True, not every_token)
+
+
+def give_layers(context: Context, layers: Sequence[int]) -> None:
+    """Have a context give the inputs of these layers for every token. The last number may be the number of layers."""
+    for layer in layers:
+        _call("llama_set_embeddings_layer_inp", context.pointer, layer, True)
+
+
+def nextn_rows(context: Context, n: int, width: int) -> NDArray[np.float32]:
+    """The last hidden states of the last batch, a view of float32 [n, width]. Waits for the device."""
+    context.synchronize()
+    return _view(_call("llama_get_embeddings_nextn", context.pointer), n, width)
+
+
+def layer_rows(context: Context, layer: int, n: int, width: int) -> NDArray[np.float32]:
+    """The inputs of one layer in the last batch, a view of float32 [n, width]. Waits for the device."""
+    context.synchronize()
+    return _view(_call("llama_get_embeddings_layer_inp", context.pointer, layer), n, width)
+
+
+def _view(address: int | None, n: int, width: int) -> NDArray[np.float32]:
+    if not address:
+        raise ModelError("llama.cpp gives no hidden states for this model")
+    return np.ctypeslib.as_array((ctypes.c_float * (n * width)).from_address(address)).reshape(n, width)

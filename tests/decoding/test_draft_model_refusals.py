@@ -1,0 +1,238 @@
+"""A draft model that cannot be used costs one clear line, and generation goes on without it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from support.fake_sources import always_draft
+
+from benchmarks.gguf_file import byte_vocabulary, write
+from benchmarks.tiny import tiny
+from rest_local import Engine
+from rest_local.decoding.lane import Lane
+from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
+from rest_local.drafting.models.seam import PassTimes
+from rest_local.errors import ModelError, ModelInvalid, ModelNotFound, OptionError
+from rest_local.llama.model import Model
+
+TinyModel = Callable[..., Path]
+PROMPT = "for number in range(10): print(number)\n" * 3
+
+
+@pytest.fixture
+def target(tiny_model: TinyModel) -> Path:
+    return tiny_model("llama", quant="Q8_0")
+
+
+def answer(engine: Engine, n: int = 12) -> list[int]:
+    stream = engine.generate(PROMPT, max_tokens=n)
+    for _ in stream:
+        pass
+    return stream.result.tokens
+
+
+def damaged(model: Path, path: Path, value: float) -> Path:
+    """A copy of a tiny model in 32-bit floats whose output norm is `value`."""
+    reader = gguf.GGUFReader(model)
+    norm = next(tensor for tensor in reader.tensors if tensor.name == "output_norm.weight")
+    data = bytearray(model.read_bytes())
+    data[norm.data_offset : norm.data_offset + norm.n_bytes] = np.full(norm.n_elements, value, np.float32).tobytes()
+    path.write_bytes(data)
+    return path
+
+
+def refused(kind: str, target: Path, folder: Path) -> Path:
+    """A file that cannot draft for `target`, for one reason."""
+    path = folder / f"{kind}.gguf"
+    if kind == "vocabulary":
+        path.write_bytes(target.read_bytes().replace(b"return", b"retorn"))
+        return path
+    if kind == "weightless":
+        return write(path, "llama", {}, byte_vocabulary(384), [])
+    if kind == "larger":
+        return tiny("llama", path, quant="Q8_0", n_layers=6)
+    if kind == "truncated":
+        path.write_bytes(target.read_bytes()[:-4096])
+        return path
+    if kind == "foreign":
+        path.write_bytes(b"<!DOCTYPE html><title>not found</title>")
+        return path
+    if kind == "recurrent":
+        return tiny("mamba", path, quant="Q8_0", n_layers=1)
+    assert kind == "nan"
+    return damaged(target, path, np.nan)
+
+
+CAUSES = {
+    "vocabulary": "its vocabulary .* is not that of the model .*choose a smaller model of the same family",
+    "weightless": "holds a vocabulary and no weights; give the file with the weights",
+    "larger": r"is larger \(0.3 MB\) than the model that it would draft for \(0.2 MB\); choose a smaller model",
+    "truncated": "corrupted or incomplete; get the file again",
+    "foreign": "is a web page, not a GGUF file; get the file again",
+    "recurrent": "cannot roll back tokens; draft with one that has attention only",
+    "nan": "returns values that are not numbers; get the file again",
+}
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_it_is_one_warning_with_cause_and_remedy_and_the_engine_answers(
+    kind: str, target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = refused(kind, target, tmp_path)
+    with Engine.load(target, n_ctx=256, threads=1) as alone:
+        expected, warned = answer(alone), alone.warnings
+    with (
+        caplog.at_level(logging.WARNING, "rest_local"),
+        Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine,
+    ):
+        (line,) = [told for told in engine.warnings if told not in warned]
+        assert line.startswith(f"going on without the draft model: model {path}: ")
+        assert re.search(CAUSES[kind], line)
+        assert "\n" not in line
+        assert engine.settings["draft_model"] is None
+        assert answer(engine) == expected
+    ours = [record for record in caplog.records if not record.name.startswith("rest_local.llama")]
+    assert not ours  # or the command line would show two lines
+
+
+def test_a_file_that_is_not_there_is_an_error(target: Path, tmp_path: Path) -> None:
+    for name in (tmp_path / "absent.gguf", "no-model-has-this-name"):
+        with pytest.raises(ModelNotFound):
+            Engine.load(target, n_ctx=256, draft_model=name)
+
+
+def test_the_model_itself_and_a_smaller_one_are_taken(target: Path, tmp_path: Path) -> None:
+    for path in (target, tiny("llama", tmp_path / "small.gguf", quant="Q8_0", n_layers=1)):
+        with Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine:
+            assert engine.settings["draft_model"] == str(path)
+            assert engine.warnings == []
+
+
+@contextmanager
+def little_memory(n_bytes: int) -> Iterator[None]:
+    """This process, and children that it starts, get at most `n_bytes` more."""
+    import resource
+
+    status = Path("/proc/self/status").read_text()
+    used = 1024 * int(re.search(r"VmSize:\s+(\d+)", status)[1])  # type: ignore[index]
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_a_lack_of_memory_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_ctx = 1 << 22  # cells of 2 GB
+    path = tiny("llama", tmp_path / "long.gguf", quant="Q8_0", n_ctx=n_ctx)
+    with Model.open(path) as model:
+        with little_memory(1 << 28), pytest.raises(ModelError, match="if memory is short, give a smaller `n_ctx`"):
+            open_drafter(path, model, n_ctx, 2, 1, None)
+        open_drafter(path, model, 256, 2, 1, None).close()  # nothing is left of the first try
+
+
+def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Lane.open
+    closed: list[Opener] = []
+
+    def without_room(*arguments: Any, opener: Opener = NO_DRAFTER, **options: Any) -> Lane:
+        if opener is not NO_DRAFTER:
+            close = opener.close
+            monkeypatch.setattr(opener, "close", lambda: (closed.append(opener), close()))
+            raise ModelError("model m.gguf: no context of 256 tokens")
+        assert closed
+        return real(*arguments, opener=opener, **options)
+
+    monkeypatch.setattr(Lane, "open", without_room)
+    with Engine.load(target, n_ctx=256, threads=1, draft_model=target) as engine:
+        assert engine.settings["draft_model"] is None
+        (line,) = engine.warnings
+        assert "next to it the model cannot be evaluated (model m.gguf: no context of 256 tokens)" in line
+        assert answer(engine)
+
+
+def test_a_model_without_room_for_itself_is_still_an_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_room(*_: Any, **__: Any) -> Lane:
+        raise ModelError("model m.gguf: no context of 256 tokens")
+
+    monkeypatch.setattr(Lane, "open", without_room)
+    with pytest.raises(ModelError, match="no context"):
+        Engine.load(target, n_ctx=256, threads=1, draft_model=target)
+
+
+def test_a_full_context_is_told_once_and_generation_goes_on(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    always_draft(monkeypatch, most=4)
+    short = tiny("llama", tmp_path / "short.gguf", quant="Q8_0", n_ctx=160)
+    with Engine.load(target, n_ctx=256, threads=1) as alone:
+        expected = answer(alone, 100)
+    with (
+        caplog.at_level(logging.WARNING, "rest_local.drafting"),
+        Engine.load(target, n_ctx=256, threads=1, draft_model=short) as engine,
+    ):
+        small = engine._core.lane.drafter
+        assert isinstance(small, DraftModel)
+        small.token_ms, small.times = 0.0, PassTimes(0.0, 0.0)  # else a busy machine asks it less
+        for _ in range(2):
+            assert answer(engine, 100) == expected
+        assert engine._core.totals.by_source["model"]["drafted"] > 0
+        assert not small.failed
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
+    assert f"draft model {short}: its context of 160 tokens is full" in line
+
+
+def test_a_context_as_long_as_that_of_the_model_is_not_told(
+    target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "rest_local.drafting"),
+        Engine.load(target, n_ctx=160, threads=1, draft_model=target) as engine,
+    ):
+        stream = engine.generate(PROMPT, max_tokens=100)
+        for _ in stream:
+            pass
+        assert stream.result.finish_reason == "length"
+    assert not caplog.records
+
+
+def test_numbers_that_turn_bad_later_end_the_drafting_with_one_line(
+    target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    always_draft(monkeypatch, most=4)
+    with Engine.load(target, n_ctx=256, threads=1) as alone:
+        expected = answer(alone, 40)
+    with (
+        caplog.at_level(logging.WARNING, "rest_local.drafting"),
+        Engine.load(target, n_ctx=256, threads=1, draft_model=target) as engine,
+    ):
+        small = engine._core.lane.drafter
+        assert isinstance(small, DraftModel)
+        small.token_ms, small.times = 0.0, PassTimes(0.0, 0.0)
+        monkeypatch.setattr(small.context, "logits", lambda n: np.full((n, small.model.n_vocab), np.nan, np.float32))
+        for _ in range(2):
+            assert answer(engine, 40) == expected
+        assert small.failed
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == f"draft model {target} returned values that are not numbers; going on without it"
+
+
+def test_refusals_are_errors_of_one_line(target: Path, tmp_path: Path) -> None:
+    with Model.open(target, vocab_only=True) as model:
+        for kind, error in (("weightless", ModelInvalid), ("larger", OptionError), ("nan", ModelInvalid)):
+            with pytest.raises(error, match=CAUSES[kind]):
+                open_drafter(refused(kind, target, tmp_path), model, 64, 1, 1, None)
