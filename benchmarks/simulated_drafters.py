@@ -290,7 +290,7 @@ def measure(label: str, workload: Workload, name: str, constant: bool) -> list[C
             best, length = chains.best(curve, cost * plain_ms)
             cells.append(
                 Cell(
-                    label, name, acceptance, cost, tally.plain_ms / best, length, retrieval, *found,
+                    label, name, acceptance, cost, tally.plain_ms / best, length, retrieval, found[0], found[1],
                     drafter.passes / tally.steps, tally.drafted / tally.steps,
                 )
             )  # fmt: skip

@@ -177,10 +177,12 @@ def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
 
 def begin(sources: Predictable, answer: Recorded) -> list[int]:
     """Give the sources the prompt, the prediction and the first token of the answer, which the prefill yields. Returns
-    the text so far, to which the caller appends what it gives to `Sources.extend`.
+    the text so far, which a drafting model follows: to it the caller appends what it gives to `Sources.extend`.
     """
     text = [*answer.prompt]
     sources.restart(text)
+    if sources.draft_text:
+        sources.draft_text.restart(text, 0)
     sources.predict(answer.prediction)
     text += answer.answer[:1]
     sources.extend(answer.answer[:1])

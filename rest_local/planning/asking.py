@@ -30,11 +30,11 @@ INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting mo
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
 WAITED_SHARE = 0.001  # of the time of plain steps, that passes may take which are only made because of the wait
-INITIAL_CONFIDENCES = (0.5, 0.8, 0.95, 0.99)  # of the first candidate; a good model's, so that it
+INITIAL_CONFIDENCES = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # of the first candidate; a good model's, so that it
 # is tried
 DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
 KEPT = 128  # confidences, for each depth
-FEWEST = 32  # confidences; a depth with fewer borrows from the one above it, so that a good model is asked deeper
+FEWEST = 24  # confidences; a depth with fewer borrows from the one above it, so that a good model is asked deeper
 _SMOOTHING = 0.05
 _SPEED_SMOOTHING = 0.02
 
@@ -47,7 +47,7 @@ class ModelStats:
     speed that requests reach with it.
     """
 
-    confidences: list[deque[float]] = field(default_factory=lambda: _initial_confidences())
+    confidences: list[deque[float]] = field(default_factory=lambda: [deque((), KEPT) for _ in range(DEPTHS)])
     gain: float = INITIAL_GAIN
     waited: int = 0  # steps since the last pass
     _tokens: float = 1.0  # of a step, and the time of one in plain steps
@@ -80,10 +80,12 @@ class ModelStats:
             self.confidences[min(depth, DEPTHS - 1)].append(probability)
         self._promises = [float(np.mean(self.of_depth(depth))) for depth in range(DEPTHS)]
 
-    def of_depth(self, depth: int) -> list[float]:
+    def of_depth(self, depth: int) -> Sequence[float]:
         """Confidences at a depth, and below FEWEST of them those of the depth above."""
-        own = list(self.confidences[depth])
-        return own if depth == 0 or len(own) >= FEWEST else own + self.of_depth(depth - 1)[-FEWEST + len(own) :]
+        own = self.confidences[depth]
+        if len(own) >= FEWEST:
+            return own
+        return INITIAL_CONFIDENCES if depth == 0 else self.of_depth(depth - 1)
 
     def learn_step(self, tokens: int, plain_steps: float) -> None:
         """Count a step that gave so many tokens in the time of so many plain steps."""
@@ -109,10 +111,6 @@ class ModelStats:
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
             values = self._values[key] = PassValues(cost, rate, pass_ms, confidences)
         return values
-
-
-def _initial_confidences() -> list[deque[float]]:
-    return [deque(INITIAL_CONFIDENCES if depth == 0 else (), KEPT) for depth in range(DEPTHS)]
 
 
 QUANTILES = 8  # of the confidences at a depth
