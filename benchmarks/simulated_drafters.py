@@ -62,7 +62,7 @@ LENGTHS = range(17)  # of fixed chains
 SPREAD = 2.0  # a + b of the beta distribution of confidences; with 0.75, 0.42 of them are above 0.9
 SECOND, THIRD = 0.5, 0.2  # of the probability that the candidates before leave
 DRAWS = 1 << 14
-TOKENS = 6000  # of answers, for each workload
+TOKENS = 2500  # of answers, for each workload
 N_UNSEEN = 32_000  # tokens that `unseen` is drawn from
 UNSEEN_ANSWER = 300
 

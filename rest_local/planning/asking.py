@@ -30,7 +30,16 @@ INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting mo
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
 WAITED_SHARE = 0.001  # of the time of plain steps, that passes may take which are only made because of the wait
-INITIAL_CONFIDENCES = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)  # of the first candidate; a good model's, so that it
+INITIAL_CONFIDENCES = (
+    0.5,
+    0.8,
+    0.9,
+    0.95,
+    0.97,
+    0.98,
+    0.99,
+    0.99,
+)  # of the first candidate; a good model's, so that it
 # is tried
 DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
 KEPT = 128  # confidences, for each depth
@@ -47,11 +56,12 @@ class ModelStats:
     speed that requests reach with it.
     """
 
-    confidences: list[deque[float]] = field(default_factory=lambda: [deque((), KEPT) for _ in range(DEPTHS)])
+    confidences: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in range(DEPTHS)])
     gain: float = INITIAL_GAIN
     waited: int = 0  # steps since the last pass
     _tokens: float = 1.0  # of a step, and the time of one in plain steps
     _steps: float = 1.0
+    _learned: int = 0  # confidences at the root
     _promises: list[float] = field(default_factory=list)
     _values: dict[tuple[int, int], PassValues] = field(default_factory=dict)
 
@@ -77,6 +87,7 @@ class ModelStats:
     def learn(self, confidences: Iterable[tuple[int, float]]) -> None:
         """Count (depth, probability of the first candidate)."""
         for depth, probability in confidences:
+            self._learned += depth == 0
             self.confidences[min(depth, DEPTHS - 1)].append(probability)
         self._promises = [float(np.mean(self.of_depth(depth))) for depth in range(DEPTHS)]
 
@@ -98,8 +109,8 @@ class ModelStats:
         self.gain += _SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
 
     def values(self, plan: Plan, pass_ms: float, n_requests: int) -> PassValues:
-        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again after
-        REFRESH uses, or if a price has changed.
+        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again
+        after REFRESH answers at the root, or if a price has changed.
         """
         cost, rate = plan.cost, plan.rate or MARGIN / plan.cost[0]
         if plan.budget is not None:
@@ -107,15 +118,15 @@ class ModelStats:
             cost = cost[: _SIZES[bisect_right(_SIZES, max(affordable, 1)) - 1]]
         key = (len(cost), n_requests)
         values = self._values.get(key)
-        if values is None or not values.is_current(cost[0], rate, pass_ms):
+        if values is None or not values.is_current(self._learned, (cost[0], rate, pass_ms)):
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
-            values = self._values[key] = PassValues(cost, rate, pass_ms, confidences)
+            values = self._values[key] = PassValues(cost, rate, pass_ms, confidences, self._learned)
         return values
 
 
 QUANTILES = 8  # of the confidences at a depth
 LONGEST = 40  # nodes of a tree after which no pass is expected
-REFRESH = 256
+REFRESH = 8  # confidences
 CHANGED = 0.03  # relative change of a price
 _SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
@@ -124,12 +135,20 @@ _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint p
 class PassValues:
     """What answers of a drafting model are worth in one step, in tokens. 0.5 ms to compute."""
 
-    def __init__(self, cost: Sequence[float], rate: float, pass_ms: float, confidences: Sequence[Sequence[float]]):
+    def __init__(
+        self,
+        cost: Sequence[float],
+        rate: float,
+        pass_ms: float,
+        confidences: Sequence[Sequence[float]],
+        learned: int = 0,
+    ) -> None:
         """`cost`: milliseconds of a step by its number of nodes; `rate`: tokens that a millisecond is worth;
-        `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth.
+        `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth; `learned`: how many
+        were counted so far.
         """
         self._prices = (cost[0], rate, pass_ms)
-        self._uses = 0
+        self._learned = learned
         places = (np.arange(QUANTILES) + 0.5) / QUANTILES
         self._confidences = np.array([np.quantile(each, places) for each in confidences])
         self._node = [rate * (after - before) for before, after in itertools.pairwise(cost[: LONGEST + 1])]
@@ -155,10 +174,11 @@ class PassValues:
         worth: list[float] = (answered - self._added(joint * known, n)).tolist()
         return worth
 
-    def is_current(self, *prices: float) -> bool:
-        """Whether these are still the prices: of a plain step, the rate, and of a pass. Counts a use."""
-        self._uses += 1
-        return self._uses < REFRESH and all(
+    def is_current(self, learned: int, prices: tuple[float, float, float]) -> bool:
+        """Whether less than REFRESH confidences were counted since, and the prices (of a plain step, the rate, and of a
+        pass) are about the same.
+        """
+        return learned < self._learned + REFRESH and all(
             abs(new - old) <= CHANGED * old for new, old in zip(prices, self._prices, strict=True)
         )
 
