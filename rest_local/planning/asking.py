@@ -30,9 +30,9 @@ INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting mo
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
 WAITED_SHARE = 0.001  # of the time of plain steps, that passes may take which are only made because of the wait
-# Of the first candidate, until FEWEST are known: those of a good model, so that it is tried. With a mean of 0.75 instead
-# of 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of
-# 1.20 (`benchmarks.simulated_drafters`)
+# Of the first candidate, until FEWEST are known: those of a good model, so that it is tried. With a mean of 0.75, not
+# 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
+# (`benchmarks.simulated_drafters`)
 INITIAL_CONFIDENCES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99)
 DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
 KEPT = 128  # confidences, for each depth
