@@ -215,12 +215,15 @@ class Asking:
         total, passes = 0.0, 1
         chosen: list[tuple[int, Question]] = []
         for tokens, (who, question) in sorted(zip(worth, asked, strict=True), key=lambda each: -each[0]):
-            needed = max(passes, self._askers[who].text.passes(question.path))
-            if chosen and tokens <= rate * (row_ms + (needed - passes) * drafter.pass_ms(1)):
+            own = self._askers[who].text.passes(question.path)
+            needed = max(passes, own)
+            if not own or (chosen and tokens <= rate * (row_ms + (needed - passes) * drafter.pass_ms(1))):
                 continue
             total += tokens
             passes = needed
             chosen.append((who, question))
+        if not chosen:
+            return []
         price = passes * drafter.pass_ms(len(chosen))
         if total <= rate * price and not self._has_waited(chosen, price):
             return []
