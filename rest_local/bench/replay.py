@@ -2,7 +2,8 @@
 
 - Recorded answers and sources go in. Mean accepted tokens (MAT), drafted nodes per step, acceptance by source and
   depth, lookup times, and the speed-up that a cost curve implies come out.
-- No model runs: the forward pass of a step with n nodes costs what the curve gives for n + 1 tokens.
+- No model runs: the forward pass of a step with n nodes costs what the curve gives for n + 1 tokens. A drafting model,
+  if the sources have one, states what its queries cost (`DraftText.query_ms`).
 - As in the papers, the prefill yields the first token of an answer and is not a step, and answers of fewer than 3
   tokens are left out.
 """
@@ -46,7 +47,9 @@ class Predictable(Lookup, Protocol):
 
 @dataclass
 class Tally:
-    """The counts of a replay. Times are milliseconds; `plain_ms` and `drafted_ms` follow the cost curve."""
+    """The counts of a replay. Times are milliseconds; `plain_ms` and `drafted_ms` follow the cost curve, and the
+    latter includes `queried_ms`.
+    """
 
     answers: int = 0
     steps: int = 0
@@ -62,6 +65,7 @@ class Tally:
     plain_ms: float = 0.0
     drafted_ms: float = 0.0
     looked_ms: float = 0.0  # time of the lookups, LOOKUP_MS each
+    queried_ms: float = 0.0  # time of the queries to a drafting model
     first_plain_ms: float = 0.0  # of the first FIRST_TOKENS tokens of each answer
     first_drafted_ms: float = 0.0
     by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
@@ -78,7 +82,7 @@ class Tally:
 
     @property
     def speedup(self) -> float:
-        """Plain over drafted time on the curve; 1 if nothing was replayed."""
+        """Plain over drafted time, which is that on the curve and of queries; 1 if nothing was replayed."""
         return self.plain_ms / self.drafted_ms if self.drafted_ms else 1.0
 
     @property
@@ -171,11 +175,18 @@ def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
     return [answer for answer in recorded if len(answer.answer) >= SHORTEST_ANSWER]
 
 
-def begin(sources: Predictable, answer: Recorded) -> None:
-    """Give the sources the prompt, the prediction and the first token of the answer, which the prefill yields."""
-    sources.restart(answer.prompt)
+def begin(sources: Predictable, answer: Recorded) -> list[int]:
+    """Give the sources the prompt, the prediction and the first token of the answer, which the prefill yields. Returns
+    the text so far, which a drafting model follows: to it the caller appends what it gives to `Sources.extend`.
+    """
+    text = [*answer.prompt]
+    sources.restart(text)
+    if sources.draft_text:
+        sources.draft_text.restart(text, 0)
     sources.predict(answer.prediction)
+    text += answer.answer[:1]
     sources.extend(answer.answer[:1])
+    return text
 
 
 def replay(
@@ -194,29 +205,35 @@ def replay(
 
 
 def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve: CostCurve, tally: Tally) -> None:
-    begin(sources, answer)
+    text = begin(sources, answer)
     policy.begin(len(answer.prompt))
     given = answer.answer[:1]
     at = 1
     while at < len(answer.answer):
         n_ctx = len(answer.prompt) + at
+        model = sources.draft_text
+        if model:
+            model.begin_step()
         begun = time.perf_counter()
-        drafted = policy.draft(sources, StepContext(n_ctx, LARGEST - 1, LEAVES))
+        drafted = policy.draft(sources, StepContext(n_ctx, LARGEST - 1, LEAVES, newest=(text[-2], text[-1])))
         tally.lookup_ms.append(1e3 * (time.perf_counter() - begun))
+        query_ms = model.query_ms if model else 0.0
         lookup_ms = None if drafted.lookup_us is None else LOOKUP_MS
         accepted = tally.accepted
         tokens = _follow(drafted.tree, answer.answer, at, tally)
         costs = curve.at(n_ctx)
         cost = float(costs[len(drafted.tree)])
-        done = StepCost(n_ctx, len(drafted.tree), tally.accepted - accepted, cost, 0.0, lookup_ms)
+        done = StepCost(n_ctx, len(drafted.tree), tally.accepted - accepted, cost, 0.0, lookup_ms, query_ms=query_ms)
         policy.learn(drafted, tokens, done)
         policy.catch_up()
         tally.plain_ms += float(costs[0]) * len(tokens)
-        tally.drafted_ms += cost
+        tally.drafted_ms += cost + query_ms
+        tally.queried_ms += query_ms
         tally.looked_ms += lookup_ms or 0.0
         if at <= FIRST_TOKENS:
             tally.first_plain_ms += float(costs[0]) * len(tokens)
-            tally.first_drafted_ms += cost
+            tally.first_drafted_ms += cost + query_ms
+        text += tokens
         sources.extend(tokens)
         given += tokens
         at += len(tokens)

@@ -102,15 +102,15 @@ class Draft:
         """The calibrated probabilities at each node along `tokens`, and the token that was right there."""
         return [(proposal.calibrated, token) for proposal, token in self._along(tokens)]
 
-    def hits(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """For each answer of a drafting model along `tokens`: tokens below the root, and whether its first candidate
-        was right."""
-        found = []
-        for depth, (proposal, token) in enumerate(self._along(tokens)):
-            for rows, candidates in proposal.by_source:
-                if rows.source == MODEL:
-                    found.append((depth, candidates[0][0] == token))
-        return found
+    def confidences(self, tokens: Sequence[int]) -> list[tuple[int, float]]:
+        """For each answer of a drafting model along `tokens`: tokens below the root, and the probability of its first
+        candidate."""
+        return [
+            (depth, proposal.merged[candidates[0][0]][0])
+            for depth, (proposal, _) in enumerate(self._along(tokens))
+            for rows, candidates in proposal.by_source
+            if rows.source == MODEL
+        ]
 
     def recycled(self, tokens: Sequence[int], n_nodes: int) -> tuple[int, int]:
         """Of the first `n_nodes` nodes those that only the source `logits` has proposed, and how many of them `tokens`

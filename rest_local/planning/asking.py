@@ -1,39 +1,65 @@
 """When a drafting model is asked, and for how much: its passes are part of the price of a draft.
 
-- A pass costs time and, if its tokens are drafted, nodes in the batch. It is worth that if the tokens that it is likely
-  to add pay for it at the best rate of tokens per millisecond so far. At one path, it adds the joint probability of the
-  path, times how much more often the model's first candidate is right than what is known there already.
+- Time has one price: the tokens per millisecond that requests reach with this model (`ModelStats.rate`). A pass is
+  worth its time if its answers are worth more tokens than that.
+- An answer is worth the candidate that it is likely to bring, less the time of one more node in the batch, plus what
+  passes after it are worth. `PassValues` computes this backwards from the largest tree, from how confident the model
+  was lately. So a long chain can pay where each of its nodes alone does not, and where the model is seldom confident, a
+  cheap pass still pays for the places where it is.
+- What another source knows counts on both sides: an answer is worth what it adds to that.
 - One pass serves all open paths of all requests. A further path is added to it if it pays for its row.
 - A request loses at most half of its credit to passes in one step.
 """
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rest_local.drafting.growth import Asker, Question
 from rest_local.drafting.models.seam import Drafter, Query
-from rest_local.planning.plan import Plan
+from rest_local.planning.plan import MARGIN, Plan
 
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
-DEPTHS = 8  # depths whose first candidates are counted apart; the last counter holds all deeper ones
-INITIAL_RIGHT = 0.6
-STRENGTH = 8.0  # answers that the depth above counts for
+WAITED_SHARE = 0.001  # of the time of plain steps, that passes may take which are only made because of the wait
+# Of the first candidate, until FEWEST are known: those of a good model, so that it is tried. With a mean of 0.75, not
+# 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
+# (`benchmarks.simulated_drafters`)
+INITIAL_CONFIDENCES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99)
+DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
+KEPT = 128  # confidences, for each depth
+FEWEST = 24  # confidences; a depth with fewer borrows from the one above it, so that a good model is asked deeper
 _SMOOTHING = 0.05
+_SPEED_SMOOTHING = 0.02
+
+Floats = NDArray[np.float64]
 
 
 @dataclass
 class ModelStats:
-    """What is known of a drafting model: how often its first candidate was right, by depth, and its saving per step,
-    in plain steps.
+    """What is known of a drafting model: its newest confidences by depth, its saving per step in plain steps, and the
+    speed that requests reach with it.
     """
 
-    right: list[float] = field(default_factory=lambda: [INITIAL_RIGHT] * DEPTHS)
-    seen: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    confidences: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in range(DEPTHS)])
     gain: float = INITIAL_GAIN
+    waited: int = 0  # steps since the last pass
+    _tokens: float = 1.0  # of a step, and the time of one in plain steps
+    _steps: float = 1.0
+    _learned: int = 0  # confidences at the root
+    _promises: list[float] = field(default_factory=list)
+    _values: dict[tuple[int, int], PassValues] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.learn(())
 
     @property
     def initial_credit(self) -> float:
@@ -42,25 +68,112 @@ class ModelStats:
         """
         return INITIAL_CREDIT * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
 
-    def promise(self, depth: int) -> float:
-        """How often its first candidate is right, `depth` tokens below the root. A depth that was seen seldom counts
-        little against the one above it, so that a good model is asked deeper than before.
-        """
-        promised = INITIAL_RIGHT
-        for right, seen in zip(self.right[: depth + 1], self.seen, strict=False):
-            promised += (right - promised) * seen / (seen + STRENGTH)
-        return promised
+    @property
+    def speedup(self) -> float:
+        """Of requests with this model over plain decoding, lately; MARGIN at least."""
+        return max(MARGIN, self._tokens / self._steps)
 
-    def learn(self, hits: Iterable[tuple[int, bool]]) -> None:
-        """Count (depth, whether the first candidate was right)."""
-        for depth, hit in hits:
-            at = min(depth, DEPTHS - 1)
-            self.seen[at] += 1
-            self.right[at] += max(_SMOOTHING, 1 / self.seen[at]) * (hit - self.right[at])
+    def promise(self, depth: int) -> float:
+        """How likely its first candidate is, `depth` tokens below the root."""
+        return self._promises[min(depth, DEPTHS - 1)]
+
+    def learn(self, confidences: Iterable[tuple[int, float]]) -> None:
+        """Count (depth, probability of the first candidate)."""
+        for depth, probability in confidences:
+            self._learned += depth == 0
+            self.confidences[min(depth, DEPTHS - 1)].append(probability)
+        self._promises = [float(np.mean(self.of_depth(depth))) for depth in range(DEPTHS)]
+
+    def of_depth(self, depth: int) -> Sequence[float]:
+        """Confidences at a depth, and below FEWEST of them those of the depth above."""
+        own = self.confidences[depth]
+        if len(own) >= FEWEST:
+            return own
+        return INITIAL_CONFIDENCES if depth == 0 else self.of_depth(depth - 1)
+
+    def learn_step(self, tokens: int, plain_steps: float) -> None:
+        """Count a step that gave so many tokens in the time of so many plain steps."""
+        self.waited += 1
+        self._tokens += _SPEED_SMOOTHING * (tokens - self._tokens)
+        self._steps += _SPEED_SMOOTHING * (plain_steps - self._steps)
 
     def learn_gain(self, steps: float) -> None:
         """A step in which it was asked saved so many plain steps; negative if it lost."""
         self.gain += _SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
+
+    def values(self, plan: Plan, pass_ms: float, n_requests: int) -> PassValues:
+        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again
+        after REFRESH answers at the root, or if a price has changed.
+        """
+        cost, rate = plan.cost, plan.rate or MARGIN / plan.cost[0]
+        if plan.budget is not None:
+            affordable = bisect_right(cost, cost[0] + plan.budget.credit)
+            cost = cost[: _SIZES[bisect_right(_SIZES, max(affordable, 1)) - 1]]
+        key = (len(cost), n_requests)
+        values = self._values.get(key)
+        if values is None or not values.is_current(self._learned, (cost[0], rate, pass_ms)):
+            confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
+            values = self._values[key] = PassValues(cost, rate, pass_ms, confidences, self._learned)
+        return values
+
+
+QUANTILES = 8  # of the confidences at a depth
+LONGEST = 40  # nodes of a tree after which no pass is expected
+REFRESH = 8  # confidences
+CHANGED = 0.03  # relative change of a price
+_SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
+_JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
+
+
+class PassValues:
+    """What answers of a drafting model are worth in one step, in tokens. 0.5 ms to compute."""
+
+    def __init__(
+        self,
+        cost: Sequence[float],
+        rate: float,
+        pass_ms: float,
+        confidences: Sequence[Sequence[float]],
+        learned: int = 0,
+    ) -> None:
+        """`cost`: milliseconds of a step by its number of nodes; `rate`: tokens that a millisecond is worth;
+        `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth; `learned`: how many
+        were counted so far.
+        """
+        self._prices = (cost[0], rate, pass_ms)
+        self._learned = learned
+        places = (np.arange(QUANTILES) + 0.5) / QUANTILES
+        self._confidences = np.array([np.quantile(each, places) for each in confidences])
+        self._node = [rate * (after - before) for before, after in itertools.pairwise(cost[: LONGEST + 1])]
+        # by number of nodes: what passes below a node of each joint probability are worth, less their time
+        self._below: list[Floats] = [np.zeros(len(_JOINT))] * (len(self._node) + 1)
+        for n in range(len(self._node) - 1, -1, -1):
+            joint = _JOINT[:, None] * self._confidences[min(n, len(confidences) - 1)]
+            self._below[n] = np.maximum(self._added(joint, n).mean(axis=1) - rate * pass_ms, 0.0)
+
+    def _added(self, joint: Floats, n: int) -> Floats:
+        """What candidates of these joint probabilities are worth to a tree of `n` nodes; same shape."""
+        return np.maximum(joint - self._node[n] + np.interp(joint, _JOINT, self._below[n + 1]), 0.0)
+
+    def of(self, questions: Sequence[Question], n: int) -> list[float]:
+        """What the answer to each question is worth to a tree of `n` nodes, without the time of the pass. 40 us."""
+        if n >= len(self._node):
+            return [0.0] * len(questions)
+        deepest = len(self._confidences) - 1
+        confidences = self._confidences[[min(len(question.path), deepest) for question in questions]]
+        joint = np.array([question.joint for question in questions])
+        known = np.array([question.known for question in questions])
+        answered = self._added(joint[:, None] * np.maximum(confidences, known[:, None]), n).mean(axis=1)
+        worth: list[float] = (answered - self._added(joint * known, n)).tolist()
+        return worth
+
+    def is_current(self, learned: int, prices: tuple[float, float, float]) -> bool:
+        """Whether less than REFRESH confidences were counted since, and the prices (of a plain step, the rate, and of a
+        pass) are about the same.
+        """
+        return learned < self._learned + REFRESH and all(
+            abs(new - old) <= CHANGED * old for new, old in zip(prices, self._prices, strict=True)
+        )
 
 
 class Asking:
@@ -72,7 +185,7 @@ class Asking:
         self._left = [asker.most_ms for asker in askers]
 
     def __call__(self) -> bool:
-        """Takes the time of the pass; about 10 us for each question without it."""
+        """Takes the time of the pass; 50 us and 10 us for each question without it."""
         drafter = self._drafter
         if drafter.failed:
             return False
@@ -84,44 +197,45 @@ class Asking:
         except Exception as error:  # costs drafts, never an answer
             drafter.give_up("failed", error)
             return False
+        self._stats.waited = 0
         for (who, question), likely in zip(chosen, answers, strict=True):
             self._askers[who].growth.answered(question.number, likely)
         return True
 
     def _choose(self) -> list[tuple[int, Question]]:
         """The questions of the next pass, by request; none if it is not worth its time."""
-        questions = [
-            (self._gain(question), who, question)
-            for who, asker in enumerate(self._askers)
-            for question in asker.growth.questions()
-        ]
-        questions.sort(key=lambda each: -each[0])
-        drafter, plan = self._drafter, self._plan
+        drafter, plan, n = self._drafter, self._plan, len(self._askers)
+        rate = plan.rate or MARGIN / plan.cost[0]
+        asked = [(who, question) for who, asker in enumerate(self._askers) for question in asker.growth.questions()]
+        if not asked:
+            return []
+        values = self._stats.values(plan, drafter.pass_ms(n) / n, n)
+        worth = values.of([question for _, question in asked], plan.grown)
         row_ms = drafter.pass_ms(2) - drafter.pass_ms(1)
         total, passes = 0.0, 1
         chosen: list[tuple[int, Question]] = []
-        for gain, who, question in questions:
+        for tokens, (who, question) in sorted(zip(worth, asked, strict=True), key=lambda each: -each[0]):
             own = self._askers[who].text.passes(question.path)
             needed = max(passes, own)
-            if not own or (chosen and not plan.pays(gain, row_ms + (needed - passes) * drafter.pass_ms(1))):
+            if not own or (chosen and tokens <= rate * (row_ms + (needed - passes) * drafter.pass_ms(1))):
                 continue
-            if gain <= 0.0:
-                break
-            total += gain
+            total += tokens
             passes = needed
             chosen.append((who, question))
-        price = passes * drafter.pass_ms(len(chosen))
-        requests = {who for who, _ in chosen}
-        if not chosen or not plan.pays(total, price, len(chosen)):
+        if not chosen:
             return []
+        price = passes * drafter.pass_ms(len(chosen))
+        if total <= rate * price and not self._has_waited(chosen, price):
+            return []
+        requests = {who for who, _ in chosen}
         share = price / len(requests)
         if any(share > self._left[who] for who in requests):
             return []
         for who in requests:
             self._left[who] -= share
-        plan.spend(price)
         return chosen
 
-    def _gain(self, question: Question) -> float:
-        """Tokens that an answer is likely to add."""
-        return question.joint * (self._stats.promise(len(question.path)) - question.known)
+    def _has_waited(self, chosen: Sequence[tuple[int, Question]], price: float) -> bool:
+        """Whether the model is asked only to notice that it has become better."""
+        plain_ms = self._plan.cost[0] / self._plan.guaranteed
+        return not chosen[0][1].path and self._stats.waited * WAITED_SHARE * plain_ms > price

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR
 from rest_local.drafting.growth import Answers, Asker, Draft, Growth, grow, refuse
-from rest_local.drafting.models.seam import Drafter, DraftText, Query
+from rest_local.drafting.models.seam import Drafter, DraftText
 from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
@@ -32,7 +32,6 @@ ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a look
 # `benchmarks.lookups` skips 36% of the lookups with entropies and 38% without
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
-EXPLORED_SHARE = 0.002  # of plain time, that goes into passes of a drafting model that is never worth one
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
@@ -74,7 +73,6 @@ class Auto:
         self._found = False  # whether the current lookup had candidates
         self._rest = 0  # further steps in which nothing has to be decided
         self._rested = 0  # steps of the rest so far
-        self._unasked_ms = 0.0  # share of the plain steps since the drafting model was last asked
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
@@ -98,7 +96,9 @@ class Auto:
         """The rule over the trees of all requests: best first, by marginal gain under t(n)."""
         cost, slope = self._prices.at(n_ctx)
         limit = max(0, min(limit, LARGEST - 1 - n_other))
-        return Plan(cost[n_other : n_other + limit + 1], slope[n_other:], 1.0 + n_other)
+        n_requests = 1.0 + n_other
+        rate = self.model_stats.speedup * n_requests / cost[n_other] if self.drafter else None
+        return Plan(cost[n_other : n_other + limit + 1], slope[n_other:], n_requests, rate=rate)
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
         """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes, within the budget."""
@@ -193,15 +193,9 @@ class Auto:
         text = sources.draft_text
         if text is None or self.drafter is None:
             return None
-        plain = self.plain_ms(n_ctx)
+        saves_ms = max(LEAST_GAIN, self.model_stats.gain) * self.plain_ms(n_ctx)
         try:
-            if not (text.can_ask and text.caught_up(max(LEAST_GAIN, self.model_stats.gain) * plain)):
-                return None
-            self._unasked_ms += EXPLORED_SHARE * plain
-            if self._unasked_ms > self.drafter.pass_ms(1):  # else a price that was measured at a bad moment would stay
-                self._unasked_ms = 0.0
-                self.drafter.answer([Query(text, ())])
-            return text
+            return text if text.can_ask and text.caught_up(saves_ms) else None
         except Exception as error:  # costs drafts, never an answer
             self.drafter.give_up("failed", error)
             return None
@@ -216,8 +210,7 @@ class Auto:
         if self.successors is not None and done.n_nodes:
             self._settle_rows(drafted, tokens, done)
         if done.query_ms:
-            self._unasked_ms = 0.0
-            self.model_stats.learn(drafted.hits(tokens))
+            self.model_stats.learn(drafted.confidences(tokens))
         self.account(done)
 
     @property
@@ -261,6 +254,9 @@ class Auto:
         else:
             self.driver.learn_lookup(done.lookup_ms)
         plain = self.plain_ms(done.n_ctx)
+        if self.drafter:
+            spent = self._spent(done) / (1 + done.n_other) + done.query_ms
+            self.model_stats.learn_step(1 + done.n_accepted, spent / plain)
         if not done.n_nodes and done.lookup_ms is None and not done.query_ms:
             return
         saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
@@ -273,7 +269,11 @@ class Auto:
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft saved for all requests of the pass; negative if it failed."""
-        cost = self._prices.at(done.n_ctx)[0]
         nodes = done.n_nodes + done.n_other_nodes
-        spent = min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * cost[min(done.n_other + nodes, LARGEST - 1)])
-        return done.n_accepted * self.plain_ms(done.n_ctx) - (spent - cost[done.n_other]) * done.n_nodes / nodes
+        extra = self._spent(done) - self._prices.at(done.n_ctx)[0][done.n_other]
+        return done.n_accepted * self.plain_ms(done.n_ctx) - extra * done.n_nodes / nodes
+
+    def _spent(self, done: StepCost) -> float:
+        """Milliseconds of the pass, as they are charged."""
+        size = min(done.n_other + done.n_nodes + done.n_other_nodes, LARGEST - 1)
+        return min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * self._prices.at(done.n_ctx)[0][size])

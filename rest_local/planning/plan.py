@@ -26,7 +26,6 @@ text that becomes predictable is noticed within that many steps.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -281,55 +280,51 @@ _NOT_LARGER = np.where(np.arange(LARGEST)[None, :] > np.arange(LARGEST)[:, None]
 
 @dataclass(slots=True)
 class Plan:
-    """The rule for one step. The drafter calls `worth` before each node; `best` is the number of nodes to submit."""
+    """The rule for one step. The drafter calls `worth` before each node; `best` is the number of nodes to submit.
+
+    Without `rate`, the rate of the step itself is maximised. With a drafting model, the time of its passes is spent
+    before the size of the tree is decided, and steps differ more. So there `rate` is given, the tokens per millisecond
+    of many steps, and the tokens that the step gives beyond that are maximised, which maximises the rate in the long
+    run.
+    """
 
     cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
     slope: list[float]  # smallest cost in milliseconds of a further node, from each number of nodes on
     guaranteed: float = 1.0  # tokens that the step yields without any draft: one for each request
     budget: Budget | None = None  # of the request, if it is alone in the pass
+    rate: float | None = None
     best: int = 0
     expected: float = 0.0  # accepted nodes that are expected of all that were counted
     saving: float = 0.0  # milliseconds that the `best` nodes are expected to save
+    grown: int = 0  # nodes that were counted
     best_rate: float = field(init=False)
     _plain: float = field(init=False)
-    _grown: int = 0
-    _spent: float = 0.0  # milliseconds of passes of a drafting model in this step
-    _best_expected: float = 0.0  # accepted nodes that are expected of the `best`
+    _beyond: float = 0.0  # tokens that the `best` nodes are expected to give beyond `rate`
 
     def __post_init__(self) -> None:
         self._plain = self.cost[0] / self.guaranteed
-        self.best_rate = MARGIN / self._plain
+        self.best_rate = self.rate or MARGIN / self._plain
 
     def worth(self, probability: float) -> bool:
         """Count a node of this joint probability, and say whether the tree should grow by it. Constant time."""
-        n = self._grown + 1
+        n = self.grown + 1
         if n >= len(self.cost) or probability <= self.best_rate * self.slope[n - 1]:
             return False
-        self._grown = n
+        self.grown = n
         self.expected += probability
-        cost = self.cost[n]
-        rate = (self.guaranteed + self.expected) / (cost + self._spent)
-        if rate >= self.best_rate:
-            extra = cost - self.cost[0]
+        extra = self.cost[n] - self.cost[0]
+        if self._is_better(n, extra):
             saving = self.expected * self._plain - extra
             if self.budget is None or self.budget.allows(extra, saving):
-                self.best, self.best_rate, self.saving = n, rate, saving
-                self._best_expected = self.expected
+                self.best, self.saving = n, saving
+                if self.rate:
+                    self._beyond = self.expected - self.rate * extra
+                else:
+                    self.best_rate = (self.guaranteed + self.expected) / self.cost[n]
         return True
 
-    def spend(self, ms: float) -> None:
-        """Count a pass of a drafting model. Every tree costs that much more now, so the best rate is lower, and the
-        next node or pass has to gain less to raise it.
-        """
-        self._spent += ms
-        rate = (self.guaranteed + self._best_expected) / (self.cost[self.best] + self._spent)
-        self.best_rate = rate if self.best else MARGIN * rate
-
-    def pays(self, gain: float, ms: float, nodes: int = 1) -> bool:
-        """Whether `gain` more tokens are worth `nodes` further nodes and `ms` more milliseconds. Only sizes that the
-        credit affords count: time spent on a draft that may not be submitted is lost.
-        """
-        grown, now = self._grown, self.cost[self._grown]
-        most = math.inf if self.budget is None else self.cost[0] + self.budget.credit
-        further = [(cost - now) / n for n, cost in enumerate(self.cost[grown + 1 :], 1) if cost <= most]
-        return bool(further) and gain > self.best_rate * (ms + nodes * min(further))
+    def _is_better(self, n: int, extra: float) -> bool:
+        """Whether all counted nodes are better than the `best`."""
+        if self.rate:
+            return self.expected - self.rate * extra > self._beyond
+        return (self.guaranteed + self.expected) / self.cost[n] >= self.best_rate

@@ -61,7 +61,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._core.lane.auto.model_stats.right[0] > 0.8
+                assert engine._core.lane.auto.model_stats.promise(0) > 0.5  # random weights are not confident
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])

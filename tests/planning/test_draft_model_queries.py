@@ -15,7 +15,7 @@ from rest_local.drafting.candidates import N_CELLS, SOURCES, model_cell, model_r
 from rest_local.drafting.growth import Asker, Question
 from rest_local.drafting.models.seam import DraftText, GivesUp, Likely, Query
 from rest_local.drafting.tree import ROOT
-from rest_local.planning.asking import DEPTHS, Asking, ModelStats
+from rest_local.planning.asking import Asking, ModelStats
 from rest_local.planning.auto import Auto
 from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepContext, StepCost
@@ -94,6 +94,7 @@ def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 4000
         spent += cost.decode_ms + (looked or 0.0) + drafter.query_ms
         drafter.query_ms = 0.0
         policy.learn(drafted, tokens, cost)
+        policy.catch_up()
         drafter.at += len(tokens)
     return drafter.at * ms[0] / spent
 
@@ -129,7 +130,8 @@ def asked(drafter: Scripted, joint: float, known: float, most_ms: float = 100.0)
     ms = GPU.at(512).tolist()
     text = cast(Any, drafter)
     growth = cast(Any, SimpleNamespace(questions=lambda: [Question(0, (), joint, known)], answered=lambda *_: None))
-    stats = ModelStats(right=[0.7] * DEPTHS, seen=[1000] * DEPTHS)
+    stats = ModelStats()
+    stats.learn([(0, 0.7)] * 100)
     return Asking(text, Plan(ms, [0.2] * len(ms)), stats, [Asker(growth, text, most_ms)])()
 
 
@@ -149,7 +151,8 @@ def test_what_the_model_cannot_answer_is_not_asked_and_does_not_stand_before_wha
             return int(not path)
 
     drafter, ms = Chain(range(100), 0.9, 0.1), GPU.at(512).tolist()
-    text, stats = cast(Any, drafter), ModelStats(right=[0.7] * DEPTHS, seen=[1000] * DEPTHS)
+    text, stats = cast(Any, drafter), ModelStats()
+    stats.learn([(0, 0.7)] * 100)
     answered: list[int] = []
     questions = [Question(5, (1,), 0.9, 0.0), Question(6, (), 0.8, 0.0)]
     growth = cast(

@@ -1,0 +1,418 @@
+"""What the planner makes of a drafting model: recorded answers are replayed with a simulated one on the cost curves.
+
+    python -m benchmarks.simulated_drafters [--data FOLDER] [--curve NAME]... [--only WORKLOAD]... [--tokens N]
+        [--constant] [--several] [--json]
+
+Time is simulated: a step costs what the curve gives, a pass of the model a share of a plain step of that curve, and a
+lookup `replay.LOOKUP_MS`. So every figure is repeatable, and none needs a model. Compared, on the same answers:
+
+- `chain`: the best chain of fixed length, llama.cpp's way: k passes and k drafted tokens at every step. k = 0..16 is
+  chosen for each cell with hindsight. It makes no lookups.
+- `retrieval`: `auto` without a drafting model.
+- `model`: `auto` without retrieval.
+- `all`: `auto` with both.
+
+The simulated model knows the recorded answer. At each place it has a confidence, drawn from a beta distribution whose
+mean is the given acceptance, so that it is sure at many places and has no idea at others. Its first candidate is right
+with just that probability, so its confidences are calibrated. The second one gets half of what is left and the third
+one a fifth, and they are right as often. Wrong tokens are other tokens of the same answer. On a path that has left the
+answer it is as confident as on any other. Everything is drawn from a hash of the answer, the place and the path, so it
+says the same to all policies. `--constant` states the mean acceptance everywhere instead, and its second candidate is
+never right. What it knows does not depend on what retrieval knows.
+
+Workloads: `HumanEval` with a datastore of the standard library, `MT-Bench` with the text of the request alone, `chat`
+with earlier answers as the history, and `unseen`, random tokens in which retrieval finds nothing. `--data` (or
+REST_LOCAL_SHARED) names the folder of recorded answers (`benchmarks.published`); what is missing is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.published import HISTORY, SETS
+from rest_local.bench.prompts import standard_library
+from rest_local.bench.recorded import Recorded
+from rest_local.bench.replay import Tally, counted, replay
+from rest_local.bench.workload import Workload, open_workload
+from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.curves import load_curve, shipped
+from rest_local.drafting.candidates import SourceRows
+from rest_local.drafting.models.seam import CONFIDENT, DraftText, Evaluated, GivesUp, Likely, Query
+from rest_local.drafting.sources import Sources
+from rest_local.llama.model import Model
+from rest_local.planning.auto import Auto
+from rest_local.retrieval import build_datastore
+
+ACCEPTANCES = (0.6, 0.75, 0.9)
+COSTS = (0.03, 0.1, 0.25)  # of a plain step, for a pass of one row
+ROW_COST = 0.1  # of a pass, for each further row
+LENGTHS = range(17)  # of fixed chains
+SPREAD = 2.0  # a + b of the beta distribution of confidences; with 0.75, 0.42 of them are above 0.9
+SECOND, THIRD = 0.5, 0.2  # of the probability that the candidates before leave
+DRAWS = 1 << 14
+TOKENS = 2500  # of answers, for each workload
+N_UNSEEN = 32_000  # tokens that `unseen` is drawn from
+UNSEEN_ANSWER = 300
+
+
+class Draw(NamedTuple):
+    """What the model thinks at a place: its confidence, and which of its candidates is right, if any."""
+
+    confidence: float
+    right: int
+
+
+def draws(acceptance: float, constant: bool) -> list[Draw]:
+    """DRAWS of them."""
+    rng = np.random.default_rng(5)
+    if constant:
+        confidence = np.full(DRAWS, acceptance)
+    else:
+        confidence = rng.beta(SPREAD * acceptance, SPREAD * (1.0 - acceptance), DRAWS)
+    confidence = np.clip(confidence, 0.01, 0.9999)
+    chance = rng.random(DRAWS)
+    rest = 1.0 - confidence
+    bounds = np.stack([confidence, confidence + SECOND * rest, confidence + (SECOND + THIRD) * rest], axis=1)
+    right = (chance[:, None] >= bounds).sum(axis=1)
+    if constant:
+        right[right > 0] = 3
+    return [Draw(float(c), int(r)) for c, r in zip(confidence, right, strict=True)]
+
+
+class SimulatedDrafter(GivesUp):
+    """A drafting model that knows the answers. A pass of n rows takes `pass_ms(n)`, which its texts share."""
+
+    name = path = "simulated"
+
+    def __init__(self, answers: Iterable[Recorded], drawn: Sequence[Draw], one_ms: float) -> None:
+        self.answers = {tuple(answer.prompt): (number, answer) for number, answer in enumerate(answers)}
+        self.drawn = drawn
+        self.passes = 0
+        self._one_ms = one_ms
+
+    def text(self) -> SimulatedText:
+        """A new text."""
+        return SimulatedText(self)
+
+    def pass_ms(self, n: int) -> float:
+        return self._one_ms * (1.0 + ROW_COST * (n - 1))
+
+    def observe(self, evaluated: Sequence[Evaluated]) -> None:
+        """Nothing: it knows the answer."""
+
+    def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
+        self.passes += 1
+        texts = {id(query.text): query.text for query in queries}
+        for text in texts.values():
+            text.step_ms += self.pass_ms(len(queries)) / len(texts)
+            text.query_ms += self.pass_ms(len(queries)) / len(texts)
+        return [_text_of(query).likely(query.path) for query in queries]
+
+    def use_threads(self, n: int) -> None:
+        """Nothing: it computes nothing."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class SimulatedText(DraftText):
+    """The text of one request. It begins with one of the prompts."""
+
+    can_ask = True
+
+    def __init__(self, drafter: SimulatedDrafter) -> None:
+        self._drafter = drafter
+        self._text: Sequence[int] = ()
+        self._number, self._n_prompt, self._answer = 0, 0, list[int]()
+        self.step_ms = self.query_ms = 0.0
+
+    @property
+    def drafter(self) -> SimulatedDrafter:
+        return self._drafter
+
+    def begin_step(self) -> None:
+        self.step_ms = self.query_ms = 0.0
+
+    def restart(self, text: Sequence[int], same: int) -> None:
+        self._text, self._n_prompt = text, len(text)
+        self._number, answer = self._drafter.answers[tuple(text)]
+        self._answer = answer.answer
+
+    def rewind(self, n: int) -> None:
+        """Nothing: no token is kept."""
+
+    def share(self, other: DraftText, n: int) -> None:
+        """Nothing: no token is kept."""
+
+    def caught_up(self, saves_ms: float) -> bool:
+        return True
+
+    def passes(self, path: Sequence[int]) -> int:
+        return 1
+
+    def likely(self, path: tuple[int, ...]) -> list[Likely]:
+        """The candidates after a path, the likeliest first."""
+        at = len(self._text) - self._n_prompt
+        end = at + len(path)
+        follows = end < len(self._answer) and self._answer[at:end] == [*path]
+        return candidates_at(self._drafter.drawn, self._number, self._answer, end, () if follows else (at, *path))
+
+
+def _text_of(query: Query) -> SimulatedText:
+    assert isinstance(query.text, SimulatedText)
+    return query.text
+
+
+def candidates_at(
+    drawn: Sequence[Draw], number: int, answer: Sequence[int], at: int, astray: tuple[int, ...] = ()
+) -> list[Likely]:
+    """The candidates for place `at` of answer `number`. `astray`: a path that has left the answer."""
+    key = hash((number, at, *astray))
+    confidence, right = drawn[_mixed(key)]
+    truth = -1 if astray else answer[at]
+    tokens: list[int] = []
+    for place in range(1 if confidence > CONFIDENT else 3):
+        token = truth
+        while place != right and (token == truth or token in tokens):
+            key += 1
+            token = answer[_mixed(key) % len(answer)] if key & 7 else -1 - (key & DRAWS)
+        tokens.append(token)
+    rest = 1.0 - confidence
+    return list(zip(tokens, (confidence, SECOND * rest, THIRD * rest), strict=False))
+
+
+def draw_at(drawn: Sequence[Draw], number: int, at: int) -> Draw:
+    """What the model thinks at place `at` of answer `number`."""
+    return drawn[_mixed(hash((number, at)))]
+
+
+def _mixed(key: int) -> int:
+    """A number below DRAWS."""
+    return (key * 0x9E3779B97F4A7C15 >> 31) % DRAWS
+
+
+class Unmatched(Sources):
+    """Sources without retrieval."""
+
+    def rows(self, *_: Any, **__: Any) -> list[SourceRows]:
+        return []
+
+    def repeats(self, n: int = 8) -> bool:
+        return False
+
+
+@dataclass
+class Chains:
+    """What chains of fixed length do on some answers: by length, the place of each step."""
+
+    steps: list[list[int]]  # by length: tokens of context at each step
+
+    @classmethod
+    def of(cls, answers: Sequence[Recorded], drawn: Sequence[Draw]) -> Chains:
+        steps: list[list[int]] = [[] for _ in LENGTHS]
+        for number, answer in enumerate(answers):
+            n = len(answer.answer)
+            runs = [0] * (n + 1)  # right tokens from a place on
+            for at in range(n - 1, 0, -1):
+                runs[at] = 1 + runs[at + 1] if draw_at(drawn, number, at).right == 0 else 0
+            for length in LENGTHS:
+                at = 1
+                while at < n:
+                    steps[length].append(len(answer.prompt) + at)
+                    at += 1 + min(length, runs[at])
+        return cls(steps)
+
+    def best(self, curve: CostCurve, pass_ms: float) -> tuple[float, int]:
+        """The least milliseconds, and the length that takes them."""
+        cost = {n_ctx: curve.at(n_ctx) for n_ctx in set(self.steps[0])}
+        return min(
+            (sum(float(cost[n_ctx][length]) + length * pass_ms for n_ctx in places), length)
+            for length, places in enumerate(self.steps)
+        )
+
+
+class Cell(NamedTuple):
+    """A result. Speed-ups over plain decoding, with passes and lookups."""
+
+    workload: str
+    curve: str
+    acceptance: float
+    cost: float
+    chain: float
+    length: int
+    retrieval: float
+    model: float
+    all: float
+    passes: float  # for each step
+    nodes: float  # likewise
+
+    @property
+    def to_chain(self) -> float:
+        return self.all / self.chain
+
+    @property
+    def to_retrieval(self) -> float:
+        return self.all / self.retrieval
+
+
+def speedup(tally: Tally) -> float:
+    return tally.plain_ms / (tally.drafted_ms + tally.looked_ms)
+
+
+def measure(label: str, workload: Workload, name: str, constant: bool) -> list[Cell]:
+    """The cells of one workload on one curve."""
+    answers = counted(workload.tested)
+    curve = load_curve(name)
+    retrieval = speedup(replay(answers, workload.sources, Auto(load_curve(name)), curve))
+    cells = []
+    for acceptance in ACCEPTANCES:
+        drawn = draws(acceptance, constant)
+        chains = Chains.of(answers, drawn)
+        for cost in COSTS:
+            plain_ms = float(curve.at(512)[0])
+            found = []
+            for make in (lambda: Unmatched([], workload.n_vocab), workload.sources):
+                drafter = SimulatedDrafter(answers, drawn, cost * plain_ms)
+                tally = _replayed(answers, make, drafter, name)
+                found.append(speedup(tally))
+            best, length = chains.best(curve, cost * plain_ms)
+            cells.append(
+                Cell(
+                    label, name, acceptance, cost, tally.plain_ms / best, length, retrieval, found[0], found[1],
+                    drafter.passes / tally.steps, tally.drafted / tally.steps,
+                )
+            )  # fmt: skip
+    return cells
+
+
+def _replayed(answers: Sequence[Recorded], make: Callable[[], Sources], drafter: SimulatedDrafter, curve: str) -> Tally:
+    def sources() -> Sources:
+        made = make()
+        made.draft_text = drafter.text()
+        return made
+
+    policy = Auto(load_curve(curve))
+    policy.drafter = drafter
+    return replay(answers, sources, policy, load_curve(curve))
+
+
+def unseen(tokens: int) -> Workload:
+    """Random tokens."""
+    rng = np.random.default_rng(3)
+    answers = []
+    for number in range(tokens // UNSEEN_ANSWER):
+        text = rng.integers(0, N_UNSEEN, 100 + UNSEEN_ANSWER).tolist()
+        answers.append(Recorded(f"unseen {number}", text[:100], text[100:]))
+    return Workload(answers, None, N_UNSEEN)
+
+
+def recorded(data: Path, name: str, folder: Path, tokens: int) -> Workload:
+    """A workload of `benchmarks.published`, cut to about so many tokens of answers."""
+    file, vocabulary = SETS[name]
+    with Model.open(data / vocabulary, vocab_only=True) as model:
+        stores: list[str] = []
+        if name == "HumanEval":
+            path = folder / "stdlib"
+            if not path.exists():
+                excluded = ("test/**", "tests/**", "site-packages/**", "**/idle_test/**")
+                build_datastore(
+                    path, [standard_library()], vocabulary=model.vocabulary, include=("*.py",), exclude=excluded
+                )
+            stores = [str(path)]
+        workload = open_workload(model.vocabulary, files=[data / file], datastores=stores, history=HISTORY.get(name))
+    kept, total = [], 0
+    for answer in workload.tested:
+        if total >= tokens:
+            break
+        kept.append(answer)
+        total += len(answer.answer)
+    workload.tested = kept
+    return workload
+
+
+_workloads: dict[str, Workload] = {}  # those of `main`; the processes that it starts have them too
+
+
+def _job(job: tuple[str, str, bool]) -> list[Cell]:
+    label, curve, constant = job
+    return measure(label, _workloads[label], curve, constant)
+
+
+HEADER = (
+    f"{'workload':10}{'curve':25}{'right':>6}{'pass':>6}{'chain':>8}{'k':>4}{'retrieval':>11}{'model':>8}{'all':>8}"
+    f"{'all/chain':>11}{'all/retr.':>11}{'passes':>8}{'nodes':>7}"
+)
+
+
+def rows(cells: Sequence[Cell]) -> str:
+    """A line for each cell."""
+    return "\n".join(
+        f"{c.workload:10}{c.curve:25}{c.acceptance:6.2f}{c.cost:6.2f}{c.chain:8.3f}{c.length:4}{c.retrieval:11.3f}"
+        f"{c.model:8.3f}{c.all:8.3f}{c.to_chain:11.3f}{c.to_retrieval:11.3f}{c.passes:8.2f}{c.nodes:7.2f}"
+        for c in cells
+    )
+
+
+def conclusions(cells: Sequence[Cell]) -> list[str]:
+    """The means and the worst ratios of each workload and of all."""
+    return [
+        f"{label:10} all/chain mean {chain[0]:.3f}, least {chain[1]:.3f}; "
+        f"all/retrieval mean {retrieval[0]:.3f}, least {retrieval[1]:.3f}"
+        for label, (chain, retrieval) in summary(cells).items()
+    ]
+
+
+def summary(cells: Sequence[Cell]) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
+    """By workload and for all: (mean, least) of all/chain and of all/retrieval."""
+    found = {}
+    for label in [*dict.fromkeys(cell.workload for cell in cells), "all"]:
+        own = [cell for cell in cells if label in (cell.workload, "all")]
+        chain, retrieval = [cell.to_chain for cell in own], [cell.to_retrieval for cell in own]
+        found[label] = ((mean(chain), min(chain)), (mean(retrieval), min(retrieval)))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("REST_LOCAL_SHARED"))
+    parser.add_argument("--curve", action="append")
+    parser.add_argument("--only", action="append", metavar="WORKLOAD")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of answers, for each workload")
+    parser.add_argument("--constant", action="store_true", help="the model states the mean acceptance everywhere")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for label in args.only or ("unseen", *SETS):
+            if label == "unseen":
+                _workloads[label] = unseen(args.tokens)
+            elif args.data is None or any(not (Path(args.data) / file).exists() for file in SETS[label]):
+                print(f"{label}: left out, {' or '.join(SETS[label])} is not there; give --data FOLDER")
+            else:
+                _workloads[label] = recorded(Path(args.data), label, Path(folder), args.tokens)
+        jobs = [(label, curve, args.constant) for label in _workloads for curve in args.curve or shipped()]
+        with ProcessPoolExecutor(args.jobs, get_context("fork")) as pool:
+            cells = []
+            for found in pool.map(_job, jobs):
+                cells += found
+                if not args.json:
+                    print(rows(found), flush=True)
+    if not args.json:
+        print(HEADER, *conclusions(cells), sep="\n")
+    print(json.dumps([cell._asdict() for cell in cells]))
+
+
+if __name__ == "__main__":
+    main()

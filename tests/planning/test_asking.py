@@ -1,0 +1,289 @@
+"""What an answer of a drafting model is worth, and which questions share a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_local.drafting.growth import Asker, Question
+from rest_local.drafting.models.seam import GivesUp, Likely, PassTimes, Query
+from rest_local.planning.asking import (
+    CHANGED,
+    DEPTHS,
+    FEWEST,
+    INITIAL_CONFIDENCES,
+    INITIAL_CREDIT,
+    REFRESH,
+    WAITED_SHARE,
+    Asking,
+    ModelStats,
+    PassValues,
+)
+from rest_local.planning.plan import MARGIN, Budget, Plan
+
+PLAIN = 10.0
+FLAT = [PLAIN + 0.2 * n for n in range(40)]
+
+
+class Counted(GivesUp):
+    """A drafter that answers everything alike, and notes its passes."""
+
+    name = path = "counted"
+
+    def __init__(self, pass_ms: float, row_ms: float = 0.0, failing: bool = False) -> None:
+        self.asked: list[list[tuple[int, ...]]] = []
+        self._times, self._failing = PassTimes(pass_ms, row_ms), failing
+
+    def pass_ms(self, n: int) -> float:
+        return self._times.at(n)
+
+    def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
+        self.asked.append([query.path for query in queries])
+        if self._failing:
+            raise ValueError("broken")
+        return [[(1, 0.9)] for _ in queries]
+
+
+class Text:
+    """A text in the drafting model; a path of n tokens needs `steps` passes."""
+
+    def __init__(self, steps: int = 1) -> None:
+        self._steps = steps
+
+    def passes(self, path: Sequence[int]) -> int:
+        return self._steps if path else 1
+
+
+class Open:
+    """A growth with these open questions."""
+
+    def __init__(self, *questions: Question) -> None:
+        self._questions = list(questions)
+        self.got: dict[int, object] = {}
+
+    def questions(self) -> list[Question]:
+        return self._questions
+
+    def answered(self, number: int, likely: object) -> None:
+        self.got[number] = likely
+
+
+def question(joint: float, known: float = 0.0, path: tuple[int, ...] = (), number: int = 0) -> Question:
+    return Question(number, path, joint, known)
+
+
+def stats(confidence: float = 0.8, n: int = 100) -> ModelStats:
+    made = ModelStats()
+    made.learn([(0, confidence)] * n)
+    return made
+
+
+def asking(
+    drafter: Counted, *growths: Open, most_ms: float = 100.0, known: ModelStats | None = None, steps: int = 1
+) -> Asking:
+    askers = [Asker(cast(Any, growth), cast(Any, Text(steps)), most_ms) for growth in growths]
+    plan = Plan(FLAT, [0.2] * len(FLAT), float(len(growths)), rate=1.2 * len(growths) / PLAIN)
+    return Asking(cast(Any, drafter), plan, known or stats(), askers)
+
+
+def test_a_pass_costs_a_line_in_its_rows() -> None:
+    times = PassTimes(2.0, 0.5)
+    assert [times.at(n) for n in (0, 1, 2, 5)] == [2.0, 2.0, 2.5, 4.0]
+
+
+def test_slow_passes_count_little_and_quick_ones_much() -> None:
+    times = PassTimes(2.0, 0.5)
+    times.learn(3, 1000.0)
+    assert times.at(1) == pytest.approx(2.0 * 1.15)  # as if it took four times what was expected
+    quick = PassTimes(2.0, 0.5)
+    quick.learn(1, 1.0)
+    assert quick.at(1) == pytest.approx(1.5)
+    assert quick.further / quick.one == pytest.approx(0.25)
+    nothing = PassTimes(0.0, 0.0)
+    nothing.learn(1, 5.0)
+    assert nothing.at(1) == 0.0
+
+
+def test_a_model_without_answers_is_taken_for_a_good_one() -> None:
+    made = ModelStats()
+    assert made.promise(0) == made.promise(99) == pytest.approx(float(np.mean(INITIAL_CONFIDENCES)))
+    made.learn([(0, 0.1)] * (FEWEST - 1))
+    assert made.promise(0) > 0.5
+    made.learn([(0, 0.1)])
+    assert made.promise(0) == pytest.approx(0.1)
+
+
+def test_a_depth_that_was_seen_seldom_is_like_the_one_above_it() -> None:
+    made = stats(0.9)
+    made.learn([(1, 0.3)] * (FEWEST - 1))
+    assert [made.promise(depth) for depth in range(DEPTHS)] == pytest.approx([0.9] * DEPTHS)
+    made.learn([(1, 0.3)])
+    assert [made.promise(depth) for depth in range(DEPTHS)] == pytest.approx([0.9] + [0.3] * (DEPTHS - 1))
+    made.learn([(DEPTHS + 5, 0.6)] * FEWEST)
+    assert made.promise(DEPTHS + 9) == pytest.approx(0.6)
+
+
+def test_the_speed_is_that_of_many_steps_and_never_below_plain() -> None:
+    made = ModelStats()
+    for _ in range(500):
+        made.learn_step(1, 2.0)
+        made.learn_step(5, 1.0)
+    assert made.speedup == pytest.approx(6 / 3, rel=0.05)
+    for _ in range(500):
+        made.learn_step(1, 1.5)
+    assert made.speedup == MARGIN
+
+
+def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
+    made = ModelStats()
+    assert made.initial_credit == INITIAL_CREDIT
+    for _ in range(200):
+        made.learn_gain(-50.0)
+    assert made.initial_credit == 0.0
+
+
+def slow_value(
+    cost: Sequence[float], rate: float, pass_ms: float, confidences: Sequence[float], joint: float, known: float, n: int
+) -> float:
+    """What an answer is worth, by enumerating all answers that follow."""
+
+    def added(of: float, at: int) -> float:
+        return max(0.0, of - rate * (cost[at + 1] - cost[at]) + below(of, at + 1))
+
+    def below(of: float, at: int) -> float:
+        if at == len(cost) - 1:
+            return 0.0
+        return max(0.0, float(np.mean([added(of * each, at) for each in confidences])) - rate * pass_ms)
+
+    return float(np.mean([added(joint * max(each, known), n) for each in confidences])) - added(joint * known, n)
+
+
+@given(
+    st.lists(st.floats(0.1, 12.0), min_size=1, max_size=4),
+    st.floats(0.05, 0.4),
+    st.floats(0.0, 8.0),
+    st.floats(0.1, 0.99),
+    st.floats(0.1, 0.99),
+    st.floats(0.05, 1.0),
+    st.floats(0.0, 1.0),
+    st.integers(0, 4),
+)
+def test_values_are_those_of_a_slow_enumeration(
+    steps: list[float], rate: float, pass_ms: float, low: float, high: float, joint: float, known: float, n: int
+) -> None:
+    cost = [PLAIN, *(PLAIN + float(each) for each in np.cumsum(steps))]
+    values = PassValues(cost, rate, pass_ms, [[low] * 8 + [high] * 8] * DEPTHS)
+    got = values.of([question(joint, known)], n)[0]
+    if n >= len(steps):
+        assert got == 0.0
+        return
+    # the table is interpolated between joint probabilities that are 15% apart
+    assert got == pytest.approx(slow_value(cost, rate, pass_ms, [low, high], joint, known, n), abs=0.06 * len(steps))
+
+
+def test_an_answer_is_worth_less_the_more_is_known_and_the_less_likely_the_path() -> None:
+    values = PassValues(FLAT, 0.12, 1.0, [[0.5, 0.7, 0.9]] * DEPTHS)
+    by_known = values.of([question(1.0, known) for known in (0.0, 0.4, 0.7, 0.95)], 0)
+    by_joint = values.of([question(joint) for joint in (1.0, 0.6, 0.3, 0.05)], 0)
+    for worth in (by_known, by_joint):
+        assert worth == sorted(worth, reverse=True)
+        assert worth[0] > 1.0
+        assert worth[-1] < 0.1
+
+
+def test_a_long_chain_can_pay_where_its_first_node_does_not() -> None:
+    steep = [PLAIN, 20.0, 21.0, 21.0, 21.0, 21.0, 21.0, 21.0]  # one node costs as much as a plain step
+    worth = [PassValues(steep[:n], 0.102, 0.1, [[0.95]] * DEPTHS).of([question(1.0)], 0)[0] for n in (2, 8)]
+    assert worth[0] == 0.0
+    assert worth[1] > 1.0
+
+
+def test_values_are_computed_again_for_other_prices_and_after_some_answers() -> None:
+    made = stats()
+    plan = Plan(FLAT, [0.2] * len(FLAT), rate=0.12)
+    values = made.values(plan, 1.0, 1)
+    made.learn([(0, 0.8)] * (REFRESH - 1))
+    assert made.values(plan, 1.0 + 0.9 * CHANGED, 1) is values
+    assert made.values(plan, 1.0 + 1.1 * CHANGED, 1) is not values
+    values = made.values(plan, 1.0, 1)
+    made.learn([(0, 0.8)] * REFRESH)
+    assert made.values(plan, 1.0, 1) is not values
+
+
+def test_only_sizes_that_the_credit_affords_count() -> None:
+    budget = Budget()
+    budget.begin(PLAIN)
+    plan = Plan(FLAT, [0.2] * len(FLAT), budget=budget, rate=0.12)
+    assert stats().values(plan, 1.0, 1).of([question(1.0)], 0) == [0.0]
+    budget.begin(PLAIN, 1.0)
+    assert stats().values(plan, 1.0, 1).of([question(1.0)], 0)[0] > 1.0
+
+
+def test_a_likely_path_is_asked_and_its_answer_is_delivered() -> None:
+    drafter, growth = Counted(1.0), Open(question(1.0, number=3))
+    assert asking(drafter, growth)()
+    assert drafter.asked == [[()]]
+    assert growth.got == {3: [(1, 0.9)]}
+
+
+@pytest.mark.parametrize("open_question", [question(1.0, known=0.9), question(0.02, path=(5,))])
+def test_what_is_known_or_unlikely_is_not_asked(open_question: Question) -> None:
+    drafter = Counted(1.0)
+    assert not asking(drafter, Open(open_question))()
+    assert drafter.asked == []
+
+
+def test_all_requests_share_one_pass() -> None:
+    drafter = Counted(1.0)
+    growths = [Open(question(0.5, path=(number,)), question(0.0, path=(9,), number=1)) for number in range(4)]
+    assert asking(drafter, *growths)()
+    assert drafter.asked == [[(0,), (1,), (2,), (3,)]]
+    assert all(growth.got == {0: [(1, 0.9)]} for growth in growths)
+
+
+def test_a_further_path_has_to_pay_for_its_row() -> None:
+    paths = Open(question(0.9, path=(1,)), question(0.05, path=(2,), number=1))
+    cheap, dear = Counted(1.0, 0.01), Counted(1.0, 0.9)
+    assert asking(cheap, paths)()
+    assert asking(dear, paths)()
+    assert (cheap.asked, dear.asked) == ([[(1,), (2,)]], [[(1,)]])
+
+
+def test_a_path_that_needs_more_passes_has_to_pay_for_them() -> None:
+    drafter = Counted(4.0)
+    growth = Open(question(1.0), question(0.3, path=(2,), number=1))
+    assert asking(drafter, growth, steps=3)()
+    assert drafter.asked == [[()]]
+
+
+def test_a_request_whose_share_exceeds_what_it_may_lose_is_not_asked() -> None:
+    drafter = Counted(2.0)
+    answers = asking(drafter, Open(question(1.0)), most_ms=5.0)
+    assert [answers() for _ in range(3)] == [True, True, False]  # 2 + 2 of 5 ms
+    assert len(drafter.asked) == 2
+    shared = asking(drafter, Open(question(1.0)), Open(question(1.0)), most_ms=1.0)
+    assert shared()  # 1 ms for each
+
+
+def test_a_model_that_does_not_pay_is_asked_once_in_a_while() -> None:
+    made, drafter, root = stats(0.01), Counted(1.0), Open(question(1.0))
+    assert not asking(drafter, root, known=made)()
+    made.waited = int(1.0 / WAITED_SHARE / PLAIN) + 1
+    assert not asking(drafter, Open(question(0.5, path=(1,))), known=made)()
+    assert asking(drafter, root, known=made)()
+    assert made.waited == 0
+    assert not asking(drafter, root, known=made)()
+
+
+def test_a_failing_model_is_given_up() -> None:
+    drafter = Counted(1.0, failing=True)
+    answers = asking(drafter, Open(question(1.0)))
+    assert not answers()
+    assert drafter.failed
+    assert not answers()
+    assert len(drafter.asked) == 1
