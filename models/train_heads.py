@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=3, help="drafted tokens")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Muon; AdamW takes 0.15 of it")
+    parser.add_argument("--lr", type=float, default=0.015, help="learning rate of Muon; AdamW takes 0.15 of it")
     parser.add_argument(
         "--decay", type=float, default=0.6, help="last share of the time in which the rate falls to zero"
     )

@@ -44,12 +44,14 @@ from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.models.kinds import check_is_model
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import (
     DatastoreError,
     DatastoreVocabulary,
     ModelError,
+    ModelInvalid,
     ModelNotFound,
     OptionError,
     PromptEmpty,
@@ -79,15 +81,19 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     """
     path = model_file(config.model)
     asked = 0 if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
-    chosen = ladder.choose(
-        path,
-        config.n_gpu_layers,
-        config.options,
-        lambda tried: contexts_to_try(
-            tried, asked or LARGEST_DEFAULT, config.threads or 0, config.slots, config.cells, config.exact
-        ),
-        asked,
-    )
+    try:
+        chosen = ladder.choose(
+            path,
+            config.n_gpu_layers,
+            config.options,
+            lambda tried: contexts_to_try(
+                tried, asked or LARGEST_DEFAULT, config.threads or 0, config.slots, config.cells, config.exact
+            ),
+            asked,
+        )
+    except ModelInvalid:
+        check_is_model(path)
+        raise
     mtp, refusal = False, ""
     if config.draft_model is None:
         mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)

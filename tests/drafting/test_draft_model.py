@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.drafting.models.draft_model import INLINE_CATCHUP, DraftModel, DraftModelText
-from rest_local.drafting.models.seam import TOP_K, Likely, Query
+from rest_local.drafting.models.seam import BRANCHES, TOP_K, Likely, Query
 from rest_local.errors import ModelNotFound, OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -96,6 +96,48 @@ def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, i
         check(drafter, sequence, text, text_of(n, move * n))
     for sequence in sequences:
         sequence.leave()
+
+
+@settings(max_examples=15)
+@given(st.lists(st.lists(st.integers(0, BRANCHES - 1), min_size=BRANCHES, max_size=BRANCHES), min_size=1, max_size=6))
+def test_every_level_of_a_tree_is_answered(drafter: DraftModel, parents: list[list[int]]) -> None:
+    """Each level continues any BRANCHES paths of the one before; those that are not continued give way."""
+    text = text_of(11, 40)
+    sequence = follow(drafter, text)
+    sequence.begin_step()
+    assert ask(sequence, [])
+    level: list[tuple[int, ...]] = [(token,) for token in range(BRANCHES)]
+    for number, chosen in enumerate(parents):
+        answers = drafter.answer([Query(sequence, path) for path in level])
+        for path, likely in zip(level, answers, strict=True):
+            expected = alone(drafter, [*text, *path])
+            assert likely
+            assert likely[0][1] == pytest.approx(expected[likely[0][0]], abs=0.03)
+        level = [(*level[parent], 10 * number + child) for child, parent in enumerate(chosen)]
+    text += [*level[-1], 7]
+    sequence.begin_step()
+    check(drafter, sequence, text, [3])
+    sequence.leave()
+
+
+def test_a_path_takes_the_place_of_one_that_is_not_asked_about(drafter: DraftModel) -> None:
+    text = text_of(12, 40)
+    sequence = follow(drafter, text)
+    for path in ([1], [1, 2], [4], [4, 5], [6], [6, 7], [8], [8, 9], [4, 10], [4, 10, 11], [1, 3], [8, 9, 2]):
+        check(drafter, sequence, text, path)
+    sequence.leave()
+
+
+def test_one_path_too_many_is_not_answered_and_spoils_no_other(drafter: DraftModel) -> None:
+    text = text_of(13, 40)
+    sequence = follow(drafter, text)
+    ask(sequence, [])
+    paths = [(token,) for token in range(BRANCHES + 1)]
+    *answers, unanswered = drafter.answer([Query(sequence, path) for path in paths])
+    assert not unanswered
+    for path, likely in zip(paths, answers, strict=False):
+        assert likely[0][1] == pytest.approx(alone(drafter, [*text, *path])[likely[0][0]], abs=0.03)
+    sequence.leave()
 
 
 def test_a_shared_prefix_is_not_evaluated_again(drafter: DraftModel, monkeypatch: pytest.MonkeyPatch) -> None:

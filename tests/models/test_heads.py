@@ -15,8 +15,8 @@ from rest_local.bench.prompts import held_out_modules, well_known_modules
 from rest_local.llama.model import Model
 
 WINDOW = 320
-FLOORS = {("mtp", "stored"): 0.45, ("mtp", "held out"): 0.2, ("eagle3", "stored"): 0.45, ("eagle3", "held out"): 0.2}
-"""Shares of first drafted tokens that are the demo's choice; about a fifth below what models/README.md reports."""
+FLOORS = {("mtp", "stored"): 0.8, ("mtp", "held out"): 0.42, ("eagle3", "stored"): 0.8, ("eagle3", "held out"): 0.36}
+"""Shares of first drafted tokens that are the demo's choice; up to a quarter below what models/README.md reports."""
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_drafts_of_several_tokens_are_accepted(
         for tokens in windows(heads, target, well_known_modules(), 3):
             heads.on_answer(target, head, tokens[:160], 60, counts)
         shares = [hit / tried for hit, tried in zip(counts.hits, counts.tried, strict=True)]
-        assert min(shares) > 0.2, shares
+        assert min(shares[:3]) > 0.5, shares
 
 
 def test_the_two_files_stay_small(mtp_gguf: Path, eagle3_gguf: Path) -> None:

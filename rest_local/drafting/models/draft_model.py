@@ -151,7 +151,7 @@ class DraftModel(GivesUp):
                 assert isinstance(text, DraftModelText)
                 if id(text) not in texts:
                     texts[id(text)] = text
-                    text.begin_pass()
+                    text.begin_pass([query.path for query in queries if query.text is text])
                 places[number] = text.place(path, rows)
             logits = self.evaluate(rows) if rows else None
         finally:
@@ -297,6 +297,7 @@ class DraftModelText(DraftText):
         self._agreed = 0  # length of the prefix of `_cached` that is known to agree with the text
         self._waited_ms = 0.0
         self._sure = 0  # tokens of `_cached` that the running pass does not add
+        self._queried: Sequence[tuple[int, ...]] = ()
         self._branches: dict[int, tuple[int, ...]] = {}  # by further sequence id: the drafted path that it holds
         self.step_ms = self.query_ms = 0.0
 
@@ -313,9 +314,14 @@ class DraftModelText(DraftText):
         if len(self._text) >= self._drafter.context.n_ctx:
             self._drafter.tell_full()
 
-    def begin_pass(self) -> None:
-        """A pass is being made up; `lose_pass` takes it back."""
+    def begin_pass(self, queried: Sequence[tuple[int, ...]]) -> None:
+        """A pass is being made up that answers the paths `queried`; `lose_pass` takes it back."""
         self._sure = len(self._cached)
+        self._queried = queried
+
+    def _is_queried(self, branch: tuple[int, ...]) -> bool:
+        """Whether a path of this pass begins with `branch`. Otherwise its sequence id may be used for another path."""
+        return any(path[: len(branch)] == branch for path in self._queried)
 
     def _drop_branches(self) -> None:
         for seq in self._branches:
@@ -399,7 +405,9 @@ class DraftModelText(DraftText):
             same += 1
         at = start + same  # the first position that differs from what the first sequence id holds
         if n_text <= at < len(cached):
-            return self._branch(path, rows)  # another path goes on there in this step
+            placed = self._branch(path, rows)  # another path goes on there in this step
+            if placed is not None or self._is_queried(tuple(cached[n_text:])):
+                return placed
         self._cut(at)
         rows += [(int(token), at + i, first, i == len(wanted) - same - 1) for i, token in enumerate(wanted[same:])]
         cached += wanted[same:]
@@ -418,11 +426,16 @@ class DraftModelText(DraftText):
             target = holder
         else:
             free = [seq for seq in range(first + 1, first + BRANCHES) if seq not in self._branches]
+            free += [seq for seq, branch in self._branches.items() if not self._is_queried(branch)]
             parent_is_new = any(seq == holder and position == n_text + held - 1 for _, position, seq, _ in rows)
             if not free or parent_is_new:  # cells that this same pass adds cannot be copied yet
                 return None
-            target = free[0]
-            context.copy(holder, target, 0, n_text + held)
+            target = holder if holder in free else free[0]
+            if target == holder:
+                context.remove(target, n_text + held)
+            else:
+                context.remove(target, 0)
+                context.copy(holder, target, 0, n_text + held)
         self._branches[target] = tuple(path)
         missing = path[held:]
         rows += [(int(t), n_text + held + i, target, i == len(missing) - 1) for i, t in enumerate(missing)]

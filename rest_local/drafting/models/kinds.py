@@ -9,7 +9,7 @@ from typing import Literal
 from rest_local.drafting.models.eagle3 import Eagle3
 from rest_local.drafting.models.heads import Head
 from rest_local.drafting.models.mtp import Mtp
-from rest_local.errors import OptionError
+from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama.context import Context
 from rest_local.llama.gguf_content import content_of
 from rest_local.llama.model import Model
@@ -28,6 +28,17 @@ def kind_of(path: Path) -> Kind:
     if (name := OTHERS.get(content.architecture)) is not None:
         raise OptionError(f"model {path}: {name} heads are not supported; give an EAGLE-3 head, MTP layers or a model")
     return "mtp" if content.is_mtp_alone else "model"
+
+
+def check_is_model(path: Path) -> None:
+    """Raise ModelInvalid for a file that holds a head, and not a model that can answer."""
+    content = content_of(path)
+    names = {EAGLE3: "an EAGLE-3 head", **{kind: f"a {name} head" for kind, name in OTHERS.items()}}
+    held = "MTP layers" if content.is_mtp_alone else names.get(content.architecture)
+    if held:
+        raise ModelInvalid(
+            path, f"holds {held} and no model that can answer", "give it as the draft model of its model"
+        )
 
 
 def open_mtp(path: Path | None, target: Context, model: Model, n_texts: int, n_gpu_layers: int | None) -> Head:
