@@ -24,7 +24,12 @@ RELAXED = "~"  # ends the name of a source where only relaxed verification let t
 LEAST = (
     4  # tokens to compare: the first step of an answer is the slowest, and one token of the demo model was 0.1 x plain
 )
-NAMES = {"model": "the draft model", "grammar": "the grammar", "prediction": "the prediction"}
+NAMES = {
+    "model": "the draft model",
+    "grammar": "the grammar",
+    "prediction": "the prediction",
+    "logits": "recycled logits",
+}
 
 
 def line_of(engine: Engine, result: Result) -> str:

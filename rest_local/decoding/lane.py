@@ -33,6 +33,7 @@ from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.models.seam import Drafter
+from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
@@ -71,6 +72,7 @@ class Lane:
         self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
         self.auto = Auto(tuning.curve)
         self.auto.drafter = drafter
+        self.auto.successors = SuccessorTable(model.n_vocab)
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         self.scheduler: Scheduler = Scheduler(context, capability, tuning.curve)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores

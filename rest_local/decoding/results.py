@@ -92,7 +92,7 @@ class DraftStatistics:
     generated     tokens that the steps gave, including those after the end of the answer
     drafted       draft tokens that were verified; `accepted` of them were right
     relaxed       of the accepted ones, those that pass only because verification is relaxed
-    by_source     the same counts by source: datastore, history, context, prediction, model
+    by_source     the same counts by source: datastore, history, context, prediction, model, grammar, logits
     plain_steps   steps without a draft, whose forward pass took `plain_ms_per_step` (0 where there was none)
     """
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import abc, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -30,6 +30,7 @@ from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune,
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.origins import Decode, origins_of
+from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
@@ -258,6 +259,8 @@ class Sequence:
         slot, tokens = self.slot, verdict.tokens
         if not slot.accept(self.tree, self.layout, verdict.path):
             slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
+        if self.policy.logits_ms:
+            self.policy.learn_logits(self._rows_of_logits(logits, visited))
         self.tokens += tokens
         self.sources.extend(tokens)
         rows = self._rows_to_finish(logits, visited, overlaps)
@@ -328,6 +331,23 @@ class Sequence:
             return chosen
 
         return verify(tree, choose, self._ends), visited, relaxed
+
+    def _rows_of_logits(self, logits: NDArray[np.float32], visited: abc.Sequence[int]) -> Iterator[LogitsRow]:
+        """The rows of the step before its tokens are committed, each with the two tokens that it follows: those that
+        verification has read, newest first, then those of rejected nodes, likeliest first.
+        """
+        tree, order = self.tree, self.layout.order if self.layout else []
+        before, root = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
+        rejected = sorted(
+            set(range(1, len(order) + 1)).difference(visited), key=lambda place: -tree.probability[order[place - 1]]
+        )
+        for place in (*reversed(visited), *rejected):
+            if not place:
+                yield (before, root), logits[0]
+                continue
+            node = order[place - 1]
+            parent = tree.parent[node]
+            yield (root if parent == ROOT else tree.token[parent], tree.token[node]), logits[place]
 
     def _rows_to_finish(
         self, logits: NDArray[np.float32], visited: abc.Sequence[int], overlaps: bool

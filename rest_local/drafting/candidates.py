@@ -17,10 +17,11 @@ from typing import Protocol
 
 from rest_local.retrieval.rows import Int64Array, Rows
 
-SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar")
+SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
 MODEL = SOURCE_NUMBER["model"]
 GRAMMAR = SOURCE_NUMBER["grammar"]
+LOGITS = SOURCE_NUMBER["logits"]
 
 # Upper bounds of the buckets. The last bucket is unbounded.
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)

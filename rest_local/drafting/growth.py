@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
     GRAMMAR,
+    LOGITS,
     MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
@@ -30,6 +31,7 @@ from rest_local.drafting.candidates import (
     SourceRows,
 )
 from rest_local.drafting.models.seam import DraftText
+from rest_local.drafting.recycled import RecycledRows
 from rest_local.drafting.tree import ROOT, DraftTree
 
 MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
@@ -110,6 +112,25 @@ class Draft:
                     found.append((depth, candidates[0][0] == token))
         return found
 
+    def recycled(self, tokens: Sequence[int], n_nodes: int) -> tuple[int, int]:
+        """Of the first `n_nodes` nodes those that only the source `logits` has proposed, and how many of them `tokens`
+        has accepted.
+        """
+        tree = self.tree
+        own = {node for node, source in enumerate(tree.source[:n_nodes]) if source == LOGITS and self._is_sole(node)}
+        node, accepted = ROOT, 0
+        for token in tokens:
+            child = tree.child(node, token) if own else None
+            if child is None or child >= n_nodes:
+                break
+            node = child
+            accepted += node in own
+        return len(own), accepted
+
+    def _is_sole(self, node: int) -> bool:
+        members = self.proposals[self.tree.parent[node]].merged[self.tree.token[node]][2]
+        return all(rows.source == LOGITS for rows, _ in members)
+
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""
         node: int | None = ROOT
@@ -180,6 +201,7 @@ class Growth:
         self._heap: list[
             tuple[float, int, int, int, int, Members, Proposal]
         ] = []  # (-joint, arrival, parent, token, ..)
+        self._recycled = next((rows for rows in sources if isinstance(rows, RecycledRows)), None)
         self._arrivals = 0
         self._model = ModelRows()
         self._number = {ROOT: 0}  # of the path to a node, in `_model`
@@ -272,6 +294,8 @@ class Growth:
             members = [*members, (self._model, (self._number[node],))]
         proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
         merged = proposal.merged
+        if self._recycled is not None:  # after the others, and below the nodes of all
+            self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate)
         if self._calibrate is not None and merged:
             proposal.calibrated = self._calibrate(self._preceding_bigram(node), merged)
             for token, probability, _ in proposal.calibrated:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rest_local.drafting.candidates import GRAMMAR, MODEL, SOURCES
+from rest_local.drafting.candidates import GRAMMAR, LOGITS, MODEL, SOURCES
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import ROOT
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 
+PLACELESS = (GRAMMAR, LOGITS, MODEL)  # sources whose drafts are in no text
 log = logging.getLogger("rest_local.drafting")
 
 Decode = Callable[[Sequence[int]], str]
@@ -55,11 +56,10 @@ def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) ->
     if proposal is None or tree.token[node] not in proposal.merged:  # the policy keeps no evidence
         return Origin(SOURCES[source], probability, 0)
     members = proposal.merged[tree.token[node]][2]
+    if source in PLACELESS:
+        return Origin(SOURCES[source], probability, 0)
     of_source = [(rows, numbers[0]) for rows, numbers in members if rows.source == source]
-    if not of_source or source in (
-        GRAMMAR,
-        MODEL,
-    ):  # drafted by a draft model or forced by a grammar: it has no place in a text
+    if not of_source:
         return Origin(SOURCES[source], probability, 0)
     rows, first = max(of_source, key=lambda found: found[0].match[found[1]])  # of several datastores the better one
     name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)

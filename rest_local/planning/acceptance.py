@@ -48,6 +48,7 @@ from rest_local.drafting.candidates import (
     model_rates,
 )
 from rest_local.drafting.growth import Calibrated, Merged
+from rest_local.drafting.recycled import logits_rates
 
 CELL_STRENGTH = 8.0  # observations that the estimate of the marginal counts for
 MARGINAL_STRENGTH = 12.0  # observations that the prior counts for
@@ -160,7 +161,7 @@ def shipped_rates() -> tuple[float, ...]:
     data = json.loads(PRIORS.read_text("utf-8")) if PRIORS.exists() else {}
     if (data.get("lengths"), data.get("rows"), data.get("shares")) != (N_LENGTHS, N_ROWS, N_SHARES):
         return (UNKNOWN,) * (len(SOURCES) * CELLS_PER_SOURCE)
-    rates = {**data["rates"], "model": model_rates(), "grammar": grammar_rates()}
+    rates = {**data["rates"], "model": model_rates(), "grammar": grammar_rates(), "logits": logits_rates()}
     return tuple(rate for source in SOURCES for rate in rates[source])
 
 

@@ -12,18 +12,20 @@ from __future__ import annotations
 import copy
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR
 from rest_local.drafting.growth import Answers, Asker, Draft, Growth, grow, refuse
 from rest_local.drafting.models.seam import Drafter, DraftText, Query
+from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.asking import LEAST_GAIN, Asking, ModelStats
 from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
+from rest_local.planning.recycling import RowBudget
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
@@ -55,6 +57,8 @@ class Auto:
         self.drafter: Drafter | None = None  # a model that drafts, for all requests
         self.model_stats = ModelStats()
         self.watches_entropy = True
+        self.successors: SuccessorTable | None = None  # the source `logits`
+        self.row_budget = RowBudget()
         self._prices = Prices(curve, self.driver)
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
         self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
@@ -116,7 +120,9 @@ class Auto:
             self._wake()
         self._n_other = at.n_other
         self._saving = 0.0
-        self.budget.earn(self.plain_ms(at.n_ctx))
+        plain = self.plain_ms(at.n_ctx)
+        self.budget.earn(plain)
+        self.row_budget.earn(plain)
         if at.limit < 1:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
@@ -129,6 +135,8 @@ class Auto:
         lookup_us = 1e6 * (time.perf_counter() - begun)
         self._found = bool(found)
         found = [*found, *forced]
+        if self.successors is not None:
+            found.append(RecycledRows(self.successors, at.newest))
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
         promise = self.model_stats.promise if text else None
@@ -203,10 +211,33 @@ class Auto:
             return
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
+        if self.successors is not None and done.n_nodes:
+            self._settle_rows(drafted, tokens, done)
         if done.query_ms:
             self._unasked_ms = 0.0
             self.model_stats.learn(drafted.hits(tokens))
         self.account(done)
+
+    @property
+    def logits_ms(self) -> float:
+        """Milliseconds of this step that the table of the source `logits` may take; 0 if not even one row fits."""
+        left = self.row_budget.ms
+        return 0.0 if self.successors is None or left < self.successors.row_ms else left
+
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
+        """Keep the likeliest tokens of these rows for drafts."""
+        assert self.successors is not None
+        self.row_budget.spend(self.successors.refresh(rows, self.row_budget.ms))
+
+    def _settle_rows(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """Account for the nodes that no other source has proposed."""
+        nodes, accepted = drafted.recycled(tokens, done.n_nodes)
+        if nodes:
+            cost = self._prices.at(done.n_ctx)[0]
+            first = done.n_other + done.n_other_nodes
+            last = min(first + done.n_nodes, LARGEST - 1)
+            each = (cost[last] - cost[min(first, last)]) / done.n_nodes
+            self.row_budget.settle(accepted - nodes * each / self.plain_ms(done.n_ctx))
 
     def catch_up(self) -> None:
         """Count the proposals of the newest steps, submitted or not."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rest_local.drafting.candidates import LENGTHS, N_CELLS, ROWS, SHARES, SOURCES
+from rest_local.drafting.candidates import CELLS_PER_SOURCE, LENGTHS, N_CELLS, ROWS, SHARES, SOURCES
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 from rest_local.paths import write_atomically
 from rest_local.planning.acceptance import HALVE_AT, Acceptance, Counts
@@ -31,8 +31,17 @@ log = logging.getLogger("rest_local.planning")
 
 MAGIC = "rest-local acceptance"
 FORMAT = 1
-LAYOUT = f"{N_CELLS} {SOURCES} {LENGTHS} {ROWS} {SHARES}"
+
+
+def _layout(n_sources: int) -> str:
+    return f"{n_sources * CELLS_PER_SOURCE} {SOURCES[:n_sources]} {LENGTHS} {ROWS} {SHARES}"
+
+
+LAYOUT = _layout(len(SOURCES))
 """The meaning of a cell number; counts of another layout are useless."""
+
+READABLE = {_layout(n) for n in range(1, len(SOURCES) + 1)}
+"""Layouts of earlier versions, too: a source that is added takes the numbers after the last one."""
 
 KEPT = HALVE_AT / 2  # observations of a cell in the file, at most
 
@@ -111,7 +120,7 @@ def _read(path: Path) -> dict[int, tuple[float, float]]:
     fields = _unsealed(data)
     if (fields.get("magic"), fields.get("format")) != (MAGIC, FORMAT):
         raise ValueError(f"format {str(fields.get('format'))[:20]} of {str(fields.get('magic'))[:40]!r}")
-    if fields.get("layout") != LAYOUT:
+    if fields.get("layout") not in READABLE:
         raise ValueError("written by a version with other evidence cells")
     if not isinstance(fields.get("cells"), dict):
         raise ValueError("no cells")

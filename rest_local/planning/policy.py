@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
 from rest_local.drafting.growth import Answers, Asker, Draft, Force, refuse
+from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 
@@ -77,6 +78,11 @@ class Policy(Protocol):
     name: str
     watches_entropy: bool  # whether `StepContext.entropies` is worth computing
 
+    @property
+    def logits_ms(self) -> float:
+        """Milliseconds that `learn_logits` may take after this step; 0: it is not called."""
+        ...
+
     def fork(self) -> Policy:
         """Make the policy of another request. Forks share what is learned, but not the budget."""
         ...
@@ -103,6 +109,11 @@ class Policy(Protocol):
         times. The next forward pass waits for this call, so anything over some 10 us is left to `catch_up`.
         """
 
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
+        """Learn from rows of the step, float32 [n_vocab] each, with the two tokens before each. The next forward pass
+        waits for this call, and overwrites the rows.
+        """
+
     def catch_up(self) -> None:
         """Do the part of learning that can wait. It is called once after each `learn`, on any fork. On a GPU it is
         called after the next `draft`, while the device computes.
@@ -113,6 +124,7 @@ class Stateless:
     """The base of policies that learn nothing and prepare nothing."""
 
     watches_entropy = False
+    logits_ms = 0.0
 
     def fork(self) -> Self:
         """Return the same policy: it holds nothing that belongs to a request."""
@@ -130,6 +142,9 @@ class Stateless:
         return refuse
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """Learn nothing."""
+
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
         """Learn nothing."""
 
     def catch_up(self) -> None:

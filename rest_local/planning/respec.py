@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Answers, Asker, Draft, refuse
+from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.eagle2 import ModelTime, eagle2_tree
@@ -63,6 +64,7 @@ class ReSpec:
     """The policy `respec`. Scores of stored text are kept from one request to the next."""
 
     name = "respec"
+    logits_ms = 0.0
 
     def __init__(
         self, *, trigger: bool = True, feedback: bool = True, candidates: int = CANDIDATES, by: By = "position"
@@ -120,6 +122,9 @@ class ReSpec:
             accepted = _agreeing(candidate.tokens, tokens)
             proposed = max(1, submitted, min(len(candidate.tokens), len(tokens)))
             self._of(candidate.place)[candidate.place] = follow(candidate.score, accepted, proposed)
+
+    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
+        """Do nothing: it has no use for them."""
 
     def catch_up(self) -> None:
         """Do nothing: `learn` updates the scores."""

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import N_CELLS, cell_of
+from rest_local.drafting.candidates import CELLS_PER_SOURCE, LENGTHS, N_CELLS, ROWS, SHARES, SOURCES, cell_of
 from rest_local.planning import memory
 from rest_local.planning.acceptance import HALVE_AT, Acceptance
-from rest_local.planning.memory import recall, remember
+from rest_local.planning.memory import LAYOUT, recall, remember
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import sealed
 
@@ -133,6 +133,22 @@ def reseal(**change: object) -> Callable[[bytes], bytes]:
         return sealed({**fields, **change})
 
     return rewrite
+
+
+@pytest.mark.parametrize("n", range(1, len(SOURCES)))
+def test_counts_of_versions_with_fewer_sources_stay_readable(path: Path, n: int) -> None:
+    """Sources are added at the end, so the cells of the others keep their numbers."""
+    cell = cell_of(0, 4, 3, 2)
+    remember(path, learned([(cell, True)] * 10))
+    layout = f"{n * CELLS_PER_SOURCE} {SOURCES[:n]} {LENGTHS} {ROWS} {SHARES}"
+    path.write_bytes(reseal(layout=layout)(path.read_bytes()))
+    second = recalled(path)
+    assert second.seen(cell) == 10
+    second.learn([(N_CELLS - 1, True)])
+    remember(path, second)
+    assert json.loads(path.read_bytes())["layout"] == LAYOUT
+    assert recalled(path).seen(N_CELLS - 1) == 1
+    assert not [*path.parent.glob("*damaged*")]
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
