@@ -1,4 +1,4 @@
-"""Retrieval, EAGLE-3 heads and MTP layers in one tree, alone and together: real times, and times by a shipped curve.
+"""Retrieval, recycled logits, EAGLE-3 heads and MTP layers in one tree, alone and together.
 
     python -m benchmarks.drafters [--prompts N] [--tokens N] [--repeats N] [--curves NAME...] [--shares SHARE...]
 
@@ -6,11 +6,13 @@ Two targets: the demo model, which has an EAGLE-3 head, and the same weights as 
 (`models/mimo2.py`). Prompts of the kinds `stored` and `unseen` of `benchmarks.speed`; the datastore is the standard
 library without the held-out modules. If greedy decoding loops, tokens are sampled with a fixed seed.
 
-Each setup has a policy of its own, which learns from one prompt to the next:
+Each setup has a policy of its own, which learns from one prompt to the next, first from two that are not counted:
 
 - `retrieval`: datastore and context; the head is not loaded.
+- `logits`: the table of recycled logits alone; lookups find nothing.
 - `eagle3`, `mtp`: the head alone. Nothing is looked up.
-- `retrieval + eagle3`, `retrieval + mtp`: all together.
+- `retrieval + eagle3`, `retrieval + mtp`: without recycled logits.
+- `all (...)`: all together, which is what an engine does.
 
 Measured: each drafted run follows a plain run of the same target without a head; the speed-up is the ratio of the two,
 by the clock and by the CPU time of the process (one thread), which other programs change less. The prompt is evaluated
@@ -19,7 +21,7 @@ anew each time, so a head pays for reading it.
 Simulated (`clock`): the same drafts of the same heads on the same text, while each forward pass of the target takes
 what the curve of a larger model says, and each pass of a head the given share of that, for as many tokens as it had.
 The driver and a lookup take fixed times. Passes, drafts and acceptance are real; only milliseconds are replaced, for
-the planner as well, so that it plans for that machine.
+the planner as well, so that it plans for that machine. Reading rows of logits is not charged: 0.01 ms a row here.
 """
 
 from __future__ import annotations
@@ -27,15 +29,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,9 +50,11 @@ from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.stream import Result
+from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.heads import Head
 from rest_local.drafting.models.seam import Likely, PassTimes, Query
+from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Lookup
 from rest_local.llama.sampling import Sampling
 from rest_local.paths import demo_model
@@ -58,9 +63,10 @@ from rest_local.planning.policy import Policy, StepContext, StepCost
 
 KINDS = ("stored", "unseen")
 CURVES = ("rtx3090-8b-q4_0", "rtx4090-8b-iq3_xxs")
-SHARES = (0.1, 0.25)  # of a step that a pass of the head takes. An MTP layer and the output matrix of an 8B model are
+SHARES = (0.1,)  # of a step that a pass of the head takes. An MTP layer and the output matrix of an 8B model are
 # some 10% of its weights; the heads of the demo model, which has six layers, some 25%
 DRIVER_MS, LOOKUP_MS = (0.05, 0.15), 0.1  # simulated: of a plain step, of one with a draft; of a lookup
+FIGURES = ("speedup", "speedup_by_cpu_time", "mean_by_cpu_time")
 NEAR_TIE = 0.1  # nats between two tokens, of which another batch can make the other one the likeliest
 
 
@@ -72,6 +78,7 @@ class Setup:
     target: str  # "demo" or "mimo2"
     retrieval: bool = False
     head: bool = False
+    logits: bool = False
 
     @property
     def engine(self) -> str:
@@ -81,11 +88,14 @@ class Setup:
 
 SETUPS = (
     Setup("retrieval", "demo", retrieval=True),
+    Setup("logits", "demo", logits=True),
     Setup("eagle3", "demo", head=True),
     Setup("retrieval + eagle3", "demo", retrieval=True, head=True),
+    Setup("all (eagle3)", "demo", retrieval=True, head=True, logits=True),
     Setup("retrieval (mimo2)", "mimo2", retrieval=True),
     Setup("mtp", "mimo2", head=True),
     Setup("retrieval + mtp", "mimo2", retrieval=True, head=True),
+    Setup("all (mtp)", "mimo2", retrieval=True, head=True, logits=True),
 )
 
 
@@ -95,24 +105,45 @@ def parts_of(whole: Setup) -> list[Setup]:
     return [each for each in SETUPS if each.target == whole.target and _sources(each) < own]
 
 
+SOURCES = ("retrieval", "head", "logits")
+
+
 def _sources(setup: Setup) -> set[str]:
-    return {name for name in ("retrieval", "head") if getattr(setup, name)}
+    return {name for name in SOURCES if getattr(setup, name)}
 
 
-WHOLE = tuple(setup for setup in SETUPS if len(_sources(setup)) == 2)
+WHOLE = tuple(setup for setup in SETUPS if len(_sources(setup)) == len(SOURCES))
+
+
+class Unsearched:
+    """Sources in which nothing is found."""
+
+    def __init__(self, sources: Lookup) -> None:
+        self.draft_text = sources.draft_text
+
+    def rows(self, limit: int | None = None, depth: int = 0, only: Container[str] = ()) -> list[SourceRows]:
+        return []
+
+    def repeats(self, n: int = 0) -> bool:
+        return False
 
 
 class Chosen(Auto):
     """`auto` with some of its sources."""
 
-    def __init__(self, curve: CostCurve, setup: Setup, head: Any = None) -> None:
+    def __init__(self, curve: CostCurve, setup: Setup, n_vocab: int, head: Any = None) -> None:
         super().__init__(curve)
         self.setup = setup
         self.drafter = head
+        self.successors = SuccessorTable(n_vocab) if setup.logits else None
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """From the sources of the setup."""
+        return super().draft(sources if self.setup.retrieval else cast(Lookup, Unsearched(sources)), at)
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
-        """Never without retrieval."""
-        if self.setup.retrieval:
+        """Never for a head alone. The table of logits is read where a lookup is made."""
+        if self.setup.retrieval or self.setup.logits:
             return super().looks_up(at, repeats)
         self.watches_entropy = False
         return False
@@ -204,8 +235,8 @@ class Charged:
 class Simulated(Chosen):
     """The same on a simulated clock."""
 
-    def __init__(self, clock: Clock, setup: Setup) -> None:
-        super().__init__(clock.curve, setup, Charged(clock.head, clock) if clock.head else None)
+    def __init__(self, clock: Clock, setup: Setup, n_vocab: int) -> None:
+        super().__init__(clock.curve, setup, n_vocab, Charged(clock.head, clock) if clock.head else None)
         self.clock = clock
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
@@ -272,7 +303,7 @@ class Bench:
     def policy(self, setup: Setup) -> Chosen:
         """With what this engine has measured."""
         lane = self.engines[setup.engine]._core.lane
-        return Chosen(lane.tuning.curve, setup, lane.drafter if setup.head else None)
+        return Chosen(lane.tuning.curve, setup, lane.model.n_vocab, lane.drafter if setup.head else None)
 
     def clock(self, setup: Setup, curve: str, share: float) -> Clock:
         """A clock for its engine."""
@@ -307,18 +338,21 @@ def measure(prompts_of: Sequence[Prompt], bench: Bench, repeats: int, simulated:
         for curve, share in simulated
         if setup.head or share == simulated[0][1]  # the share changes nothing without a head
     }
-    policies = {key: Simulated(clock, key[0]) for key, clock in clocks.items()}
+    n_vocab = next(iter(bench.engines.values())).model.n_vocab
+    policies = {key: Simulated(clock, key[0], n_vocab) for key, clock in clocks.items()}
+    _warm_up(bench, real if repeats else {}, clocks, policies)
     for number, prompt in enumerate(prompts_of):
         plain = {target: _first(target) for target in ("demo", "mimo2")}
         sampling = choose_sampling(bench.engines[plain["demo"].engine], prompt, bench.tokens)
-        texts: dict[str, Result] = {}
-        for setup in SETUPS[number % len(SETUPS) :] + SETUPS[: number % len(SETUPS)]:
+        texts = {
+            target: bench.run(setup, prompt, sampling, "off").result for target, setup in plain.items()
+        }  # these warm the caches, too
+        for setup in (SETUPS[number % len(SETUPS) :] + SETUPS[: number % len(SETUPS)]) if repeats else ():
             pairs = []
             for _ in range(repeats):
                 base = bench.run(plain[setup.target], prompt, sampling, "off")
                 pairs.append((base, bench.run(setup, prompt, sampling, real[setup].fork())))
             base, drafted = pairs[-1]
-            texts[setup.target] = base.result
             row = Row(
                 prompt,
                 not sampling.is_greedy,
@@ -338,6 +372,23 @@ def measure(prompts_of: Sequence[Prompt], bench: Bench, repeats: int, simulated:
             head_ms = clock.head_ms / max(result.draft.steps, 1)
             row = Row(prompt, not sampling.is_greedy, ratio, ratio, result, leaves, head_ms)
             bench.rows.setdefault(key, []).append(row)
+        print(f"{number + 1} of {len(prompts_of)}: {prompt.kind} {prompt.title}", file=sys.stderr, flush=True)
+
+
+def _warm_up(
+    bench: Bench,
+    real: Mapping[Setup, Chosen],
+    clocks: Mapping[tuple[Setup, str, float], Clock],
+    policies: Mapping[tuple[Setup, str, float], Simulated],
+) -> None:
+    """Let every policy learn from prompts that are not counted."""
+    for kind in ("copy", "edit"):
+        prompt = next(prompt for prompt in prompts() if prompt.kind == kind)
+        for setup, policy in real.items():
+            bench.run(setup, prompt, Sampling(), policy.fork())
+        for key, clock in clocks.items():
+            with clock:
+                bench.run(key[0], prompt, Sampling(), policies[key].fork())
 
 
 def _first(target: str) -> Setup:
@@ -402,12 +453,11 @@ def report(bench: Bench, simulated: Sequence[tuple[str, float]]) -> dict[str, An
         chosen = {kind: [row for row in rows if row.prompt.kind == kind] for kind in KINDS}
         return {kind: summary(rows, on_clock) for kind, rows in chosen.items() if rows}
 
-    measured = {setup.name: by_kind(bench.rows[setup], False) for setup in SETUPS}
-    result: dict[str, Any] = {
-        "measured": measured,
-        "together": {name: together(measured, name) for name in ("speedup", "speedup_by_cpu_time", "mean_by_cpu_time")},
-        "clock": {},
-    }
+    result: dict[str, Any] = {"clock": {}}
+    if bench.rows.get(SETUPS[0]):
+        measured = {setup.name: by_kind(bench.rows[setup], False) for setup in SETUPS}
+        result["measured"] = measured
+        result["together"] = {name: together(measured, name) for name in FIGURES}
     for curve, share in simulated:
         rows = {
             setup.name: by_kind(bench.rows[setup, curve, share if setup.head else simulated[0][1]], True)
@@ -482,15 +532,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=15, help="of each kind")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of a plain and a drafted run")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of a plain and a drafted run; 0: only clocks")
     parser.add_argument("--curves", nargs="*", default=CURVES, metavar="NAME")
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES, metavar="SHARE")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     result = run(args.prompts, args.tokens, args.repeats, args.curves, args.shares)
     if not args.json:
-        _print("measured", result["measured"])
-        _print_together(result["together"])
+        if "measured" in result:
+            _print("measured", result["measured"])
+            _print_together(result["together"])
         for title, rows in result["clock"].items():
             _print(f"simulated clock: {title} of a step for a pass of the head", rows)
             _print_together(rows["together"])
