@@ -329,8 +329,11 @@ class Bench:
         return abs(at.top[0][1] - known.get(drafted.tokens[place], -math.inf))
 
 
-def measure(prompts_of: Sequence[Prompt], bench: Bench, repeats: int, simulated: Sequence[tuple[str, float]]) -> None:
-    """Fill `bench.rows`, prompt by prompt. `simulated`: curves and shares."""
+def measure(
+    prompts_of: Sequence[Prompt], bench: Bench, repeats: int, simulated: Sequence[tuple[str, float]], minutes: float
+) -> None:
+    """Fill `bench.rows`, prompt by prompt, and begin no prompt after `minutes`. `simulated`: curves and shares."""
+    over = time.monotonic() + 60 * minutes
     real = {setup: bench.policy(setup) for setup in SETUPS}
     clocks = {
         (setup, curve, share): bench.clock(setup, curve, share)
@@ -342,7 +345,9 @@ def measure(prompts_of: Sequence[Prompt], bench: Bench, repeats: int, simulated:
     policies = {key: Simulated(clock, key[0], n_vocab) for key, clock in clocks.items()}
     _warm_up(bench, real if repeats else {}, clocks, policies)
     for number, prompt in enumerate(prompts_of):
-        plain = {target: _first(target) for target in ("demo", "mimo2")}
+        if time.monotonic() > over:
+            break
+        plain = {target: _first(target) for target in {setup.target for setup in SETUPS}}
         sampling = choose_sampling(bench.engines[plain["demo"].engine], prompt, bench.tokens)
         texts = {
             target: bench.run(setup, prompt, sampling, "off").result for target, setup in plain.items()
@@ -468,7 +473,9 @@ def report(bench: Bench, simulated: Sequence[tuple[str, float]]) -> dict[str, An
     return result
 
 
-def run(n_prompts: int, tokens: int, repeats: int, curves: Sequence[str], shares: Sequence[float]) -> dict[str, Any]:
+def run(
+    n_prompts: int, tokens: int, repeats: int, curves: Sequence[str], shares: Sequence[float], minutes: float
+) -> dict[str, Any]:
     """All of it. `n_prompts`: of each kind. Raises what loading and generating raise."""
     store = ensure(demo_model())
     by_kind = {kind: [prompt for prompt in prompts() if prompt.kind == kind][:n_prompts] for kind in KINDS}
@@ -496,7 +503,7 @@ def run(n_prompts: int, tokens: int, repeats: int, curves: Sequence[str], shares
                 )
                 assert (engines[setup.engine]._core.lane.drafter is not None) == setup.head
         bench = Bench(engines, tokens)
-        measure(chosen, bench, repeats, simulated)
+        measure(chosen, bench, repeats, simulated, minutes)
         return {"tokens": tokens, "repeats": repeats, **report(bench, simulated)}
 
 
@@ -535,9 +542,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="pairs of a plain and a drafted run; 0: only clocks")
     parser.add_argument("--curves", nargs="*", default=CURVES, metavar="NAME")
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES, metavar="SHARE")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no prompt after so long")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
-    result = run(args.prompts, args.tokens, args.repeats, args.curves, args.shares)
+    result = run(args.prompts, args.tokens, args.repeats, args.curves, args.shares, args.minutes)
     if not args.json:
         if "measured" in result:
             _print("measured", result["measured"])
