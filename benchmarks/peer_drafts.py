@@ -53,10 +53,11 @@ PROMPTS = (
     ("stored", "queue.py"),
     ("stored", "shlex.py"),
     ("stored", "string.py"),
-    ("unseen", "calendar.py"),
-    ("unseen", "heapq.py"),
-    ("unseen", "textwrap.py"),
+    ("unseen", "fractions.py"),
+    ("unseen", "shelve.py"),
+    ("unseen", "uuid.py"),
 )
+"""Of the held-out modules those whose greedy continuations loop least: a drafter that knows a loop is flattered."""
 TOKENS = 128
 N_MAX = 8  # drafted tokens of a step; the server's default is 3
 N_CTX = 2048

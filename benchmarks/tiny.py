@@ -24,7 +24,7 @@ EXPERTS, EXPERTS_USED = 4, 2
 _LOGIT_SPREAD = 4.0  # standard deviation of the logits, as in a trained model, so that near-ties are rare
 
 
-class _Builder:
+class Builder:
     """Collects the tensors of one model. All values come from one seeded generator in the order of the calls."""
 
     def __init__(self, seed: int, quant: str) -> None:
@@ -98,7 +98,7 @@ class _Builder:
         self.matrix(f"{block}.shortconv.out_proj", WIDTH, WIDTH, 2.0)
 
 
-def _dense(builder: _Builder, vocabulary: Vocabulary, n_layers: int, *, bias: bool = False) -> dict[str, Any]:
+def _dense(builder: Builder, vocabulary: Vocabulary, n_layers: int, *, bias: bool = False) -> dict[str, Any]:
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
         builder.ones(f"{block}.attn_norm", f"{block}.ffn_norm")
@@ -107,15 +107,15 @@ def _dense(builder: _Builder, vocabulary: Vocabulary, n_layers: int, *, bias: bo
     return {"rope.dimension_count": HEAD, "rope.freq_base": 10000.0}
 
 
-def _llama(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+def _llama(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     return _dense(builder, vocabulary, n_layers)
 
 
-def _qwen2(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+def _qwen2(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     return _dense(builder, vocabulary, n_layers, bias=True)
 
 
-def _gemma3(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+def _gemma3(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
         norms = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
@@ -131,7 +131,7 @@ def _gemma3(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[st
     }
 
 
-def _gpt_oss(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+def _gpt_oss(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     """Layers with experts and attention sinks; every second one has a sliding window."""
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
@@ -152,7 +152,7 @@ def _gpt_oss(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[s
     }
 
 
-def _mamba(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+def _mamba(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
         builder.ones(f"{block}.attn_norm")
@@ -162,7 +162,7 @@ def _mamba(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str
     return {f"ssm.{key}": value for key, value in keys.items()} | heads
 
 
-def _lfm2(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+def _lfm2(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     """Every second layer has attention; the others are short convolutions without KV heads."""
     kv_heads = [KV_HEADS if i % 2 else 0 for i in range(n_layers)]
     builder.embeddings(vocabulary, "token_embd_norm")
@@ -177,7 +177,7 @@ def _lfm2(builder: _Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str,
     return {"attention.head_count_kv": kv_heads, "shortconv.l_cache": 3, "rope.freq_base": 10000.0}
 
 
-_ARCHITECTURES: dict[str, Callable[[_Builder, Vocabulary, int], dict[str, Any]]] = {
+_ARCHITECTURES: dict[str, Callable[[Builder, Vocabulary, int], dict[str, Any]]] = {
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
@@ -205,7 +205,7 @@ def tiny(
     mamba is recurrent, lfm2 is hybrid. `quant`: F32, F16 or Q8_0 for the matrices. `vocab`: number of tokens with
     padding. `seed`: of the weights. `tensors_per_file`: write several files and return the first.
     """
-    builder = _Builder(seed, quant)
+    builder = Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(vocab)
     keys = {
         "general.name": f"tiny {arch}",
@@ -228,7 +228,7 @@ def tiny_adapter(
     """Write a LoRA adapter for the attention of a `tiny` model and return the path. `strength`: size of its change.
     `width`: a width other than the model's gives an adapter that does not fit.
     """
-    builder = _Builder(seed, "F32")
+    builder = Builder(seed, "F32")
     for block in (f"blk.{i}" for i in range(n_layers)):
         for name, out in (("attn_q", HEADS * HEAD), ("attn_v", KV_HEADS * HEAD)):
             builder.plain(f"{block}.{name}.weight.lora_a", builder.normal((rank, width), width**-0.5))

@@ -58,6 +58,14 @@ _SIGNATURES: dict[str, tuple[tuple[str, str], Any, tuple[Any, ...]]] = {
         _POINTER,
         (_POINTER, _UINT),
     ),
+    "llama_set_nextn_layer_offset": (
+        (
+            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
+            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
+        ),
+        _VOID,
+        (_POINTER, ctypes.c_int32),
+    ),
     "llama_model_target_layer_ids": (
         (
             "_Z28llama_model_target_layer_idsPK11llama_model",
@@ -76,7 +84,8 @@ _SIGNATURES: dict[str, tuple[tuple[str, str], Any, tuple[Any, ...]]] = {
     ),
 }
 NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
-LAYERS = tuple(name for name in _SIGNATURES if name not in NEXTN)
+OFFSET = "llama_set_nextn_layer_offset"
+LAYERS = tuple(name for name in _SIGNATURES if name not in (*NEXTN, OFFSET))
 
 
 def _find(name: str) -> Callable[..., Any] | None:
@@ -121,6 +130,13 @@ def target_layers(head: Model) -> list[int]:
 def give_nextn(context: Context, every_token: bool) -> None:
     """Have a context give its last hidden states: of every token of a batch, or of those with outputs."""
     _call("llama_set_embeddings_nextn", context.pointer, True, not every_token)
+
+
+def use_mtp_layer(context: Context, layer: int) -> None:
+    """Have a context of MTP layers compute with layer `layer` from now on. Each layer has contents of its own in the
+    cells, and a decode writes those of this layer only.
+    """
+    _call(OFFSET, context.pointer, layer)
 
 
 def give_layers(context: Context, layers: Sequence[int]) -> None:

@@ -101,8 +101,9 @@ class Asking:
         total, passes = 0.0, 1
         chosen: list[tuple[int, Question]] = []
         for gain, who, question in questions:
-            needed = max(passes, self._askers[who].text.passes(question.path))
-            if chosen and not plan.pays(gain, row_ms + (needed - passes) * drafter.pass_ms(1)):
+            own = self._askers[who].text.passes(question.path)
+            needed = max(passes, own)
+            if not own or (chosen and not plan.pays(gain, row_ms + (needed - passes) * drafter.pass_ms(1))):
                 continue
             if gain <= 0.0:
                 break

@@ -25,7 +25,7 @@ from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.asking import LEAST_GAIN, Asking, ModelStats
 from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
-from rest_local.planning.recycling import RowBudget
+from rest_local.planning.recycling import RowBudget, is_flat
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
@@ -122,7 +122,9 @@ class Auto:
         self._saving = 0.0
         plain = self.plain_ms(at.n_ctx)
         self.budget.earn(plain)
-        self.row_budget.earn(plain)
+        recycles = self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :])
+        if recycles:
+            self.row_budget.earn(plain)
         if at.limit < 1:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
@@ -135,7 +137,7 @@ class Auto:
         lookup_us = 1e6 * (time.perf_counter() - begun)
         self._found = bool(found)
         found = [*found, *forced]
-        if self.successors is not None:
+        if recycles and self.successors is not None:
             found.append(RecycledRows(self.successors, at.newest))
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit

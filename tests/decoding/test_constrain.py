@@ -99,7 +99,7 @@ def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequenc
 class Guessing:
     """A policy that drafts the likeliest tokens and random ones, in a tree, and prunes as the engine does."""
 
-    name, watches_entropy = "guessing", False
+    name, watches_entropy, logits_ms = "guessing", False, 0.0
 
     def __init__(self, seed: int, compute: Callable[[Sequence[int]], np.ndarray], sampler: Sampler | None) -> None:
         self._rng, self._compute, self._sampler = np.random.default_rng(seed), compute, sampler

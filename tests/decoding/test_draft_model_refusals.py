@@ -24,6 +24,7 @@ from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
 from rest_local.drafting.models.seam import PassTimes
 from rest_local.errors import ModelError, ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama.model import Model
+from rest_local.paths import demo_model
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3
@@ -42,11 +43,12 @@ def answer(engine: Engine, n: int = 12) -> list[int]:
 
 
 def damaged(model: Path, path: Path, value: float) -> Path:
-    """A copy of a tiny model in 32-bit floats whose output norm is `value`."""
-    reader = gguf.GGUFReader(model)
-    norm = next(tensor for tensor in reader.tensors if tensor.name == "output_norm.weight")
+    """A copy of a model whose norms are all `value`."""
     data = bytearray(model.read_bytes())
-    data[norm.data_offset : norm.data_offset + norm.n_bytes] = np.full(norm.n_elements, value, np.float32).tobytes()
+    norms = [tensor for tensor in gguf.GGUFReader(model).tensors if "norm" in tensor.name]
+    assert norms
+    for norm in norms:
+        data[norm.data_offset : norm.data_offset + norm.n_bytes] = np.full(norm.n_elements, value, np.float32).tobytes()
     path.write_bytes(data)
     return path
 
@@ -229,6 +231,19 @@ def test_numbers_that_turn_bad_later_end_the_drafting_with_one_line(
         assert small.failed
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"draft model {target} returned values that are not numbers; going on without it"
+
+
+@pytest.mark.parametrize("name", ["demo-eagle3", "demo-mtp"])
+def test_a_damaged_head_is_one_warning_and_the_engine_answers(name: str, tmp_path: Path) -> None:
+    whole, path = demo_model().with_name(f"{name}.gguf"), tmp_path / "head.gguf"
+    for cause in ("returns values that are not numbers; get", "data is not within the file bounds, .*; get"):
+        path.write_bytes(whole.read_bytes()[:-4096])
+        if "numbers" in cause:
+            damaged(whole, path, np.nan)
+        with Engine.load(n_ctx=256, threads=1, draft_model=path) as engine:
+            (line,) = engine.warnings
+            assert re.match(f"going on without the draft model: model {re.escape(str(path))}: .*{cause}", line)
+            assert answer(engine, 4)
 
 
 def test_refusals_are_errors_of_one_line(target: Path, tmp_path: Path) -> None:

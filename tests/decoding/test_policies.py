@@ -82,6 +82,7 @@ class Scripted:
 
     name = "scripted"
     watches_entropy = True
+    logits_ms = 0.0
 
     def __init__(self, second: bool = False, source: int = CONTEXT) -> None:
         self._second, self._source = second, source

@@ -15,6 +15,7 @@ from support.fake_sources import SHAPES, Keen, always_draft, fortune
 from rest_local import Engine, Sampling
 from rest_local.drafting.recycled import LogitsRow, SuccessorTable
 from rest_local.kv_cache.slot import Slot
+from rest_local.planning import auto as planning_auto
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import StepCost
 
@@ -160,6 +161,7 @@ def test_an_engine_drafts_from_recycled_logits(
 ) -> None:
     """In exact settings the answer of plain decoding, bit for bit; the table is filled by `auto` alone."""
     always_draft(monkeypatch, most=6)
+    monkeypatch.setattr(planning_auto, "is_flat", lambda cost: True)
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, threads=1, exact=True, history=False) as engine:
         auto = engine._core.lane.auto
         assert auto.successors is not None

@@ -143,6 +143,26 @@ def test_no_pass_if_the_next_token_is_known_or_the_path_unlikely() -> None:
     assert not asked(drafter, 1.0, 0.1, most_ms=0.05)
 
 
+def test_what_the_model_cannot_answer_is_not_asked_and_does_not_stand_before_what_it_can() -> None:
+    class Chain(Scripted):
+        def passes(self, path: Sequence[int]) -> int:
+            return int(not path)
+
+    drafter, ms = Chain(range(100), 0.9, 0.1), GPU.at(512).tolist()
+    text, stats = cast(Any, drafter), ModelStats(right=[0.7] * DEPTHS, seen=[1000] * DEPTHS)
+    answered: list[int] = []
+    questions = [Question(5, (1,), 0.9, 0.0), Question(6, (), 0.8, 0.0)]
+    growth = cast(
+        Any, SimpleNamespace(questions=lambda: questions, answered=lambda number, likely: answered.append(number))
+    )
+    asking = Asking(text, Plan(ms, [0.2] * len(ms)), stats, [Asker(growth, text, 100.0)])
+    assert asking()
+    assert answered == [6]
+    del questions[1]
+    assert not asking()
+    assert drafter.passes_done == 1
+
+
 def test_cells_of_a_draft_model_follow_its_own_probability() -> None:
     rates = model_rates()
     assert len(rates) * len(SOURCES) == N_CELLS

@@ -19,6 +19,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from rest_local.drafting.models.seam import (
     Query,
     likeliest,
 )
-from rest_local.errors import ModelError
+from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import features as states
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -57,6 +58,7 @@ class Head(GivesUp, Drafter):
     """
 
     shift = 0
+    n_layers = 1  # more than one are chained (`rest_local.drafting.models.chained`)
 
     def __init__(self, model: Model, context: Context, target: Context, width: int) -> None:
         self.model, self.context, self.target, self.width = model, context, target, width
@@ -92,7 +94,10 @@ class Head(GivesUp, Drafter):
         """A new, empty text, which keeps its sequence ids. Raises ValueError if none are left."""
         if not self._free:
             raise ValueError("the head has no sequence ids for another text")
-        return HeadText(self, self._free.pop(0))
+        return self._new_text(self._free.pop(0))
+
+    def _new_text(self, seq: int) -> HeadText:
+        return HeadText(self, seq)
 
     def pass_ms(self, n: int) -> float:
         """Milliseconds of a pass that answers `n` queries."""
@@ -129,6 +134,10 @@ class Head(GivesUp, Drafter):
                 text.take(start, tokens, given[list(rows)])
         except Exception as error:  # costs drafts, never an answer
             self.give_up("failed", error)
+        except BaseException:  # an interrupt: some of it was taken
+            for each in evaluated:
+                each.text.forget()  # type: ignore[attr-defined]
+            raise
 
     # Passes
 
@@ -136,7 +145,7 @@ class Head(GivesUp, Drafter):
         """The likely tokens after each path, one level of paths in each pass."""
         begun = time.perf_counter()
         texts = {id(query.text): query.text for query in queries}
-        passes = rows = 0
+        passes = rows = decodes = 0
         try:
             while not self.failed:
                 batch = Rows()
@@ -145,17 +154,17 @@ class Head(GivesUp, Drafter):
                     query.text.place(query.path, batch)
                 if not batch.tokens or not self._run(batch):
                     break
-                passes, rows = passes + 1, rows + len(batch.outputs)
+                passes, rows, decodes = passes + 1, rows + len(batch.outputs), batch.decodes
         except BaseException:  # an interrupt, too
             for text in texts.values():
-                text.rewind(0)
+                text.forget()  # type: ignore[attr-defined]
             raise
         took = 1e3 * (time.perf_counter() - begun)
         for text in texts.values():
             text.step_ms += took / len(texts)
             text.query_ms += took / len(texts)
         if passes == 1:
-            self.times.learn(rows, took)
+            self.times.learn(rows, took / decodes)
         return [() if self.failed else query.text.answer_to(query.path) for query in queries]  # type: ignore[attr-defined]
 
     def _run(self, batch: Rows) -> bool:
@@ -163,16 +172,7 @@ class Head(GivesUp, Drafter):
         hidden = self._paired(batch)
         if hidden is None:
             return False
-        self.context.batch.load(
-            batch.tokens,
-            batch.positions,
-            batch.seqs,
-            [1] * len(batch.tokens),
-            [int(bool(batch.outputs))] * len(batch.tokens),
-        )
-        self.context.batch.features[: len(hidden)] = hidden
-        code = self.context.decode()
-        if code:
+        if code := self._decode(batch, hidden):
             self._failed(batch, code)
             return False
         if batch.outputs:  # then every row has an output: some architectures give a state for every row
@@ -188,6 +188,18 @@ class Head(GivesUp, Drafter):
         for text in batch.caught_up:
             text.commit_pending()
         return True
+
+    def _decode(self, batch: Rows, hidden: Floats) -> int:
+        """Evaluate rows. Returns the code of `llama_decode`."""
+        return self._decode_first(len(batch.tokens), batch, hidden, bool(batch.outputs))
+
+    def _decode_first(self, n: int, batch: Rows, hidden: Floats, wanted: bool) -> int:
+        """Evaluate the first `n` rows, all of them with an output if any are `wanted`."""
+        seqs = batch.seqs[:n]
+        self.context.batch.load(batch.tokens[:n], batch.positions[:n], seqs, [1] * n, [int(wanted)] * n)
+        self.context.batch.features[:n] = hidden[:n]
+        batch.decodes += 1
+        return self.context.decode()
 
     def _paired(self, batch: Rows) -> Floats | None:
         """The hidden states of the rows: encoded features of the target, and own states of the head."""
@@ -247,8 +259,11 @@ class Head(GivesUp, Drafter):
                     raise ModelError(f"{self.name} {self.path}: llama_decode returned {code}")
                 logits = self.context.logits(n)
                 states.nextn_rows(self.context, n, self.n_hidden)
-                for row in range(n):
-                    likeliest(logits[row])
+                try:
+                    for row in range(n):
+                        likeliest(logits[row])
+                except FloatingPointError as error:
+                    raise ModelInvalid(self.path, f"returns {error}", "get the file again") from error
                 took[n].append(1e3 * (time.perf_counter() - begun))
         self.context.clear()
         one, several = min(took[1]), min(took[BRANCHES])
@@ -284,6 +299,9 @@ class Rows:
         self.texts: list[HeadText] = []
         self.outputs: list[tuple[int, HeadText, tuple[int, ...]]] = []  # rows whose prediction is wanted
         self.caught_up: list[HeadText] = []  # texts whose pending pairs are all in these rows
+        self.layer: int | None = None  # of chained layers, the one that answers
+        self.n_waiting = 0  # of chained layers: the first rows, which every layer evaluates
+        self.decodes = 0  # that were made for the pass
         self.placed: set[tuple[int, tuple[int, ...]]] = set()
 
     def add(
@@ -309,6 +327,17 @@ class Rows:
             if wanted:
                 self.outputs.append((len(self.tokens) - 1, text, path))
                 self.placed.add((id(text), path))
+
+    def move_outputs_back(self) -> int:
+        """Have the rows with an output after all others, which keep their order. Returns the number of the others."""
+        wanted = {row for row, _, _ in self.outputs}
+        order = sorted(range(len(self.tokens)), key=lambda row: row in wanted)
+        columns: list[list[Any]] = [self.tokens, self.positions, self.seqs, self.hidden, self.own]
+        for column in columns:
+            column[:] = [column[row] for row in order]
+        n = len(order) - len(wanted)
+        self.outputs = [(n + i, text, path) for i, (_, text, path) in enumerate(self.outputs)]
+        return n
 
 
 class HeadText(DraftText):
@@ -340,6 +369,10 @@ class HeadText(DraftText):
         """Reset the times, and drop the cells of the drafted tokens of the last step."""
         self.step_ms = self.query_ms = 0.0
         self._drop_drafted()
+
+    def drop_uncommitted(self) -> None:
+        """Free the cells of everything that comes after the committed pairs."""
+        self._head.context.remove(self.seq, self._place_of(self._done))
 
     def _drop_drafted(self) -> None:
         if not self._tips:
@@ -380,19 +413,24 @@ class HeadText(DraftText):
         self._pending.clear()
         self._done = self._seen
 
-    def share(self, other: DraftText, n: int) -> None:
-        """Take the first `n` tokens of another text of the same head: its cells are shared."""
-        assert isinstance(other, HeadText)
+    def forget(self) -> None:
+        """Know nothing of the text any more, whatever state it is in."""
+        self._seen, self._recent = 0, np.empty((0, self._head.width), np.float32)
         self.reset()
-        held = min(other._done, n)
-        if held and other._begins_at_zero:
-            self._head.context.copy(other.seq, self.seq, 0, self._place_of(held))
-        self._recent = np.empty((0, self._head.width), np.float32)
-        self._seen = self._done = held  # what lies between is a gap, if there is anything
 
-    @property
-    def _begins_at_zero(self) -> bool:
-        return self._head.context.begin(self.seq) == 0
+    def share(self, other: DraftText, n: int) -> None:
+        """Take the first `n` tokens of another text of the same head: its cells are shared, and so are its waiting
+        pairs.
+        """
+        assert isinstance(other, HeadText)
+        self.forget()
+        held = min(other._done, n)
+        if held:
+            self._head.context.copy(other.seq, self.seq, 0, self._place_of(held))
+        self._done, self._pending = held, other._pending[: max(n - held, 0)]
+        self._seen = min(other._seen, n)  # if it is less than `n`, a gap follows
+        first = other._seen - len(other._recent)
+        self._recent = other._recent[: max(n - first, 0)]
 
     # What the target gives
 
@@ -411,7 +449,8 @@ class HeadText(DraftText):
         for i, token in enumerate(tokens):
             pair = start + i
             if pair >= self._done + len(self._pending):
-                self._pending.append((int(token), before if i == 0 else rows[i - 1]))
+                feature = rows[i - 1] if i else before.copy()  # a view would keep all of `_recent`
+                self._pending.append((int(token), feature))
         self._seen = start + len(tokens)
         self._recent = np.concatenate([self._recent, rows])[-KEPT:]
         if (excess := len(self._pending) - self._most) > 0:
@@ -427,9 +466,13 @@ class HeadText(DraftText):
         for i, (token, row) in enumerate(part):
             place = self._place_of(self._done + i)
             batch.add(self, (), token, place, self.seq, row, own=False, wanted=False)
-        if self._head._run(batch):
-            del self._pending[: len(part)]
-            self._done += len(part)
+        try:
+            if self._head._run(batch):
+                del self._pending[: len(part)]
+                self._done += len(part)
+        except BaseException:  # an interrupt: these pairs are in the cells, perhaps
+            self.forget()
+            raise
 
     # Queries
 
@@ -451,7 +494,7 @@ class HeadText(DraftText):
         if len(self._pending) <= INLINE:
             return True
         self._waited_ms += saves_ms
-        if self._waited_ms < len(self._pending) * self._head.times.further:
+        if self._waited_ms < len(self._pending) * self._head.times.further * self._head.n_layers:
             return False
         begun = time.perf_counter()
         self._evaluate_part()
@@ -491,7 +534,7 @@ class HeadText(DraftText):
             self._place_root(batch)
             return
         parent, node = path[:known], path[: known + 1]
-        if (id(self), node) in batch.placed:
+        if (id(self), node) in batch.placed or len(batch.tokens) >= self._head.context.max_outputs:
             return
         seq, state, _ = self._states[parent]
         place = self._place_of(len(self._text) - 1) + known + 1
@@ -513,8 +556,11 @@ class HeadText(DraftText):
             self._done = root
         for i, (token, row) in enumerate(self._pending):
             batch.add(self, (), token, self._place_of(self._done + i), self.seq, row, own=False, wanted=False)
-        before = self._recent[-1] if len(self._recent) else np.zeros(self._head.width, np.float32)
         self._tips[self.seq] = ()
         token = int(self._text[root])
-        batch.add(self, (), token, self._place_of(root), self.seq, before, own=False, wanted=True)
+        batch.add(self, (), token, self._place_of(root), self.seq, self._before_root(), own=False, wanted=True)
         batch.caught_up.append(self)
+
+    def _before_root(self) -> Floats:
+        """The feature that is paired with the root."""
+        return self._recent[-1] if len(self._recent) else np.zeros(self._head.width, np.float32)

@@ -85,7 +85,7 @@ class DraftText(Protocol):
         ...
 
     def passes(self, path: Sequence[int]) -> int:
-        """Passes of the drafter until the query for `path` is answered."""
+        """Passes of the drafter until the query for `path` is answered; 0 if it cannot answer it in this step."""
         ...
 
 

@@ -1,0 +1,296 @@
+"""Whatever drafts for a model, its answers are those of the model alone. Uses tiny random models."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.heads import DRAFTERS, draft_whatever_it_costs, free, model_and_drafter
+
+from rest_local import Engine, Sampling
+from rest_local.decoding.request import Request
+from rest_local.decoding.service import Service
+from rest_local.decoding.stream import Result
+from rest_local.decoding.verify import Relaxed
+from rest_local.drafting.models.heads import Head
+from rest_local.drafting.sources import Sources
+from rest_local.grammar import gbnf
+from rest_local.llama import context as contexts
+
+PROMPT = "for number in range(10): print(number)\n" * 3
+PROMPTS = [f"for {name} in range({n}): print({name})\n" * 2 for n, name in enumerate(("i", "j", "key", "x", "row"))]
+GRAMMAR = gbnf('root ::= ([a-z]{3,9} " = " [0-9]{2,5} "\\n"){8,20}')
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "draws": Sampling(temperature=0.7, seed=5),
+    "grammar": Sampling(grammar=GRAMMAR),
+    "grammar and draws": Sampling(grammar=GRAMMAR, temperature=0.8, seed=3),
+    "penalties and draws": Sampling(temperature=0.6, seed=7, frequency_penalty=0.2),
+}
+NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
+
+
+@pytest.fixture(autouse=True)
+def _keen(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft_whatever_it_costs(monkeypatch)
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path | None]:
+    return model_and_drafter(request.param, tmp_path_factory.mktemp("models"), "Q8_0")
+
+
+HEADS = tuple(kind for kind in DRAFTERS if kind != "model")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("heads")
+
+
+@contextlib.contextmanager
+def opened(files: tuple[Path, Path | None], **options: Any) -> Iterator[Engine]:
+    model, drafter = files
+    given = {} if drafter is None else {"draft_model": drafter}
+    with Engine.load(model, threads=1, **{"n_ctx": 512, **given, **options}) as engine:
+        if options.get("draft_model") != "none":
+            free(engine)
+        yield engine
+
+
+def answer(engine: Engine, prompt: str | list[int] = PROMPT, n: int = 60, **options: Any) -> Result:
+    stream = engine.generate(prompt, max_tokens=n, **options)
+    list(stream)
+    return stream.result
+
+
+def asked(engine: Engine, prompt: str, n: int = 40, **options: Any) -> Request:
+    return Request(engine.tokenize(prompt), max_tokens=n, **options)
+
+
+def drafted(engine: Engine) -> tuple[int, int]:
+    """Tokens of the drafting model that were drafted, and accepted."""
+    counts = engine._core.totals.by_source.get("model", {"drafted": 0, "accepted": 0})
+    return counts["drafted"], counts["accepted"]
+
+
+def agree(one: Result, tokens: list[int]) -> None:
+    """Another answer leaves this one, which has log-probabilities, at a near-tie only."""
+    leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, tokens, strict=False)) if a != b), None)
+    if leaves is None:
+        assert len(one.tokens) == len(tokens)
+        return
+    told = one.logprobs[leaves]
+    assert told.logprob - dict(told.top)[tokens[leaves]] < NEAR
+
+
+@pytest.mark.parametrize("retrieval", [True, False])
+def test_exact_answers_are_those_of_the_model_alone(
+    files: tuple[Path, Path | None], retrieval: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not retrieval:
+        monkeypatch.setattr(Sources, "rows", lambda *_, **__: [])
+    with opened(files, draft_model="none", exact=True) as alone:
+        wanted = {name: answer(alone, policy="off", sampling=each).tokens for name, each in SAMPLINGS.items()}
+    with opened(files, exact=True) as engine:
+        assert engine.capability.kind == "chain"
+        for name, sampling in SAMPLINGS.items():
+            before = drafted(engine)
+            result = answer(engine, sampling=sampling)
+            assert result.tokens == wanted[name], name
+            assert drafted(engine)[0] > before[0], name
+            assert retrieval or result.draft.by_source.keys() <= {"model", "grammar"}
+        assert drafted(engine)[1] > 20
+        for name, sampling in SAMPLINGS.items():
+            assert answer(engine, policy="off", sampling=sampling).tokens == wanted[name], name
+
+
+def test_fast_answers_differ_at_near_ties_only(files: tuple[Path, Path | None]) -> None:
+    with opened(files) as engine:
+        for prompt in PROMPTS:
+            plain = answer(engine, prompt, policy="off", logprobs=8)
+            agree(plain, answer(engine, prompt).tokens)
+        assert drafted(engine)[1] > 20
+
+
+def test_several_requests_share_passes(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of trees; answers leave what is said alone at near-ties only. An exact request among them has a head of its own
+    on a context of its own.
+    """
+    with opened(files, draft_model="none", exact=True) as alone:
+        exact = answer(alone, PROMPTS[0], 40, policy="off").tokens
+    with opened(files, slots=4) as engine, Service(engine) as service:
+        alone_said = [service.submit(asked(engine, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
+        own = service.submit(asked(engine, PROMPTS[0], exact=True, policy="off")).wait(60)
+        assert own.tokens == exact
+        free(engine)
+        lanes = list(engine._core.lanes)
+        assert len(lanes) == 2
+        drafter = lanes[0].drafter
+        assert drafter is not None
+        together: list[int] = []
+        real = drafter.answer
+        monkeypatch.setattr(
+            drafter, "answer", lambda queries: (together.append(len({id(q.text) for q in queries})), real(queries))[1]
+        )
+        streams = [service.submit(asked(engine, prompt)) for prompt in PROMPTS]
+        own_stream = service.submit(asked(engine, PROMPTS[0], exact=True))
+        for one, stream in zip(alone_said, streams, strict=True):
+            agree(one, stream.wait(60).tokens)
+        assert own_stream.wait(60).tokens == exact
+        if isinstance(drafter, Head):
+            assert lanes[1].drafter is not drafter
+            assert own_stream.result.draft.by_source["model"].drafted > 0
+        assert max(together) > 1
+        assert drafted(engine)[1] > 20
+
+
+def test_a_prefix_is_used_again_and_shared(files: tuple[Path, Path | None]) -> None:
+    """The next turn in the same slot, and the same beginning in another slot while the first is in use."""
+    turn = "the same beginning of every request, and quite long\n" * 3
+    with opened(files, draft_model="none") as alone:
+        said = [answer(alone, turn + end, 40, policy="off", logprobs=8, keep_prefix=False) for end in ("a", "b", "c")]
+    with opened(files, slots=3) as engine, Service(engine) as service:
+        for _ in range(2):
+            result = service.submit(asked(engine, turn + "a")).wait(60)
+            agree(said[0], result.tokens)
+        assert result.timings.cached_tokens > len(engine.tokenize(turn)) - 2
+        long = service.submit(asked(engine, turn + "a", 300))
+        next(iter(long))
+        others = [service.submit(asked(engine, turn + end)) for end in ("b", "c")]
+        for one, stream in zip(said[1:], others, strict=True):
+            agree(one, stream.wait(60).tokens)
+            if engine.capability.shares:
+                assert stream.result.timings.cached_tokens > 100
+        long.cancel()
+        assert drafted(engine)[1] > 10
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_follows_a_shared_prefix(kind: str, folder: Path) -> None:
+    """It drafts from the first token on, as well as in the slot that the prefix comes from."""
+    turn = "the same beginning of every request, and quite long\n" * 3
+    with opened(model_and_drafter(kind, folder, "Q8_0"), slots=2) as engine, Service(engine) as service:
+        if not engine.capability.shares:
+            pytest.skip("hybrid memory shares no cells")
+        long = service.submit(asked(engine, turn + "a", 200))
+        next(iter(long))
+        head = engine._core.lane.drafter
+        assert isinstance(head, Head)
+        stream = service.submit(asked(engine, turn + "b"))
+        next(iter(stream))
+        assert stream.wait(60).draft.by_source["model"].drafted > 0
+        long.cancel()
+
+
+def test_a_context_that_is_shifted(files: tuple[Path, Path | None]) -> None:
+    with opened(files, n_ctx=128, draft_model="none", exact=True) as alone:
+        wanted = answer(alone, PROMPT, 300, policy="off", context_shift=True)
+        assert wanted.truncated
+    with opened(files, n_ctx=128, exact=True) as engine:
+        result = answer(engine, PROMPT, 300, context_shift=True)
+        assert result.tokens == wanted.tokens
+        assert drafted(engine)[1] > 20
+        assert answer(engine, PROMPT, 300, context_shift=True).tokens == wanted.tokens
+        assert answer(engine, PROMPT, 300).finish_reason == "length"
+
+
+def test_loaded_cells(files: tuple[Path, Path | None], tmp_path: Path) -> None:
+    """What drafts has not seen that text; it goes on from there."""
+    with opened(files, exact=True) as engine:
+        turn = [*engine.tokenize(PROMPT), *answer(engine, PROMPT, 8).tokens, *engine.tokenize("\nx = 1\n")]
+        assert engine.save_cells(tmp_path / "cells")
+        wanted = answer(engine, turn, policy="off").tokens
+    with opened(files, exact=True) as engine:
+        assert engine.load_cells(tmp_path / "cells")
+        result = answer(engine, turn)
+        assert result.tokens == wanted
+        assert result.timings.cached_tokens > 0
+        assert drafted(engine)[0] > 10
+
+
+def test_requests_cancelled_at_any_time(files: tuple[Path, Path | None]) -> None:
+    """In the middle of a prompt or a step, with passes of head and model broken off; later answers are right."""
+    prompt = PROMPT * 4
+    with opened(files, exact=True) as engine, Service(engine) as service:
+        wanted = service.submit(asked(engine, prompt, policy="off")).wait(60).tokens
+        for moment in range(8):
+            stream = service.submit(asked(engine, prompt if moment % 2 else prompt + "x", 300))
+            pieces = iter(stream)
+            for _ in range(moment):
+                next(pieces, None)
+            stream.cancel()
+            stream.wait(60)
+            assert service.submit(asked(engine, prompt)).wait(60).tokens == wanted
+        assert drafted(engine)[1] > 20
+
+
+def test_passes_that_are_broken_off(files: tuple[Path, Path | None]) -> None:
+    """Every pass can be aborted, the drafter's too; nothing of the answer changes."""
+    with opened(files, exact=True) as engine, Service(engine) as service:
+        wanted = service.submit(asked(engine, PROMPT, 100, policy="off")).wait(60).tokens
+        stop = threading.Event()
+
+        def abort() -> None:
+            while not stop.wait(0.02):
+                engine._core.abort()
+                for lane in engine._core.lanes:
+                    if isinstance(lane.drafter, Head):
+                        lane.drafter.context.abort()
+
+        thread = threading.Thread(target=abort)
+        thread.start()
+        try:
+            for _ in range(3):
+                assert service.submit(asked(engine, PROMPT, 100)).wait(60).tokens == wanted
+        finally:
+            stop.set()
+            thread.join()
+        assert service.submit(asked(engine, PROMPT, 100)).wait(60).tokens == wanted
+        assert drafted(engine)[0] > 20
+        drafter = engine._core.lane.drafter
+        assert drafter is not None
+        assert not drafter.failed
+
+
+def test_an_interrupt_at_every_decode(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the model and of what drafts: the next answer is right."""
+    with opened(files, exact=True) as engine:
+        wanted = answer(engine, PROMPT, 30, policy="off").tokens
+        engine.forget()
+        decode, left = contexts.Context.decode, [0]
+
+        def interrupted(self: contexts.Context) -> int:
+            code = decode(self)
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            return code
+
+        monkeypatch.setattr(contexts.Context, "decode", interrupted)
+        interrupts = 0
+        for number in range(1, 40, 2):
+            left[0] = number
+            try:
+                assert answer(engine, PROMPT, 30).tokens == wanted
+            except KeyboardInterrupt:
+                interrupts += 1
+            left[0] = 0
+            assert answer(engine, PROMPT, 30).tokens == wanted
+        assert interrupts > 10
+        drafter = engine._core.lane.drafter
+        assert drafter is not None
+        assert not drafter.failed
+        assert drafted(engine)[1] > 20
+
+
+def test_relaxed_verification_accepts_drafts_of_heads(files: tuple[Path, Path | None]) -> None:
+    """Features belong to the rows that were accepted, also those that only passed because of that."""
+    with opened(files, verify=Relaxed(2, 0.1)) as engine:
+        result = answer(engine, PROMPT, 60)
+        assert len(result.tokens) == 60
+        assert drafted(engine)[1] > 5

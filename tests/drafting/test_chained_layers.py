@@ -1,0 +1,241 @@
+"""Several MTP layers draft a chain: layer i predicts what it does in a fresh context with all pairs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_head_texts import MOVES, N_TEXTS, Place, followed, recovers, words
+
+from benchmarks.tiny_heads import tiny_mtp
+from rest_local import Engine, Sampling
+from rest_local.decoding.request import RequestOptions
+from rest_local.drafting.models.heads import INLINE, Floats, HeadText
+from rest_local.drafting.models.seam import Query
+from rest_local.llama import features as states
+from rest_local.llama.context import MAX_OUTPUTS
+from rest_local.planning.eagle2 import Eagle2
+
+N_LAYERS = 3
+
+
+class ChainedPlace(Place):
+    """A target with MTP layers that are chained."""
+
+    def fresh(self, pairs: dict[int, Floats], tokens: Sequence[int], path: Sequence[int]) -> np.ndarray:
+        """See `Place`. Every layer begins with an empty context, and evaluates all pairs and its part of the path."""
+        first = min(pairs)
+        given, hidden = [*tokens[first:], *path], [pairs[q] for q in range(first, len(tokens))]
+        n = len(hidden)
+        for layer in range(1 + len(path)):
+            self._fresh.context.clear()
+            states.use_mtp_layer(self._fresh.context, layer)
+            for begin in range(0, n + layer, MAX_OUTPUTS):
+                part = hidden[begin : begin + MAX_OUTPUTS]
+                row, state = self._decode(given[begin : begin + len(part)], first + begin, part)
+            hidden.append(state)
+        states.use_mtp_layer(self._fresh.context, 0)
+        likely = np.exp(row.astype(np.float64) - row.max())
+        return np.asarray(likely / likely.sum())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainedPlace]:
+    with ExitStack() as undo:
+        yield ChainedPlace("mtp chained", tmp_path_factory.mktemp("chained"), undo)
+
+
+@pytest.fixture(scope="module")
+def texts(place: ChainedPlace) -> list[HeadText]:
+    return [place.head.text() for _ in range(N_TEXTS)]
+
+
+@pytest.fixture
+def decoded(place: ChainedPlace, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each decode of the layers."""
+    rows: list[int] = []
+    context, decode = place.head.context, place.head.context.decode
+    monkeypatch.setattr(context, "decode", lambda: (rows.append(context.batch.n_tokens), decode())[1])
+    return rows
+
+
+def test_a_layer_for_each_token_of_a_path(place: ChainedPlace, texts: list[HeadText]) -> None:
+    (one,) = followed(place, texts, 40)
+    one.check([])
+    for path in ([1], [1, 2]):  # the same step
+        one.agrees(one.ask(path), path)
+    one.extend([1, 3, 5], junk=True)
+    one.check([2, 6])
+    one.agrees(one.ask([2]), [2])
+    one.extend([4])
+    one.check([])
+    one.extend([4])
+    one.check([7, 8])
+
+
+def test_layers_differ(place: ChainedPlace, texts: list[HeadText]) -> None:
+    """Otherwise the tests here would not notice a wrong layer."""
+    (one,) = followed(place, texts, 40)
+    asked = (one.pairs, one.tokens[:-1], [1])
+    assert np.abs(place.fresh(*asked) - Place.fresh(place, *asked)).max() > 0.1
+
+
+def test_passes_are_as_many_as_decodes(place: ChainedPlace, texts: list[HeadText], decoded: list[int]) -> None:
+    (one,) = followed(place, texts, 10)
+    for path, n in (([], N_LAYERS), ([1], 1), ([1, 2], 1)):
+        assert one.text.passes(path) == n
+        one.ask(path)
+        assert len(decoded) == n
+        del decoded[:]
+    one.extend([1, 3])
+    one.text.begin_step()
+    assert one.text.passes([5, 6]) == N_LAYERS + 2
+    one.ask([5, 6])
+    assert decoded == [2, 2, 3, 2, 3]  # the waiting root and token with each layer, then the next root, then its path
+
+
+def test_a_chain_has_a_token_for_each_layer_and_no_branches(
+    place: ChainedPlace, texts: list[HeadText], decoded: list[int]
+) -> None:
+    (one,) = followed(place, texts, 10)
+    answers = place.head.answer([Query(one.text, path) for path in [(), (1,), (2,), (1, 3), (1, 3, 4)]])
+    assert [bool(answer) for answer in answers] == [True, True, False, True, False]
+    assert len(decoded) == N_LAYERS + 2
+    assert [one.text.passes(path) for path in [(2,), (1, 3, 4), (2, 3)]] == [0, 0, 0]
+    one.text.begin_step()
+    one.agrees(one.ask([2]), [2])
+
+
+def test_texts_at_different_depths_take_passes_of_their_own(
+    place: ChainedPlace, texts: list[HeadText], decoded: list[int]
+) -> None:
+    one, two, three = all_texts = followed(place, texts, 10, 14, 12)
+    for round_ in range(3):
+        for each, path in ((one, (1, 2)), (three, (5,)), (two, ())):
+            each.agrees(each.ask(path), path)
+        del decoded[:]
+        asked = [(one, (1,)), (two, (3, 4)), (three, (5, 6))]
+        answers = place.head.answer([Query(each.text, path) for each, path in asked])
+        for (each, path), said in zip(asked, answers, strict=True):
+            each.agrees(said, path)
+        assert decoded == [2, 6]  # the first token of `two`; then the second ones together
+        one.rewind(one.n_past - 4)  # frees cells below those of the others
+        for number, each in enumerate(all_texts):
+            each.extend(words(round_, 2 + number))
+            each.text.begin_step()
+    answers = place.head.answer([Query(each.text, (7, 8)) for each in all_texts])
+    for each, said in zip(all_texts, answers, strict=True):
+        each.agrees(said, (7, 8))
+
+
+def test_a_pass_that_is_full_leaves_the_rest_to_another(
+    place: ChainedPlace, texts: list[HeadText], decoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_texts = followed(place, texts, 4, 5, 6)
+    monkeypatch.setattr(place.head.context, "max_outputs", 7)
+    answers = place.head.answer([Query(each.text, (1, 2)) for each in all_texts])
+    for each, said in zip(all_texts, answers, strict=True):
+        each.agrees(said, (1, 2))
+    assert max(decoded) <= 7
+
+
+@settings(max_examples=25)
+@given(st.lists(MOVES, min_size=1, max_size=10))
+def test_events_in_any_order(
+    place: ChainedPlace, texts: list[HeadText], moves: list[tuple[str, int, int, int]]
+) -> None:
+    """Texts are extended, cut back, shared, loaded and queried along drafted paths."""
+    all_texts = followed(place, texts, 12, 30, 100)
+    for move, which, other, n in moves:
+        one = all_texts[which]
+        if move in ("extend", "junk"):
+            one.extend(words(n, n), junk=move == "junk")
+        elif move == "rewind":
+            one.rewind(max(one.n_past - n, 1))
+        elif move == "forget":
+            one.forget()
+        elif move == "share" and other != which:
+            one.share(all_texts[other], max(all_texts[other].n_past - n + 1, 1))
+        elif move == "ask":
+            one.check(words(n, n % N_LAYERS))
+    for one in all_texts:
+        one.check([2, 3])
+
+
+def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
+    place: ChainedPlace, texts: list[HeadText], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = place.head.context
+    decode = context.decode
+
+    def interrupting(after: int) -> Callable[[], int]:
+        left = iter(range(after))
+
+        def interrupted() -> int:
+            code = decode()
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return code
+
+        return interrupted
+
+    layers: list[int] = []
+    use = states.use_mtp_layer
+    monkeypatch.setattr(states, "use_mtp_layer", lambda context, layer: (layers.append(layer), use(context, layer)))
+    (one,) = followed(place, texts, 8)
+    for after in range(N_LAYERS + 2):
+        one.extend([1, 2])
+        one.text.begin_step()
+        with monkeypatch.context() as patch:
+            patch.setattr(context, "decode", interrupting(after))
+            with pytest.raises(KeyboardInterrupt):
+                one.ask([1, 2])
+        assert layers[-1] == 0
+        recovers(one)
+    one.extend(words(4, 2 * INLINE))
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "decode", interrupting(1))
+        with pytest.raises(KeyboardInterrupt):
+            one.text.caught_up(1e9)
+    recovers(one)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])
+def test_several_requests_at_a_time_answer_as_without_a_head(tmp_path: Path, sampling: Sampling) -> None:
+    model = tiny_mtp("mimo2", tmp_path / "mimo2.gguf", n_mtp=N_LAYERS)
+    answers: list[list[list[int]]] = []
+    accepted = []
+    for head in ("none", None):
+        with Engine.load(model, n_ctx=512, slots=3, draft_model=head) as engine:
+            options: RequestOptions = {"policy": Eagle2(), "max_tokens": 60, "sampling": sampling}
+            streams = [engine.generate("for number in range(10):\n" * n, **options) for n in (1, 2, 3)]
+            for _ in zip_longest(*streams):
+                pass
+            answers.append([stream.result.tokens for stream in streams])
+            accepted.append(sum("model" in stream.result.sources for stream in streams))
+    assert answers[0] == answers[1]
+    assert accepted == [0, 3]
+
+
+def test_without_the_symbol_the_first_layer_drafts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a file that has no other. A file of one layer needs no symbol."""
+    monkeypatch.setitem(states._functions, states.OFFSET, None)
+    said = []
+    for kind in ("mtp chained", "mtp inside"):
+        with ExitStack() as undo:
+            place = Place(kind, tmp_path, undo)
+            (one,) = followed(place, [place.head.text()], 20)
+            said.append([one.ask(path) for path in ([], [1], [1, 2], [1, 2, 3], [4])])
+    assert said[0] == said[1]
+    assert all(said[0])
+    lines = [record.message for record in caplog.records if states.OFFSET in record.message]
+    assert len(lines) == 2  # one for each of the two heads of a `Place`
+    assert "drafting with the first of 3 layers alone" in lines[0]
