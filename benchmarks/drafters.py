@@ -18,10 +18,11 @@ Measured: each drafted run follows a plain run of the same target without a head
 by the clock and by the CPU time of the process (one thread), which other programs change less. The prompt is evaluated
 anew each time, so a head pays for reading it.
 
-Simulated (`clock`): the same drafts of the same heads on the same text, while each forward pass of the target takes
-what the curve of a larger model says, and each pass of a head the given share of that, for as many tokens as it had.
-The driver and a lookup take fixed times. Passes, drafts and acceptance are real; only milliseconds are replaced, for
-the planner as well, so that it plans for that machine. Reading rows of logits is not charged: 0.01 ms a row here.
+Simulated (`clock`): the heads draft and the target verifies, but the tokens are those of the plain run, so that all
+setups have the same text. Each forward pass of the target takes what the curve of a larger model says, and each pass of
+a head the given share of that, for as many tokens as it had. The driver and a lookup take fixed times. Passes, drafts
+and acceptance are real; only milliseconds are replaced, for the planner as well, so that it plans for that machine.
+Reading rows of logits is not charged: 0.01 ms a row here.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.recycled import Said
 from benchmarks.speed import prompts
 from models.mimo2 import convert
 from rest_local.bench.demo import choose_sampling
@@ -50,6 +52,7 @@ from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.stream import Result
+from rest_local.decoding.streaming import Stream
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.heads import Head
@@ -286,12 +289,19 @@ class Bench:
     tokens: int
     rows: dict[Any, list[Row]] = field(default_factory=dict)
 
-    def run(self, setup: Setup, prompt: Prompt, sampling: Sampling, policy: Policy | str) -> Run:
-        """Generate once, with the prompt evaluated anew."""
+    def run(
+        self, setup: Setup, prompt: Prompt, sampling: Sampling, policy: Policy | str, said: Sequence[int] = ()
+    ) -> Run:
+        """Generate once, with the prompt evaluated anew. `said`: the answer, whatever the logits are."""
         engine = self.engines[setup.engine]
-        stream = engine.generate(
+        request = engine.request(
             prompt.text, max_tokens=self.tokens, sampling=sampling, policy=policy, keep_prefix=False, ignore_end=True
         )
+        sequence = engine._core.prepare(request)
+        if said:
+            sequence.chooser.close()
+            sequence.chooser = Said([*said, *[0] * LARGEST])  # a draft may be longer than what is left of the answer
+        stream = engine._begin(Stream(sequence, engine._step_until, engine._core.cancel))
         first, begun, cpu = 0, 0.0, 0.0
         for piece in stream:
             if not first:
@@ -370,12 +380,12 @@ def measure(
         for key, clock in clocks.items():
             setup = key[0]
             with clock:
-                drafted = bench.run(setup, prompt, sampling, policies[key].fork())
+                drafted = bench.run(setup, prompt, sampling, policies[key].fork(), texts[setup.target].tokens)
             result, n_ctx = drafted.result, drafted.result.timings.prompt_tokens
             ratio = clock.plain_ms(n_ctx, result.draft.generated) / clock.ms
-            leaves = bench.leaves(plain[setup.target], prompt, sampling, texts[setup.target], result)
+            assert result.tokens == texts[setup.target].tokens
             head_ms = clock.head_ms / max(result.draft.steps, 1)
-            row = Row(prompt, not sampling.is_greedy, ratio, ratio, result, leaves, head_ms)
+            row = Row(prompt, not sampling.is_greedy, ratio, ratio, result, head_ms=head_ms)
             bench.rows.setdefault(key, []).append(row)
         print(f"{number + 1} of {len(prompts_of)}: {prompt.kind} {prompt.title}", file=sys.stderr, flush=True)
 
@@ -408,9 +418,11 @@ def summary(rows: Sequence[Row], simulated: bool = False) -> dict[str, Any]:
     for draft in drafts:
         accepted.update({name: counts.accepted for name, counts in draft.by_source.items()})
     leaves = [row.leaves for row in rows if row.leaves is not None and row.leaves < math.inf]
+    by_prompt = {row.prompt.title: [round(row.wall, 3), round(row.result.draft.tokens_per_step, 2)] for row in rows}
     worst = min(rows, key=lambda row: row.wall)
     result = {
         "prompts": len(rows),
+        "by_prompt": by_prompt,  # speed-up, MAT
         "mat": round(median(draft.tokens_per_step for draft in drafts), 3),
         "speedup": round(median(row.wall for row in rows), 3),
         "mean": round(geometric_mean(row.wall for row in rows), 3),
