@@ -131,6 +131,18 @@ class Draft:
         members = self.proposals[self.tree.parent[node]].merged[self.tree.token[node]][2]
         return all(rows.source == LOGITS for rows, _ in members)
 
+    def added(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` were drafted because a drafting model alone proposed them."""
+        count = 0
+        node = ROOT
+        for proposal, token in self._along(tokens):
+            child = self.tree.child(node, token)
+            if child is None:
+                break
+            count += all(rows.source == MODEL for rows, _ in proposal.merged[token][2])
+            node = child
+        return count
+
     def _along(self, tokens: Sequence[int]) -> Iterator[tuple[Proposal, int]]:
         """The proposals at the nodes along `tokens`, each with the token that followed it."""
         node: int | None = ROOT

@@ -8,12 +8,14 @@
   cheap pass still pays for the places where it is.
 - What another source knows counts on both sides: an answer is worth what it adds to that.
 - One pass serves all open paths of all requests. A further path is added to it if it pays for its row.
-- A request loses at most half of its credit to passes in one step.
+- Passes have a budget of their own: what they cost is paid back by tokens that the model alone proposed. A request
+  loses at most half of it in one step.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -56,7 +58,7 @@ class ModelStats:
     _steps: float = 1.0
     _learned: int = 0  # confidences at the root
     _promises: list[float] = field(default_factory=list)
-    _values: dict[tuple[int, int], PassValues] = field(default_factory=dict)
+    _values: dict[tuple[int, int, int], PassValues] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.learn(())
@@ -105,11 +107,13 @@ class ModelStats:
         """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again
         after REFRESH answers at the root, or if a price has changed.
         """
-        cost, rate = plan.cost, plan.rate or MARGIN / plan.cost[0]
+        cost = plan.cost
+        level = round(math.log(plan.price_of_time * cost[0]) / STEP_OF_RATES)
+        rate = math.exp(STEP_OF_RATES * level) / cost[0]
         if plan.budget is not None:
             affordable = bisect_right(cost, cost[0] + plan.budget.credit)
             cost = cost[: _SIZES[bisect_right(_SIZES, max(affordable, 1)) - 1]]
-        key = (len(cost), n_requests)
+        key = (len(cost), n_requests, level)
         values = self._values.get(key)
         if values is None or not values.is_current(self._learned, (cost[0], rate, pass_ms)):
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
@@ -121,6 +125,7 @@ QUANTILES = 8  # of the confidences at a depth
 LONGEST = 40  # nodes of a tree after which no pass is expected
 REFRESH = 8  # confidences
 CHANGED = 0.03  # relative change of a price
+STEP_OF_RATES = 0.1  # natural logarithm between two rates that are told apart
 _SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
 
@@ -205,7 +210,7 @@ class Asking:
     def _choose(self) -> list[tuple[int, Question]]:
         """The questions of the next pass, by request; none if it is not worth its time."""
         drafter, plan, n = self._drafter, self._plan, len(self._askers)
-        rate = plan.rate or MARGIN / plan.cost[0]
+        rate = plan.price_of_time
         asked = [(who, question) for who, asker in enumerate(self._askers) for question in asker.growth.questions()]
         if not asked:
             return []

@@ -32,6 +32,7 @@ ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a look
 # `benchmarks.lookups` skips 36% of the lookups with entropies and 38% without
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
+PASS_ALLOWANCE = 0.005  # share of plain time that passes of a drafting model may lose
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
@@ -66,6 +67,7 @@ class Auto:
     def _make_own(self, gains: Gains) -> None:
         """Everything that belongs to one request. Forks share the rest, `gains` included."""
         self.budget = Budget()
+        self.pass_budget = Budget()  # of passes of a drafting model, which other sources do not pay for
         self.trigger = Trigger(gains)
         self._n_other = 0  # roots of other requests in the current step
         self._depth = DEPTH
@@ -73,6 +75,7 @@ class Auto:
         self._found = False  # whether the current lookup had candidates
         self._rest = 0  # further steps in which nothing has to be decided
         self._rested = 0  # steps of the rest so far
+        self._unknown = False  # whether a drafting model is asked first, in the current step
 
     def fork(self) -> Auto:
         """Make the policy of another request, with its own budget and timer."""
@@ -89,7 +92,9 @@ class Auto:
         self._wake()
         self._n_other = 0
         self._depth = DEPTH
-        self.budget.begin(self.plain_ms(n_ctx), self.model_stats.initial_credit if self.drafter else 0.0)
+        plain, credit = self.plain_ms(n_ctx), self.model_stats.initial_credit if self.drafter else 0.0
+        self.budget.begin(plain, credit)
+        self.pass_budget.begin(plain, credit)
         self.trigger.begin()
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
@@ -122,6 +127,7 @@ class Auto:
         self._saving = 0.0
         plain = self.plain_ms(at.n_ctx)
         self.budget.earn(plain)
+        self.pass_budget.earn(plain, PASS_ALLOWANCE)
         recycles = self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :])
         if recycles:
             self.row_budget.earn(plain)
@@ -145,8 +151,11 @@ class Auto:
         growth = Growth(
             found, self.acceptance.estimate, most, at.leaves, self.calibrator.calibrate, at.forced, promise, at.newest
         )
+        self._unknown = growth.promised > growth.best
+        if not self._unknown:  # found text goes on here: what such a step yields says nothing about one without it
+            plan.rate = None
         result = growth.draft
-        asker = Asker(growth, text, self.budget.credit / 2) if text else None
+        asker = Asker(growth, text, self.pass_budget.credit / 2) if text else None
         if at.n_other:
             result.growth, result.asker = growth, asker
         else:
@@ -211,7 +220,15 @@ class Auto:
             self._settle_rows(drafted, tokens, done)
         if done.query_ms:
             self.model_stats.learn(drafted.confidences(tokens))
+            self._settle_passes(drafted.added(tokens), done)
         self.account(done)
+
+    def _settle_passes(self, added: int, done: StepCost) -> None:
+        """Charge the passes of this step with their time, and credit the tokens that they alone gave."""
+        plain = self.plain_ms(done.n_ctx)
+        saved = added * plain - done.query_ms
+        self.pass_budget.settle(saved)
+        self.model_stats.learn_gain(saved / plain)
 
     @property
     def logits_ms(self) -> float:
@@ -254,15 +271,13 @@ class Auto:
         else:
             self.driver.learn_lookup(done.lookup_ms)
         plain = self.plain_ms(done.n_ctx)
-        if self.drafter:
+        if self.drafter and self._unknown:
             spent = self._spent(done) / (1 + done.n_other) + done.query_ms
             self.model_stats.learn_step(1 + done.n_accepted, spent / plain)
         if not done.n_nodes and done.lookup_ms is None and not done.query_ms:
             return
         saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
         self.budget.settle(saved)
-        if done.query_ms:
-            self.model_stats.learn_gain(saved / plain)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving
             self.trigger.learn(expected / plain, self.driver.lookup / plain, self._found)

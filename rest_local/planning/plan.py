@@ -192,10 +192,10 @@ class Budget:
         self._plain = plain
         self.credit = credit * plain
 
-    def earn(self, plain: float) -> None:
+    def earn(self, plain: float, allowance: float = ALLOWANCE) -> None:
         """Start a step; a plain one would take `plain` ms."""
         self._plain = plain
-        self.credit = min(self.credit + ALLOWANCE * plain, MAX_CREDIT * plain)
+        self.credit = min(self.credit + allowance * plain, MAX_CREDIT * plain)
 
     def earn_again(self, steps: int) -> None:
         """As `earn`, for steps at the price of the last one."""
@@ -303,12 +303,17 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._plain = self.cost[0] / self.guaranteed
-        self.best_rate = self.rate or MARGIN / self._plain
+        self.best_rate = MARGIN / self._plain
+
+    @property
+    def price_of_time(self) -> float:
+        """Tokens that a millisecond is worth in this step."""
+        return self.rate or self.best_rate
 
     def worth(self, probability: float) -> bool:
         """Count a node of this joint probability, and say whether the tree should grow by it. Constant time."""
         n = self.grown + 1
-        if n >= len(self.cost) or probability <= self.best_rate * self.slope[n - 1]:
+        if n >= len(self.cost) or probability <= self.price_of_time * self.slope[n - 1]:
             return False
         self.grown = n
         self.expected += probability

@@ -47,6 +47,7 @@ ABORTED, NO_ROOM = 2, 1  # return codes of `llama_decode`
 BATCH = 512
 KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back
 INLINE = 16  # pending pairs up to this number are evaluated together with a query
+COPIED = 64  # pending pairs that do not wait once the text was caught up with: of a step that copied a long passage
 KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
 
 
@@ -357,6 +358,7 @@ class HeadText(DraftText):
         self._states: dict[tuple[int, ...], tuple[int, Floats, Sequence[Likely]]] = {}  # by path: id, state, answer
         self._tips: dict[int, tuple[int, ...]] = {}  # by sequence id: the path that its cells end with
         self._waited_ms = 0.0
+        self._follows = False  # whether the text was caught up with before
         self._most = max(KEPT, KEPT_BYTES // (4 * drafter.width))  # pending pairs
         self.step_ms = self.query_ms = 0.0
 
@@ -389,7 +391,7 @@ class HeadText(DraftText):
     def restart(self, text: Sequence[int], same: int) -> None:
         """Set another text. What the cells hold of it is the target's affair: `rewind`."""
         self._text = text
-        self._waited_ms = 0.0
+        self._waited_ms, self._follows = 0.0, False
 
     def rewind(self, n: int) -> None:
         """The target holds only the first `n` tokens any more."""
@@ -494,12 +496,13 @@ class HeadText(DraftText):
         if len(self._pending) <= INLINE:
             return True
         self._waited_ms += saves_ms
-        if self._waited_ms < len(self._pending) * self._head.times.further * self._head.n_layers:
+        copied = self._follows and len(self._pending) <= COPIED
+        if not copied and self._waited_ms < len(self._pending) * self._head.times.further * self._head.n_layers:
             return False
         begun = time.perf_counter()
         self._evaluate_part()
         if caught_up := len(self._pending) <= INLINE:
-            self._waited_ms = 0.0
+            self._waited_ms, self._follows = 0.0, True
         self.step_ms += 1e3 * (time.perf_counter() - begun)
         return caught_up and not self._head.failed
 
