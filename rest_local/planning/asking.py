@@ -108,7 +108,7 @@ class ModelStats:
         after REFRESH answers at the root, or if a price has changed.
         """
         cost = plan.cost
-        level = round(math.log(plan.price_of_time * cost[0]) / STEP_OF_RATES)
+        level = round(math.log(max(plan.price_of_time * cost[0], LEAST_RATE)) / STEP_OF_RATES)
         rate = math.exp(STEP_OF_RATES * level) / cost[0]
         if plan.budget is not None:
             affordable = bisect_right(cost, cost[0] + plan.budget.credit)
@@ -126,6 +126,7 @@ LONGEST = 40  # nodes of a tree after which no pass is expected
 REFRESH = 8  # confidences
 CHANGED = 0.03  # relative change of a price
 STEP_OF_RATES = 0.1  # natural logarithm between two rates that are told apart
+LEAST_RATE = 1e-3  # tokens in the time of a plain step
 _SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
 

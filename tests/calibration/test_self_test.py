@@ -156,7 +156,13 @@ class ExactLane:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, compute: Compute | None = None, refuse: bool = False) -> None:
         self.opened: list[Any] = []
         model = SimpleNamespace(
-            n_ctx_train=0, is_recurrent=False, is_hybrid=False, has_encoder=False, closed=False, options=ModelOptions()
+            n_vocab=32,
+            n_ctx_train=0,
+            is_recurrent=False,
+            is_hybrid=False,
+            has_encoder=False,
+            closed=False,
+            options=ModelOptions(),
         )
 
         def open_context(_: object, settings: ContextSettings) -> Any:

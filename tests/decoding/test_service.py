@@ -318,7 +318,7 @@ def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -
 def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers leave what is said alone at near-ties only."""
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    monkeypatch.setattr(Plan, "pays", lambda self, gain, ms, nodes=1: gain > 0)
+    monkeypatch.setattr(Plan, "price_of_time", 0.0)
     monkeypatch.setattr(Plan, "worth", lambda self, p: setattr(self, "best", self.best + 1) or self.best < 12)
     monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
     model = tiny_model("llama", quant="Q8_0")
