@@ -1,7 +1,7 @@
 """When a drafting model is asked, and for how much: its passes are part of the price of a draft.
 
-- Time has one price: the tokens per millisecond that requests reach with this model (`ModelStats.rate`). A pass is
-  worth its time if its answers are worth more tokens than that.
+- Time has one price: the tokens per millisecond that requests reach with this model where no found text leads
+  (`ModelStats.speedup`). A pass is worth its time if its answers are worth more tokens than that.
 - An answer is worth the candidate that it is likely to bring, less the time of one more node in the batch, plus what
   passes after it are worth. `PassValues` computes this backwards from the largest tree, from how confident the model
   was lately. So a long chain can pay where each of its nodes alone does not, and where the model is seldom confident, a
