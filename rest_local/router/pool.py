@@ -121,10 +121,8 @@ class Pool:
         self._tasks: set[asyncio.Task[object]] = set()
         self._closing = False
 
-    def start(self, *names: str) -> None:
-        """Begin to load these models, and to look for idle ones."""
-        for name in names:
-            self._load_in_background(self.entry(name))
+    def start(self) -> None:
+        """Begin to look for idle models."""
         if self._idle is not None:
             self._spawn(self._unload_idle(self._idle))
 
@@ -312,7 +310,13 @@ class Pool:
             extra={"fields": {"event": "crash", "model": entry.served.names[0], "how": process.how_it_ended()}},
         )
         if time.monotonic() - process.loaded_at >= STEADY_SECONDS and not self._closing:
-            self._load_in_background(entry)
+            self._spawn(self._start_again(entry))
+
+    async def _start_again(self, entry: Entry) -> None:
+        try:
+            await self._load_in_background(entry)
+        except (RestLocalError, ApiError) as error:
+            log.warning("%s", error)
 
     async def _tell_changed(self) -> None:
         async with self._changed:
@@ -327,8 +331,8 @@ class Pool:
 
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            log.warning("%s", error)  # those that wait get it too; a load in the background has none that wait
+        if not task.cancelled():
+            task.exception()  # those that wait for a load get it
 
 
 def _names(entries: Sequence[Entry]) -> str:

@@ -1,7 +1,7 @@
 """The process of one model: the server of `rest_local.server` on a port of the loopback that only its parent can use.
 
-Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), then lines of JSON, `{"do": "stop"}` or `{"do": "reload"}`. The
-process writes lines of JSON to stdout:
+Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), then lines of
+JSON, `{"do": "stop"}` or `{"do": "reload"}`. The process writes lines of JSON to stdout:
 
     {"event": "listening", "port": 40123}
     {"event": "loaded", "meta": {...}}                  what GET /v1/models says of the model
