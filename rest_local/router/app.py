@@ -67,9 +67,10 @@ async def forward(request: HttpRequest) -> Response:
     router = router_of(request)
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
     entry = router.entry(await _model_of(request, router, body))
-    if request.url.path in _ONLY_LOOK and entry.status != "loaded":
+    looks = request.method == "GET" and request.url.path in _ONLY_LOOK
+    if looks and entry.status != "loaded":
         return _nothing_to_see(request.url.path, router)
-    return Forwarded(router.pool, entry, request, body)
+    return Forwarded(router.pool, entry, body, looks=looks)
 
 
 async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:
