@@ -42,6 +42,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
+_INPUT = ("/embeddings", "/responses")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -170,7 +171,7 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
     """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
     answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
-        answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
+        answer.param = "messages" if "/chat/" in path else "input" if path.endswith(_INPUT) else "prompt"
     elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
         answer.param = field[1]
     return answer
