@@ -113,6 +113,12 @@ def ollama_shape(error: ApiError) -> dict[str, Any]:
     return {"error": error.message}
 
 
+def responses_error(error: ApiError) -> dict[str, Any]:
+    """The event `error` of a stream of OpenAI's Responses API. Most clients read the object in it, not its fields."""
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return fields | error.body
+
+
 def shape_of(path: str) -> Shape:
     """The shape of errors of a call. `path`: of its URL."""
     if path.startswith("/v1/messages"):

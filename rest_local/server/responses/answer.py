@@ -11,7 +11,7 @@ from rest_local.decoding.results import Timings
 from rest_local.server.answer_fields import chat_logprobs, timings
 from rest_local.server.answering import Answer, Answered, Asked, Part
 from rest_local.server.bodies import ChatBody
-from rest_local.server.errors import ApiError
+from rest_local.server.errors import ApiError, responses_error
 from rest_local.server.responses.store import Kept
 from rest_local.server.responses.turn import Turn
 from rest_local.server.responses.writing import Event, Logprobs, Writer
@@ -55,9 +55,7 @@ class ResponseAnswer(Answer[ChatBody]):
         return self._final()
 
     def error_event(self, error: ApiError) -> bytes:
-        """`error` and `response.failed`. The first has its fields in an object, too, which most clients read."""
-        told = error.body["error"]
-        flat = {"type": "error", "code": error.code, "message": error.message, "param": error.param, "error": told}
+        """`error` and `response.failed`."""
         failed = self._turn.response(
             self.asked.model,
             "failed",
@@ -65,7 +63,7 @@ class ResponseAnswer(Answer[ChatBody]):
             stored=False,
             error={"code": error.code or "server_error", "message": error.message},
         )
-        events = self._writer.numbered(flat, {"type": "response.failed", "response": failed})
+        events = self._writer.numbered(responses_error(error), {"type": "response.failed", "response": failed})
         return b"".join(self._sent(events))
 
     def _close(self) -> list[Event]:

@@ -19,7 +19,7 @@ from rest_local.server.operations import Routes, delete, get, post
 from rest_local.server.responses.answer import ResponseAnswer
 from rest_local.server.responses.bodies import ResponseBody
 from rest_local.server.responses.fields import bad
-from rest_local.server.responses.store import Kept, items_of, owner_of
+from rest_local.server.responses.store import Kept, Store, items_of, owner_of
 from rest_local.server.responses.turn import Turn
 from rest_local.server.security import given_keys
 from rest_local.server.state import state_of
@@ -66,14 +66,14 @@ async def retrieve(request: HttpRequest) -> Response:
 async def remove(request: HttpRequest) -> Response:
     """Forget a kept response."""
     kept = await _kept(request)
-    await anyio.to_thread.run_sync(state_of(request).responses.remove, kept.id)
+    await _in_thread(lambda: _store(request).remove(kept.id))
     return json_response({"id": kept.id, "object": "response", "deleted": True})
 
 
 async def input_items(request: HttpRequest) -> Response:
     """What a kept response was asked: the items before it and its own, the newest first."""
     kept = await _kept(request)
-    store, owner = state_of(request).responses, kept.owner
+    store, owner = _store(request), kept.owner
     before = await _in_thread(lambda: store.conversation(kept.previous, owner) if kept.previous else [])
     items = [*items_of(before or []), *kept.added]
     return json_response(_listed(request, items))
@@ -110,11 +110,17 @@ def _complete(item: dict[str, Any]) -> dict[str, Any]:
 async def _kept(request: HttpRequest) -> Kept:
     """The response that the path names. Raises ApiError 404."""
     wanted, owner = str(request.path_params["id"]), owner_of(given_keys(request.headers))
-    store = state_of(request).responses
+    store = _store(request)
     kept = await _in_thread(lambda: store.get(wanted, owner))
     if kept is None:
         raise ApiError(404, f"no response {wanted[:80]!r} is kept", code="response_not_found", param="id")
     return kept
+
+
+def _store(request: HttpRequest) -> Store:
+    """The store of the server of one model, or of the process in front of several."""
+    store: Store = request.app.state.server.responses
+    return store
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
