@@ -61,7 +61,7 @@ class ResponseAnswer(Answer[ChatBody]):
             "failed",
             self._writer.output,
             stored=False,
-            error={"code": error.code or "server_error", "message": error.message},
+            error={"code": "server_error", "message": error.message},
         )
         events = self._writer.numbered(responses_error(error), {"type": "response.failed", "response": failed})
         return b"".join(self._sent(events))

@@ -35,7 +35,7 @@ async def create(request: HttpRequest) -> Response:
     state = state_of(request)
     state.loaded()  # a server that is loading says so before it reads files
     state.check_model(body.model)
-    store, owner = state.responses, owner_of(given_keys(request.headers))
+    store, owner = state.responses, _owner(request)
 
     def translated() -> Turn:
         store.sweep()
@@ -109,7 +109,7 @@ def _complete(item: dict[str, Any]) -> dict[str, Any]:
 
 async def _kept(request: HttpRequest) -> Kept:
     """The response that the path names. Raises ApiError 404."""
-    wanted, owner = str(request.path_params["id"]), owner_of(given_keys(request.headers))
+    wanted, owner = str(request.path_params["id"]), _owner(request)
     store = _store(request)
     kept = await _in_thread(lambda: store.get(wanted, owner))
     if kept is None:
@@ -121,6 +121,12 @@ def _store(request: HttpRequest) -> Store:
     """The store of the server of one model, or of the process in front of several."""
     store: Store = request.app.state.server.responses
     return store
+
+
+def _owner(request: HttpRequest) -> str:
+    """What tells this client's responses from those of other keys; the same for all where the server has no keys."""
+    keys: tuple[bytes, ...] = request.app.state.server.settings.keys
+    return owner_of(set(keys).intersection(given_keys(request.headers)))
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
