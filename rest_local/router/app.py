@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -27,6 +28,7 @@ from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
 from rest_local.server.errors import ApiError, from_error, loading
 from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
 
@@ -46,6 +48,11 @@ class RouterState:
     folder: Path
     ready: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def responses(self) -> Store:
+        """Responses of /v1/responses, which the models' processes keep in the same folder."""
+        return Store(self.folder)
 
     def entry(self, name: str | None) -> Entry:
         """The model of that name. Raises ApiError 404."""
@@ -170,7 +177,7 @@ OWN: dict[str, Endpoint] = {
     "/v1/models": models,
     "/v1/models/{name}": model,
 }
-"""Calls of the model's server that the router answers."""
+"""Calls that the router answers in another way than the server of one model."""
 
 ROUTES: Routes = (
     (post("/models/load", "Load a model", ModelBody, of_server=True), load_model),
@@ -180,9 +187,9 @@ ROUTES: Routes = (
 
 def create_router(state: RouterState, more: Routes = ()) -> Starlette:
     """The application. `more`: further routes of the server itself."""
-    shared = tuple((operation, _endpoint(operation)) for operation, _ in model_app.ROUTES)
+    shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
     return model_app.assemble((*shared, *ROUTES, *more), state, state.settings)
 
 
-def _endpoint(operation: Operation) -> Endpoint:
-    return OWN[operation.path] if operation.of_server else forward
+def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:
+    return OWN.get(operation.path, endpoint) if operation.of_server else forward

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess
-from rest_local.server.errors import ApiError, shape_of
+from rest_local.server.errors import ApiError, responses_error, shape_of
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.streaming import EVENT_STREAM, event, watched
 
@@ -120,8 +120,8 @@ def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
         return to_json(value) + b"\n"
     if media_type != EVENT_STREAM:
         return None
-    if path == "/v1/responses":
-        return event({"type": "error", **error.body["error"]}, "error")
+    if path in ("/v1/responses", "/responses"):
+        return event(responses_error(error), "error")
     return event(value, "error" if path.startswith("/v1/messages") else None)
 
 

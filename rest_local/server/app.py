@@ -34,6 +34,7 @@ from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_ht
 from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
+from rest_local.server.responses import routes as responses
 from rest_local.server.security import AccessLog, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
@@ -111,12 +112,14 @@ ROUTES: Routes = (
     (post("/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
     (delete("/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
     (get("/", "The chat page", media="text/html", of_server=True), page),
+    *responses.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
+    "/responses": "/v1/responses",
     "/rerank": "/v1/rerank",
     "/reranking": "/v1/rerank",
     "/v1/reranking": "/v1/rerank",
