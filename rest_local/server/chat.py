@@ -71,10 +71,13 @@ class Chat:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
 
+    def parser(self) -> AnswerParser:
+        """What splits the text of one answer."""
+        return self._form.parser(self._tools, self._prompt)
+
     def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
         """The answer. `answered`: for each of the requests."""
-        parsers = [self._form.parser(self._tools, self._prompt) for _ in answered]
-        return ChatAnswer(self._asked, answered, parsers)
+        return ChatAnswer(self._asked, answered, [self.parser() for _ in answered])
 
 
 def _openai(delta: Delta) -> dict[str, Any]:
