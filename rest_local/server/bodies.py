@@ -171,6 +171,7 @@ class GenerationBody(Body):
     t_max_predict_ms: Milliseconds | None = None
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
+    prompt_cache_key: str | None = None
     rest_local: Extension | None = None
 
 

@@ -125,7 +125,9 @@ class StreamGroup:
     async def pieces(self, *, meanwhile: bool = True, every: float | None = None) -> AsyncIterator[list[News]]:
         """New pieces, until all streams are done. Without `meanwhile`, only the pieces of streams that are done.
 
-        `every`: an empty list where there was nothing for so many seconds. Raises the error of a stream, and ServiceClosed if the service cancelled one.
+        `every`: an empty list where there was nothing for so many seconds.
+
+        Raises the error of a stream, and ServiceClosed if the service cancelled one.
         """
         open_ = dict(enumerate(self.streams))
         while open_:
