@@ -355,8 +355,8 @@ def _document(place: str, block: JsonObject) -> list[JsonObject]:
 
 def _search_result(place: str, block: JsonObject) -> str:
     given = block.get("content")
-    if not isinstance(given, list) or not _is_content(given):
+    if not _is_content(given):
         raise wrong(f"{place}.content", "give a list of blocks")
-    text = "\n".join(_text(*inner) for inner in _listed(given, f"{place}.content"))
+    text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
     title, source = _field(place, block, "title"), _field(place, block, "source")
     return f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>"
