@@ -125,7 +125,13 @@ class Routing:
 
 class _Server(HttpServer):
     def __init__(self, routing: Routing, drain_seconds: int) -> None:
-        super().__init__(create_router(routing.state), routing.reload, routing.pool.begin_stop, drain_seconds)
+        super().__init__(
+            create_router(routing.state),
+            routing.reload,
+            routing.pool.begin_stop,
+            drain_seconds,
+            descriptors=2,  # another one to the process of the model
+        )
         self._routing = routing
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
