@@ -48,10 +48,7 @@ BELOW: dict[str, set[str]] = {
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "batch": {"server", "decoding", "catalog", "llama"},
-    "router": {
-        "batch", "server", "catalog", "decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval",
-        "llama", "chat", "grammar",
-    },
+    "router": {"batch", "server", "catalog", "decoding", "llama"},
     "cli": {
         "router", "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
         "retrieval", "llama", "chat", "grammar", "catalog",

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from rest_local.router.batch_bodies import BatchBody, ExpiresAfter, Form
 from rest_local.router.batches import Batches
-from rest_local.router.files import StoredFile, disk_error, owner_of
+from rest_local.router.files import Limits, StoredFile, disk_error, owner_of
 from rest_local.server.bodies import SLOW_BODY_SECONDS, parse
 from rest_local.server.errors import ApiError
 from rest_local.server.operations import Routes, delete, get, post
@@ -26,9 +26,9 @@ _CHUNK = 1 << 18
 T = TypeVar("T")
 
 
-def upload_limits(batches: Batches) -> dict[str, int]:
+def upload_limits(limits: Limits) -> dict[str, int]:
     """What `Guard` needs: the paths that take forms, and their limits in bytes."""
-    return {FILES_PATH: batches.limits.file_bytes + FORM_BYTES}
+    return {FILES_PATH: limits.file_bytes + FORM_BYTES}
 
 
 def batches_of(request: HttpRequest) -> Batches:

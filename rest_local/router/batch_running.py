@@ -25,10 +25,11 @@ import anyio
 from pydantic_core import from_json
 
 from rest_local.router.batch_lines import Line, answered, body_of, not_run
+from rest_local.router.calling import Ask
 
 log = logging.getLogger("rest_local.server")
 
-Ask = Callable[[str, str, bytes, "bytes | None"], Awaitable[tuple[int, bytes]]]
+
 MOST_AT_ONCE = 32  # lines
 POLL_SECONDS = 0.2  # between two looks at slots that others use
 LOOK_SECONDS = 5.0  # between two looks at the clock

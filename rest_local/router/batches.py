@@ -41,7 +41,8 @@ from rest_local.errors import OutputInvalid, OutputUnwritable
 from rest_local.paths import write_atomically
 from rest_local.router.batch_bodies import BatchBody, seconds_of
 from rest_local.router.batch_lines import Line, Results, Wrong, batch_error, not_run, read_lines
-from rest_local.router.batch_running import Ask, Runner
+from rest_local.router.batch_running import Runner
+from rest_local.router.calling import Ask
 from rest_local.router.files import Files, Limits, disk_error, is_file_id, new_file_id, owner_of
 from rest_local.server.errors import RETRY_SECONDS, ApiError
 
@@ -135,7 +136,7 @@ class Batches:
         self._saving = asyncio.Lock()
         self._unsaved: set[str] = set()  # batches that the disk has no room for, by id
         self._unpublished: set[str] = set()  # whose files it has no room for
-        self._lock = FileLock(folder / "lock")
+        self._lock = FileLock(folder / "lock", thread_local=False)  # acquired in a worker thread
         self._loaded = False
         self._problem = "files and batches are being read"
         self._running: Batch | None = None
@@ -146,11 +147,15 @@ class Batches:
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._work())]
 
-    async def close(self) -> None:
-        """Stop. What is not done goes on with the next start."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+    def begin_stop(self) -> None:
+        """Stop running, before the processes of the models do. What is not done goes on with the next start."""
+        for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        """Stop, and let another process use the folder."""
+        self.begin_stop()
+        tasks, self._tasks = self._tasks, []
         await asyncio.gather(*tasks, return_exceptions=True)
         self._loaded, self._problem = False, "the server stops"
         self._lock.release()

@@ -29,11 +29,11 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
 from rest_local.router.batch_calls import ROUTES, upload_limits
-from rest_local.router.batch_running import Ask
 from rest_local.router.batches import Batches
+from rest_local.router.calling import Ask
 from rest_local.router.files import Limits
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error
-from rest_local.server.run import listen
+from rest_local.server.http import listen
 from rest_local.server.security import AccessLog, Gate, Guard
 from rest_local.server.settings import Settings
 
@@ -114,7 +114,7 @@ def app_of(batches: Batches, settings: Settings, inner: Starlette | None = None)
         middleware=[
             Middleware(AccessLog),
             Middleware(Gate, settings),
-            Middleware(Guard, settings, uploads=upload_limits(batches)),
+            Middleware(Guard, settings, uploads=upload_limits(batches.limits)),
         ],
         exception_handlers={ApiError: on_api_error, 404: on_http_error, 405: on_http_error, Exception: on_any_error},
         lifespan=lifespan,
