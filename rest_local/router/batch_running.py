@@ -25,9 +25,11 @@ import anyio
 from pydantic_core import from_json
 
 from rest_local.router.batch_lines import Line, answered, body_of, not_run
-from rest_local.router.calling import Ask
 
 log = logging.getLogger("rest_local.server")
+
+Ask = Callable[[str, str, bytes, "bytes | None"], Awaitable[tuple[int, bytes]]]
+"""One call in the server: method, path with query, body and API key to status and body."""
 
 
 MOST_AT_ONCE = 32  # lines

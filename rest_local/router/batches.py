@@ -41,8 +41,7 @@ from rest_local.errors import OutputInvalid, OutputUnwritable
 from rest_local.paths import write_atomically
 from rest_local.router.batch_bodies import BatchBody, seconds_of
 from rest_local.router.batch_lines import Line, Results, Wrong, batch_error, not_run, read_lines
-from rest_local.router.batch_running import Runner
-from rest_local.router.calling import Ask
+from rest_local.router.batch_running import Ask, Runner
 from rest_local.router.files import Files, Limits, disk_error, is_file_id, new_file_id, owner_of
 from rest_local.server.errors import RETRY_SECONDS, ApiError
 

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess
-from rest_local.server.errors import ApiError, shape_of
+from rest_local.server.errors import ApiError, responses_error, shape_of
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.streaming import EVENT_STREAM, event, watched
 
@@ -91,6 +91,23 @@ class Forwarded(Response):
         return ApiError(502, f"the process of model {name} ended; it is started again", code="model_crashed")
 
 
+async def ask(pool: Pool, entry: Entry, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+    """One call that the server itself makes: the status and the body. `target`: path and query; `key`: an API key.
+
+    Raises ProcessEnded, OSError, and what `Pool.using` raises.
+    """
+    headers = [(b"host", b"localhost"), (CLIENT.encode(), b"batch")]
+    headers += [(b"content-type", b"application/json")] if body else []
+    headers += [(b"authorization", b"Bearer " + key)] if key is not None else []
+    async with pool.using(entry, looks=method == "GET") as process:
+        exchange = await Exchange.begin(process, method.encode(), target.encode(), headers, body)
+        try:
+            status, _ = await exchange.head()
+            return status, await exchange.whole()
+        finally:
+            exchange.abort()
+
+
 def _unreachable(entry: Entry) -> ApiError:
     return ApiError(503, f"model {entry.served.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
 
@@ -103,8 +120,8 @@ def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
         return to_json(value) + b"\n"
     if media_type != EVENT_STREAM:
         return None
-    if path == "/v1/responses":
-        return event({"type": "error", **error.body["error"]}, "error")
+    if path in ("/v1/responses", "/responses"):
+        return event(responses_error(error), "error")
     return event(value, "error" if path.startswith("/v1/messages") else None)
 
 

@@ -21,7 +21,6 @@ from rest_local.router.app import RouterState, create_router
 from rest_local.router.batch_calls import ROUTES as BATCH_ROUTES
 from rest_local.router.batch_calls import upload_limits
 from rest_local.router.batches import Batches
-from rest_local.router.calling import calls_of
 from rest_local.router.files import Limits
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool, Served
@@ -75,7 +74,7 @@ class Routing:
         self.loaded = threading.Event()  # or failed
         self._loop: asyncio.AbstractEventLoop | None = None
         self.app = create_router(self.state, *((BATCH_ROUTES, upload_limits(Limits())) if kept else ()))
-        self.batches = Batches(kept, calls_of(self.app), keys=settings.keys) if kept else None
+        self.batches = Batches(kept, self.state.ask, keys=settings.keys) if kept else None
         self.app.state.batches = self.batches
         self.http = _Server(self, drain_seconds)
 

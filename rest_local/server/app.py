@@ -28,13 +28,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rest_local.errors import RestLocalError
-from rest_local.server import bodies, datastores, model_info
+from rest_local.server import bodies, datastores, messages, model_info
 from rest_local.server.chat import chat_completions
 from rest_local.server.completions import completions, embeddings, rerank
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
+from rest_local.server.responses import routes as responses
 from rest_local.server.security import AccessLog, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
@@ -112,12 +113,15 @@ ROUTES: Routes = (
     (post("/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
     (delete("/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
     (get("/", "The chat page", media="text/html", of_server=True), page),
+    *responses.ROUTES,
+    *messages.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
+    "/responses": "/v1/responses",
     "/rerank": "/v1/rerank",
     "/reranking": "/v1/rerank",
     "/v1/reranking": "/v1/rerank",
@@ -178,7 +182,7 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=sorted({each.method for each, _ in routes}),
-        allow_headers=["authorization", "content-type", "x-api-key"],
+        allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
     return [Middleware(Gate, settings), cors]
 

@@ -29,8 +29,8 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
 from rest_local.router.batch_calls import ROUTES, upload_limits
+from rest_local.router.batch_running import Ask
 from rest_local.router.batches import Batches
-from rest_local.router.calling import Ask
 from rest_local.router.files import Limits
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error
 from rest_local.server.http import listen
