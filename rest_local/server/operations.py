@@ -20,6 +20,11 @@ from rest_local import __version__
 from rest_local.server.errors import anthropic_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}},
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -55,6 +60,7 @@ class Operation:
     """A method of a route.
 
     streams     answers with events if the body requests them
+    form        takes a form with a file in the place of JSON, and the field `purpose`
     of_server   needs no model: where there are several, the process that clients reach answers it
     """
 
@@ -65,6 +71,7 @@ class Operation:
     streams: bool = False
     media: str = "application/json"
     of_server: bool = False
+    form: bool = False
 
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
@@ -117,4 +124,6 @@ def _described(call: Operation) -> dict[str, Any]:
     if call.body is not None:
         schema = {"$ref": _REFERENCE.format(model=call.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if call.form:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
     return operation
