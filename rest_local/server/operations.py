@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
+from rest_local.server.errors import ollama_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
@@ -35,13 +36,14 @@ _ERROR = {
         }
     },
 }
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
 
 @dataclass(frozen=True)
 class Operation:
     """A method of a route.
 
-    streams     answers with events if the body requests them
+    streams     answers with a stream, of `stream_media`, if the body requests it
     of_server   needs no model: where there are several, the process that clients reach answers it
     """
 
@@ -50,6 +52,7 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     streams: bool = False
+    stream_media: str = "text/event-stream"
     media: str = "application/json"
     of_server: bool = False
 
@@ -65,7 +68,7 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
     """The OpenAPI 3.1 description."""
     bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-    schemas = {**definitions.get("$defs", {}), "Error": _ERROR}
+    schemas = {**definitions.get("$defs", {}), "Error": _ERROR, "OllamaError": _OLLAMA_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
@@ -83,10 +86,11 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
 
 
 def _described(call: Operation) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    shape = "OllamaError" if shape_of(call.path) is ollama_shape else "Error"
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=shape)}}}
     content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
     if call.streams:
-        content["text/event-stream"] = {"schema": {}}  # some readers take it for the text, others for an event
+        content[call.stream_media] = {"schema": {}}  # some readers take it for the text, others for an event
     operation: dict[str, Any] = {
         "summary": call.summary,
         "responses": {

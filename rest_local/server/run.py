@@ -314,8 +314,9 @@ class Serving:
             log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
         if service is not None:
             service.close()
-        if self.state.embedder is not None:
-            self.state.embedder.close()
+        for pooled in (self.state.embedder, self.state.ranker):
+            if pooled is not None:
+                pooled.close()
         self.state.scoring.close()
         if engine is not None:
             engine.close()

@@ -93,7 +93,7 @@ class Guard:
             return _closing_error(415, "compressed bodies are not supported", "unsupported_encoding")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
+            if kind != "application/json" and not _unsaid(kind, scope["path"], headers):
                 return _closing_error(415, "send the body as application/json", "unsupported_media_type")
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
@@ -116,6 +116,20 @@ class Guard:
 
     def _too_large(self) -> ApiError:
         return _closing_error(413, f"the body is larger than {self._max_body} bytes", "body_too_large")
+
+
+_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # of fetch and curl, where none is given
+
+
+def _unsaid(kind: str, path: str, headers: Headers) -> bool:
+    """Whether a body counts as JSON although it is of another type, as clients of Ollama send it.
+
+    Browsers send these types for pages of any site without asking first. But they name the page's origin, which `Gate`
+    has checked, or at least the kind of its site.
+    """
+    if not path.startswith("/api/") or kind not in _DEFAULT_TYPES:
+        return False
+    return "origin" in headers or "sec-fetch-site" not in headers
 
 
 def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
