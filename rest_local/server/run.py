@@ -325,7 +325,8 @@ class Serving:
 def _start(engine: Engine, queue: int) -> Service:
     from rest_local.decoding.service import Service
 
-    engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
+    if engine.generates:
+        engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
     return Service(engine, queue=queue)
 
 

@@ -198,9 +198,9 @@ def _typed(text: str) -> Any:
 def capabilities(engine: Engine) -> list[str]:
     """What the model can, in Ollama's words."""
     model = engine.model
+    found = ["completion"] if engine.generates else []
     if pooling(model) is not None:
-        return ["embedding"]
-    found = ["completion"]
+        return [*found, "embedding"]
     if _fills_gaps(engine):
         found.append("insert")
     if model.chat_template:
