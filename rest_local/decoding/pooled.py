@@ -32,7 +32,7 @@ ENCODERS = frozenset({
 
 
 def is_encoder(path: Path) -> bool:
-    """Whether the file says that its model reads in both directions. False for what is no model, as opening it tells."""
+    """Whether the file says that its model reads in both directions. False for what is no model."""
     try:
         metadata = read_metadata(path)
     except (ModelError, OSError):

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
-from rest_local.server.errors import ollama_shape, shape_of
+from rest_local.server.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
@@ -37,6 +37,19 @@ _ERROR = {
     },
 }
 _OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+_ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "AnthropicError", ollama_shape: "OllamaError"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,8 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
     """The OpenAPI 3.1 description."""
     bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-    schemas = {**definitions.get("$defs", {}), "Error": _ERROR, "OllamaError": _OLLAMA_ERROR}
+    errors = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
+    schemas = {**definitions.get("$defs", {}), **errors}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
@@ -86,7 +100,7 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
 
 
 def _described(call: Operation) -> dict[str, Any]:
-    shape = "OllamaError" if shape_of(call.path) is ollama_shape else "Error"
+    shape = _ERROR_NAMES[shape_of(call.path)]
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=shape)}}}
     content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
     if call.streams:

@@ -14,9 +14,10 @@ from live import Live, served
 
 from rest_local.decoding.engine import Engine
 from rest_local.server.errors import ApiError
+from rest_local.server.model_info import quantization
 from rest_local.server.names import find_name, tagged
 from rest_local.server.ollama.bodies import GenerateBody, OllamaChatBody
-from rest_local.server.ollama.listing import Row, counted, quantization, running, tags
+from rest_local.server.ollama.listing import Row, counted, running, tags
 from rest_local.server.ollama.translation import chat_body, chat_messages, prompt_messages
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
@@ -111,7 +112,7 @@ def test_images_become_parts_and_others_are_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/api/chat", {"messages": [{"content": "x"}]}, "messages.0.role"),
+        ("/api/chat", {"messages": [{"content": "x"}]}, "messages[0].role"),
         ("/api/chat", {"messages": "x"}, "messages"),
         ("/api/chat", {"messages": HELLO, "options": {"top_k": 1.5}}, "options.top_k"),
         ("/api/chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "options.temperature"),

@@ -7,10 +7,10 @@ those of a server with one model.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
@@ -18,6 +18,7 @@ from rest_local.chat.tools import format_of
 from rest_local.chat.tools.answer import ReasoningTags
 from rest_local.chat.tools.harmony import HARMONY
 from rest_local.llama.embedding import pooling
+from rest_local.server.model_info import meta
 from rest_local.server.names import tagged
 from rest_local.server.ollama.answers import written
 from rest_local.server.prompts import template_of
@@ -31,7 +32,6 @@ VERSION = "0.12.6"
 """The version of Ollama whose API this is. Clients compare it before they send tools, `think` or a schema."""
 
 NEVER = "2318-01-01T00:00:00.000000Z"
-_SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
 _UNITS = ((1e12, "T", 1), (1e9, "B", 1), (1e6, "M", 2), (1e3, "K", 0))
 MAX_TEXT = 4096  # of a value in `model_info`
 
@@ -113,42 +113,35 @@ def counted(parameters: int) -> str:
     return f"{parameters / unit[0]:.{unit[2]}f}{unit[1]}" if unit else str(parameters)
 
 
+def row_of(name: str, path: Path, meta: Mapping[str, Any], *, is_loaded: bool, expires: float | None = None) -> Row:
+    """The row of a model. `path`: its first file; `meta`: what is known of it (`model_info.meta`), may be empty."""
+    try:
+        status = path.stat()
+        size, modified = status.st_size, status.st_mtime
+    except OSError:  # the file was moved while it is mapped
+        size, modified = 0, 0.0
+    known = f"{path.absolute()}\0{size}\0{modified}"
+    return Row(
+        name=name,
+        modified=modified,
+        size=meta.get("size") or size,
+        on_gpu=meta.get("size_vram", 0) if is_loaded else 0,
+        digest=hashlib.sha256(known.encode("utf-8", "replace")).hexdigest(),
+        family=meta.get("architecture", ""),
+        parameters=meta.get("n_params", 0),
+        quantization=meta.get("quantization", ""),
+        context=meta.get("n_ctx", 0),
+        is_loaded=is_loaded,
+        expires=expires,
+    )
+
+
 def rows_of(state: State) -> list[Row]:
     """One row for each name of the server's model."""
     if state.engine is None:
         return [Row(name, state.started) for name in state.names]
-    model = state.engine.model
-    about: dict[str, Any] = {
-        "modified": _modified(model, state.started),
-        "size": model.size_bytes,
-        "on_gpu": _on_gpu(model),
-        "digest": hashlib.sha256(repr(model.cache_key).encode("utf-8", "replace")).hexdigest(),
-        "family": model.metadata.get("general.architecture", ""),
-        "parameters": model.n_params,
-        "quantization": quantization(model.description),
-        "context": state.engine.n_ctx,
-        "is_loaded": True,
-    }
-    return [Row(name=name, **about) for name in state.names]
-
-
-def _modified(model: Model, otherwise: float) -> float:
-    try:
-        return os.stat(model.path).st_mtime
-    except OSError:  # the file was moved while it is mapped
-        return otherwise
-
-
-def _on_gpu(model: Model) -> int:
-    layers = model.n_layer + 1
-    share = layers if model.n_gpu_layers < 0 else min(model.n_gpu_layers, layers)
-    return model.size_bytes * share // layers
-
-
-def quantization(description: str) -> str:
-    """Such as Q4_K_M, of llama.cpp's description of a model: `qwen2 7B Q4_K - Medium`."""
-    found = re.search(r"\b(I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4)(?: - (Small|Medium|Large))?", description)
-    return "" if found is None else "_".join(filter(None, (found[1], _SIZES.get(found[2] or ""))))
+    known, path = meta(state.engine), state.engine.model.path
+    return [row_of(name, path, known, is_loaded=True) for name in state.names]
 
 
 def shown(engine: Engine, row: Row) -> dict[str, Any]:

@@ -43,8 +43,8 @@ async def chat(request: HttpRequest) -> Response:
         return _only_loaded(request, body, of_chat=True)
     asked, conversation = await _conversation(request, body, lambda: chat_messages(body), body.tools)
     streams = await asked.submit(request, conversation.requests)
-    (parser,) = conversation.answer(streams.streams).parsers
-    return await ChatLines(asked, streams.streams, parser, ignored(body), began).respond(request, streams)
+    answer = ChatLines(asked, streams.streams, conversation.parser(), ignored(body), began)
+    return await answer.respond(request, streams)
 
 
 async def generate(request: HttpRequest) -> Response:
@@ -63,8 +63,8 @@ async def generate(request: HttpRequest) -> Response:
         return made
 
     streams = await asked.submit(request, prepare)
-    (parser,) = conversation.answer(streams.streams).parsers
-    answer = GenerateLines(asked, streams.streams, parser, ignored(body), began, made[0].prompt)
+    context = made[0].prompt
+    answer = GenerateLines(asked, streams.streams, conversation.parser(), ignored(body), began, context)
     return await answer.respond(request, streams)
 
 
