@@ -24,21 +24,13 @@ from rest_local.llama.model import Model
 if TYPE_CHECKING:
     from rest_local.kv_cache.slot import Slot
 
-ENCODERS = frozenset({
-    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
-    "gemma-embedding",
-})  # fmt: skip
-"""Architectures that llama.cpp evaluates without a KV cache (`llama_model::create_memory`), where they pool vectors."""
-
 
 def is_encoder(path: Path) -> bool:
     """Whether the file says that its model reads in both directions. False for what is no model."""
     try:
-        metadata = read_metadata(path)
+        return read_metadata(path).is_encoder
     except (ModelError, OSError):
         return False
-    architecture = metadata.text("general.architecture")
-    return architecture in ENCODERS or metadata.values.get(f"{architecture}.attention.causal") is False
 
 
 class NoLanes:

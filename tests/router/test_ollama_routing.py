@@ -11,7 +11,10 @@ from pathlib import Path
 
 import ollama
 import pytest
+from support.encoders import MEAN_POOLING, encoder
 
+from rest_local.decoding.config import EngineConfig
+from rest_local.router.memory import Need, need_of
 from tests.router.conftest import Routed, choice
 
 Start = Callable[..., Routed]
@@ -79,3 +82,15 @@ def test_each_line_is_a_part_of_its_own(pair: Routed) -> None:
             parts.append(json.loads(body[: int(size, 16)]))
         body = body[int(size, 16) + 2 :]
     assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_a_model_of_embeddings_and_one_that_chats(routed: Start, files: Files, tmp_path: Path) -> None:
+    bert = encoder(tmp_path / "bert.gguf", MEAN_POOLING).path
+    assert need_of(EngineConfig(model=bert, slots=4)) == Need(bert.stat().st_size, 0)
+    live = routed([choice(*files("one")), choice(bert)])
+    with ollama.Client(host=live.url) as client:
+        assert len(client.embed("bert", ["the cat", "a dog"]).embeddings) == 2
+        assert client.show("bert").capabilities == ["embedding"]
+        assert client.chat("one", HELLO, options={"num_predict": 1}).done
+        with pytest.raises(ollama.ResponseError, match="generates no text"):
+            client.chat("bert", HELLO)
