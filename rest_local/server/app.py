@@ -30,16 +30,18 @@ from starlette.routing import Route
 from rest_local.errors import RestLocalError
 from rest_local.server import bodies, datastores, messages, model_info
 from rest_local.server.chat import chat_completions
-from rest_local.server.completions import completions, embeddings, rerank
+from rest_local.server.completions import completions
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
+from rest_local.server.ollama import routes as ollama
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
 from rest_local.server.responses import routes as responses
 from rest_local.server.security import AccessLog, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
+from rest_local.server.vectors import embeddings, rerank
 
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -96,7 +98,7 @@ ROUTES: Routes = (
     (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (post("/v1/rerank", "Not served: 501"), rerank),
+    (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
     (get("/v1/models", "Names of the models", of_server=True), model_info.models),
     (get("/v1/models/{name}", "One name of a model", of_server=True), model_info.model),
     (post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
@@ -115,6 +117,7 @@ ROUTES: Routes = (
     (get("/", "The chat page", media="text/html", of_server=True), page),
     *responses.ROUTES,
     *messages.ROUTES,
+    *ollama.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
