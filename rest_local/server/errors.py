@@ -43,6 +43,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
+_INPUT = ("/embeddings", "/responses")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -120,6 +121,12 @@ def ollama_shape(error: ApiError) -> dict[str, Any]:
     return {"error": error.message}
 
 
+def responses_error(error: ApiError) -> dict[str, Any]:
+    """The event `error` of a stream of OpenAI's Responses API. Most clients read the object in it, not its fields."""
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return fields | error.body
+
+
 def shape_of(path: str) -> Shape:
     """The shape of errors of a call. `path`: of its URL."""
     if path.startswith("/v1/messages"):
@@ -184,7 +191,7 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
     answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
         of_chat = "/chat/" in path or shape_of(path) is anthropic_shape
-        answer.param = "messages" if of_chat else "input" if path.endswith("/embeddings") else "prompt"
+        answer.param = "messages" if of_chat else "input" if path.endswith(_INPUT) else "prompt"
     elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
         answer.param = field[1]
     return answer
