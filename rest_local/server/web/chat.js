@@ -17,6 +17,7 @@ function show(other) {
   $("system").value = talk.system;
   for (const child of chatLog.querySelectorAll(":scope > :not(.empty)")) child.remove();
   stored("sessionStorage", "rest-local-open", talk.row ? talk.id : "");
+  if (!running) $("status").textContent = "";
   render();
   const answers = pathTo(talk.messages, talk.leaf).filter(each => each.role === "assistant" && views.get(each.id).answer);
   shown = answers.length ? views.get(answers.at(-1).id).answer : null;
@@ -52,10 +53,11 @@ function viewOf(message) {
 const answerView = answer => ({ element: answer.element, tools: answer.tools, answer });
 
 function userView(message) {
-  const asked = make("div", "asked"), row = make("div", "tools small"), files = make("ul", "files");
-  asked.append(printable(message.content.slice(0, USER_SHOWN)));
+  const end = make("span"), asked = make("div", "asked", end, make("span")), row = make("div", "tools small"), files = make("ul", "files");
   const more = message.content.length - USER_SHOWN;
-  if (more > 0) asked.append(make("span", "left", ` … and ${counted(more, "character")} more, which the model gets too.`));
+  new Sheet(asked, end).write(message.content.slice(0, USER_SHOWN));
+  end.remove();
+  if (more > 0) asked.append(make("p", "left hint", `… and ${counted(more, "character")} more, which the model gets too.`));
   files.append(...(message.files || []).map(file => make("li", "", chipOf(file))));
   files.setAttribute("aria-label", "Attached files");
   const element = make("section", "turn", asked, ...(files.childElementCount ? [files] : []), row);
@@ -197,7 +199,7 @@ function ask() {
   });
 }
 
-const titleOf = (content, files) => (content.trim() || files[0].name).replace(/\s+/g, " ").slice(0, 80);
+const titleOf = (content, files) => (content.trim().split("\n", 1)[0] || files[0].name).slice(0, 80);
 
 /** Lets the model answer a message. `undo`: what to do where not a word came. */
 async function respond(parent, undo = null) {

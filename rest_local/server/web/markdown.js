@@ -52,7 +52,7 @@ class Sheet {
       this.shown += part.length;
       line.parts.push({ text: part, word });
       if (line.left || line.length + part.length > MOST_OF_LINE) this.cut(part);
-      else if (line.length < LONG_LINE || ends && line.length + part.length < LONG_LINE) this.show();
+      else if (line.length < LONG_LINE || ends) this.show();
       else {
         line.length += part.length;
         this.put({ text: printable(part), style: "", word });

@@ -51,6 +51,14 @@ function closePanel(name, focus = false) {
 for (const name of Object.keys(PANELS)) {
   $(`open-${name}`).addEventListener("click", () => closePanel(name, true) || openPanel(name));
 }
+/** A narrow header has no room for the buttons of the view. */
+function placeView() {
+  if (matchMedia(WITH_SIDE).matches) $("open-side").before($("view"));
+  else $("side").prepend($("view"));
+}
+matchMedia(WITH_SIDE).addEventListener("change", placeView);
+placeView();
+
 document.addEventListener("pointerdown", event => {
   for (const name of Object.keys(PANELS)) {
     if (!event.target.closest(`#${name}, #open-${name}, #tip`)) closePanel(name);
