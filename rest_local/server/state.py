@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,7 @@ from starlette.requests import Request as HttpRequest
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
 from rest_local.server.errors import ApiError, loading
+from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import watched
 from rest_local.stop import Stop
@@ -169,6 +171,11 @@ class State:
     scoring: Scoring = field(default_factory=Scoring)
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def responses(self) -> Store:
+        """Responses of /v1/responses that are kept. Must be read first in the server's loop."""
+        return Store(self.folder)
 
     @property
     def model_id(self) -> str:

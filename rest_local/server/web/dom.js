@@ -69,18 +69,16 @@ function stored(kind, name, value) {
 
 // ---- Copying and saving ------------------------------------------------------------------------------------------
 
-/** A button that copies what `text` returns. Null where the browser has no clipboard: plain HTTP from another machine. */
-function copyButton(text, label = "") {
+/** A button that copies what `text` returns. Null where the browser has no clipboard: plain HTTP from another machine.
+    Its word comes from the style sheet, because it may lie in the middle of an answer, whose text it is no part of. */
+function copyButton(text, label) {
   if (!navigator.clipboard) return null;
-  const made = button("Copy", async () => {
-    try {
-      await navigator.clipboard.writeText(text());
-      made.textContent = "Copied";
-    } catch {
-      made.textContent = "Not allowed";
-    }
-    setTimeout(() => { made.textContent = "Copy" }, 1500);
+  const made = button("", async () => {
+    const copied = await navigator.clipboard.writeText(text()).then(() => true, () => false);
+    made.dataset.says = copied ? "Copied" : "Not allowed";
+    setTimeout(() => { made.dataset.says = "Copy" }, 1500);
   }, label);
+  made.dataset.says = "Copy";
   return made;
 }
 

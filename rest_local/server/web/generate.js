@@ -142,7 +142,7 @@ async function once(mode) {
       $(grow).focus();
     }));
   }
-  const copy = copyButton(() => answer.content);
+  const copy = copyButton(() => answer.content, "Copy this text");
   if (copy) answer.tools.append(copy);
 }
 
