@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from turns import RIGHT, WRONG, Turns, call, environment, program
 from live import Live
 from recorded import CODEX_TASKS
+from turns import RIGHT, WRONG, Turns, call, environment, program
 
 Scripted = Callable[..., Live]
 PATCH = """*** Begin Patch

@@ -12,9 +12,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from turns import RIGHT, WRONG, Turns, call, environment, program
 from live import Live
 from recorded import OPENCODE_TASK, OPENCODE_TITLE
+from turns import RIGHT, WRONG, Turns, call, environment, program
 
 Scripted = Callable[..., Live]
 SED = call("bash", command="sed -i s/-/+/ m.py", description="fix the sign")
