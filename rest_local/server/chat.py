@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.chat.conversation import fixed_beginning
-from rest_local.chat.images import take_images
+from rest_local.chat.images import Images, take_images
 from rest_local.chat.tools import (
     AnswerFormat,
     AnswerParser,
@@ -21,6 +21,7 @@ from rest_local.chat.tools import (
     tools_of,
 )
 from rest_local.decoding.core import NO_PROJECTOR_HERE
+from rest_local.decoding.images import ImagePrompt
 from rest_local.decoding.request import Request
 from rest_local.errors import OptionError
 from rest_local.server.answer_fields import chat_logprobs
@@ -61,13 +62,13 @@ class Chat:
             raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
         self._prompt = self._render(messages)
         images.check_all_in(self._prompt)
-        prompt, chunks = engine.image_prompt(self._prompt, images, most=longest_prompt(engine, body))
+        prompt, chunks = self._tokens(self._prompt, images, longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
         grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
         kept = 0
         if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
-            kept = len(engine.image_prompt(fixed_beginning(messages, self._prompt, self._render), images)[0])
+            kept = len(self._tokens(fixed_beginning(messages, self._prompt, self._render), images)[0])
         return [
             request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
             for i in range(body.n or 1)
@@ -76,6 +77,11 @@ class Chat:
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
+
+    def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
+        if images:
+            return self._engine.image_prompt(text, images, most=most)
+        return self._engine.tokenize(text, most=most), ()
 
     def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
         """The answer. `answered`: for each of the requests."""
