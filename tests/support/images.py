@@ -32,8 +32,9 @@ def picture(seed: int, size: tuple[int, int] = (40, 30), form: str = "PNG") -> b
 
 
 def projector_for(arch: str, folder: Path, width: int = WIDTH) -> Path:
-    """A projector that suits a tiny model."""
-    return tiny_mmproj.write(folder / f"mmproj-{arch}.gguf", width, KIND_OF[arch])
+    """A projector that suits a tiny model, written once: ids of images depend on when its file was changed."""
+    path = folder / f"mmproj-{arch}.gguf"
+    return path if path.exists() else tiny_mmproj.write(path, width, KIND_OF[arch])
 
 
 def reference(
