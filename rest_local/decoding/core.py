@@ -319,6 +319,7 @@ class EngineCore:
             prediction=self.predictions.take(request.prediction),
         )
         lane = self.lanes.exact() if exact else self.lane
+        self._check_images(request, lane)
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(text_of(request.prompt) if request.images else request.prompt)
@@ -347,8 +348,8 @@ class EngineCore:
             raise PromptEmpty
         if n_prompt >= self.n_ctx and not request.context_shift:
             raise PromptTooLong(n_prompt, self.n_ctx)
-        if request.images:
-            self._check_images(request)
+        if request.images and self.projector is None:
+            raise OptionError(f"images: {NO_PROJECTOR_HERE}")
         least = -math.inf if request.images else 0
         if any(not least <= token < self.model.n_vocab for token in request.prompt):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
@@ -356,10 +357,8 @@ class EngineCore:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
         self._stores(request.datastores)
 
-    def _check_images(self, request: Request) -> None:
-        if self.projector is None:
-            raise OptionError(f"images: {NO_PROJECTOR_HERE}")
-        most = self.lane.context.n_ubatch
+    def _check_images(self, request: Request, lane: Lane) -> None:
+        most = lane.context.n_ubatch
         for chunk in request.images:
             if not chunk.causal and len(chunk) > most:
                 raise OptionError(

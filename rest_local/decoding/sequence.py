@@ -121,6 +121,7 @@ class Sequence:
         self._encode = encode
         self._future: Future[Rows] | None = None  # of the image of `_encoding`
         self._encoding: ImageChunk | None = None
+        self._waits_since: float | None = None  # for that image
         self._find_images()
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
@@ -263,9 +264,18 @@ class Sequence:
         elif chunk is not self._encoding or self._future is None or self._future.cancelled():
             assert self._encode is not None
             self._encoding, self._future = chunk, self._encode(chunk, lambda: not (self.done or self.left))
+        self._time_waiting()
         if self._future is not None and self._future.done() and (error := self._future.exception()):
             self._encoding = self._future = None
             raise error
+
+    def _time_waiting(self) -> None:
+        """Count the time in which there was nothing but the image to wait for."""
+        if self.waits_for is not None:
+            self._waits_since = self._waits_since or time.perf_counter()
+        elif self._waits_since is not None:
+            self.statistics.prompt_ms += 1e3 * (time.perf_counter() - self._waits_since)
+            self._waits_since = None
 
     def next_rows(self, most: int) -> int:
         """How many rows of the image that it evaluates next to evaluate at once: `most`, or all."""
