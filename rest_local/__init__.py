@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rest_local.drafting.origins import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        CannotGenerate,
         ClusterFailed,
         ConfigInvalid,
         CorpusEmpty,
@@ -90,6 +91,7 @@ __all__ = [
     "AsyncChatStream",
     "AsyncEngine",
     "AsyncStream",
+    "CannotGenerate",
     "ChatStream",
     "ClusterFailed",
     "ConfigInvalid",

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.chat.conversation import fixed_beginning
+from rest_local.chat.conversation import Message, fixed_beginning
 from rest_local.chat.images import Images, take_images
 from rest_local.chat.tools import (
     AnswerFormat,
@@ -41,26 +41,30 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 
 class Chat:
-    """One chat: `requests` must be called first, in a worker thread, then `answer`. Knows no HTTP.
+    """One chat: `requests` must be called first, in a worker thread, then `answer` or `parser`. Knows no HTTP.
 
-    Raises ApiError 501 if the model has no chat template.
+    `begun`: text with which the client has begun the answer; the model goes on after it. Raises ApiError 501 if the
+    model has no chat template.
     """
 
-    def __init__(self, asked: Asked[ChatBody]) -> None:
-        self._asked, self._engine, self._body = asked, asked.engine, asked.body
+    def __init__(self, asked: Asked[ChatBody], *, begun: str = "") -> None:
+        self._asked, self._engine, self._body, self._begun = asked, asked.engine, asked.body, begun
         self._tools = tools_of(asked.body.tools) if asked.body.tool_choice != "none" else []
         self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
-        self._prompt = ""
+        self._prompt = self._rendered = self._opening = ""
+
+    def count(self) -> int:
+        """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
+        messages, images = self._read()
+        return len(self._tokens(self._begin(messages), images)[0])
 
     def requests(self) -> list[Request]:
         """One for each choice. Raises ApiError, OptionError, TemplateFailed."""
         engine, body = self._engine, self._body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        messages, images = take_images([message.model_dump(exclude_none=True) for message in body.messages])
-        if images and engine.projector is None:
-            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
-        self._prompt = self._render(messages)
+        messages, images = self._read()
+        self._prompt = self._begin(messages)
         images.check_all_in(self._prompt)
         prompt, chunks = self._tokens(self._prompt, images, longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -74,6 +78,19 @@ class Chat:
             for i in range(body.n or 1)
         ]
 
+    def _read(self) -> tuple[list[Message], Images]:
+        """The messages, with marks in the places of images. Raises OptionError where the model takes none."""
+        messages, images = take_images([message.model_dump(exclude_none=True) for message in self._body.messages])
+        if images and self._engine.projector is None:
+            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
+        return messages, images
+
+    def _begin(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt, with what the client has begun of the answer."""
+        self._rendered = self._render(messages)
+        self._opening = self._form.opening(self._rendered) if self._begun else ""
+        return self._rendered + self._opening + self._begun
+
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
@@ -83,10 +100,15 @@ class Chat:
             return self._engine.image_prompt(text, images, most=most)
         return self._engine.tokenize(text, most=most), ()
 
+    def parser(self) -> AnswerParser:
+        """What splits the text of one answer."""
+        parser = self._form.parser(self._tools, self._rendered)
+        parser.feed(self._opening)
+        return parser
+
     def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
         """The answer. `answered`: for each of the requests."""
-        parsers = [self._form.parser(self._tools, self._prompt) for _ in answered]
-        return ChatAnswer(self._asked, answered, parsers)
+        return ChatAnswer(self._asked, answered, [self.parser() for _ in answered])
 
 
 def _openai(delta: Delta) -> dict[str, Any]:
