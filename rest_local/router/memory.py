@@ -14,6 +14,7 @@ from pathlib import Path
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.metadata import read_metadata
 from rest_local.catalog.projectors import projector_of
+from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.llama.gguf_header import shards_of
@@ -59,6 +60,13 @@ def need_of(config: EngineConfig) -> Need:
 
 def _bytes_of(path: Path) -> int:
     return sum(part.stat().st_size for part in shards_of(path))
+
+
+def _projector_bytes(config: EngineConfig, model: Path) -> int:
+    if config.mmproj is None or config.mmproj == NO_PROJECTOR:
+        return 0
+    found = projector_of(model) if config.mmproj == AUTO_PROJECTOR else Path(config.mmproj)
+    return 0 if found is None else found.stat().st_size
 
 
 def default_limit() -> int:

@@ -189,3 +189,54 @@ def test_ids_of_images_are_no_tokens_of_other_calls(seeing: Live) -> None:
         ("/detokenize", {"tokens": [-1_073_741_824]}),
     ):
         assert seeing.post(path, body).status_code == 400
+
+
+def test_images_of_the_other_protocols_are_the_same_images(seeing: Live, engines: list[Engine]) -> None:
+    data = base64.b64encode(picture(107)).decode()
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {
+            "max_tokens": 4,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+                        {"type": "text", "text": "What is this?"},
+                    ],
+                }
+            ],
+        },
+        "/v1/responses": {
+            "max_output_tokens": 4,
+            "input": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+                        {"type": "input_text", "text": "What is this?"},
+                    ],
+                }
+            ],
+        },
+        "/api/chat": {
+            "stream": False,
+            "options": {"num_predict": 4},
+            "messages": [{"role": "user", "content": "What is this?", "images": [data]}],
+        },
+    }
+    before = encoded(engines)
+    for path, body in bodies.items():
+        answer = seeing.post(path, {"model": "demo", **body})
+        assert answer.status_code == 200, (path, answer.text)
+    assert encoded(engines) == before + 1
+    counting = {key: value for key, value in bodies["/v1/messages"].items() if key != "max_tokens"}
+    counted = seeing.post("/v1/messages/count_tokens", {"model": "demo", **counting}).json()
+    assert counted["input_tokens"] > 16
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_the_other_protocols_name_the_place_as_well(path: str, demo: Live) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    answer = demo.post(path, {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]})
+    assert answer.status_code == 400
+    assert "no projector" in answer.json()["error"]["message"]
