@@ -10,6 +10,7 @@ Calls that only look (`GET /slots`, `GET /metrics`) do not load a model.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -190,10 +191,10 @@ ROUTES: Routes = (
 )
 
 
-def create_router(state: RouterState, more: Routes = ()) -> Starlette:
-    """The application. `more`: further routes of the server itself."""
+def create_router(state: RouterState, more: Routes = (), uploads: Mapping[str, int] | None = None) -> Starlette:
+    """The application. `more`: further routes of the server itself. `uploads`: as for `Guard`."""
     shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
-    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings)
+    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings, uploads=uploads)
 
 
 def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:

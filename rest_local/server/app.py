@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -139,8 +140,16 @@ def create_app(state: State, secret: bytes | None = None) -> Starlette:
     return assemble(ROUTES, state, state.settings, secret)
 
 
-def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
-    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find."""
+def assemble(
+    routes: Routes,
+    state: object,
+    settings: Settings,
+    secret: bytes | None = None,
+    uploads: Mapping[str, int] | None = None,
+) -> Starlette:
+    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find.
+    `uploads`: as for `Guard`.
+    """
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
@@ -149,7 +158,11 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
         named += [Route(other, endpoint, methods=[method]) for method, endpoint in found]
     app = Starlette(
         routes=named,
-        middleware=[Middleware(AccessLog), *_admission(routes, settings, secret), Middleware(Guard, settings)],
+        middleware=[
+            Middleware(AccessLog),
+            *_admission(routes, settings, secret),
+            Middleware(Guard, settings, uploads),
+        ],
         exception_handlers={
             ApiError: on_api_error,
             RestLocalError: on_own_error,
