@@ -64,7 +64,6 @@ class PooledCore(EngineCore):
         self.lanes = NoLanes()  # type: ignore[assignment]
         self.datastores, self._failed_stores, self._persisted = [], [], None
         self.totals, self.offers, self.follower = Totals(), Offers(), None
-        self.projector = None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("lane", "predictions"):  # what only decoding has

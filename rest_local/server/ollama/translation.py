@@ -29,7 +29,6 @@ _KINDS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
 )
 MAX_IGNORED = 32
 
@@ -145,5 +144,5 @@ def _data_url(image: str, place: str) -> str:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         kind = "image/webp"
     if kind is None:
-        raise ApiError(400, f"{place}: give a PNG, JPEG, WebP, GIF or BMP image in base64", param=place)
+        raise ApiError(400, f"{place}: give a PNG, JPEG, WebP or GIF image in base64", param=place)
     return f"data:{kind};base64,{image}"
