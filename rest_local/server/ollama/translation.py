@@ -52,8 +52,9 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
         fields["response_format"] = ResponseFormat.model_validate({"type": "json_object"})
     elif isinstance(body.format, dict):
         fields["json_schema"] = body.format
+    fields |= {name: getattr(body, name) for name in ("datastore", "prompt_cache_key", "rest_local")}
     if body.shift:
-        fields["rest_local"] = Extension(context_shift=True)
+        fields["rest_local"] = (body.rest_local or Extension()).model_copy(update={"context_shift": True})
     return {name: value for name, value in fields.items() if value is not None}
 
 
