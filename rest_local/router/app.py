@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.router.forwarding import Forwarded
+from rest_local.errors import RestLocalError
+from rest_local.router.forwarding import Forwarded, ask
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
-from rest_local.server.errors import ApiError, loading
+from rest_local.server.errors import ApiError, from_error, loading
 from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
@@ -56,6 +58,22 @@ class RouterState:
         """The model of that name. Raises ApiError 404."""
         return self.pool.entry(name, anything=ANY_MODEL in self.settings.aliases)
 
+    async def ask(self, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+        """A call that the server itself makes, to the model that it names: status and body, errors too.
+
+        Raises ProcessEnded and OSError if the process of the model ends meanwhile.
+        """
+        parts = urlsplit(target)
+        try:
+            name = load(body).get("model") if body else dict(parse_qsl(parts.query)).get("model")
+            entry = self.entry(name)
+            if method == "GET" and entry.status != "loaded":
+                return 200, b"[]"
+            return await ask(self.pool, entry, method, target, body, key)
+        except (ApiError, RestLocalError) as error:
+            answer = error if isinstance(error, ApiError) else from_error(error, is_local=self.settings.is_local)
+            return answer.status, bytes(answer.response(parts.path).body)
+
 
 def router_of(request: HttpRequest) -> RouterState:
     """The router's state."""
@@ -74,9 +92,10 @@ async def forward(request: HttpRequest) -> Response:
     router = router_of(request)
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
     entry = router.entry(await _model_of(request, router, body))
-    if request.url.path in _ONLY_LOOK and entry.status != "loaded":
+    looks = request.method == "GET" and request.url.path in _ONLY_LOOK
+    if looks and entry.status != "loaded":
         return _nothing_to_see(request.url.path, router)
-    return Forwarded(router.pool, entry, request, body)
+    return Forwarded(router.pool, entry, body, looks=looks)
 
 
 async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:

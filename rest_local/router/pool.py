@@ -9,8 +9,8 @@ Contract:
 - What a model will take is estimated before it is loaded. If that exceeds the limit by itself, it is refused. Else the
   least recently used models are unloaded until there is room; one that is in use is unloaded when its running answers
   have ended, and its new requests wait until it is loaded again.
-- If loading fails while other models are loaded, as on a GPU whose memory is full, those without users are unloaded and
-  it is tried once more.
+- If loading fails while other models are loaded, though the file has a sane header, as on a GPU whose memory is full,
+  the models without users are unloaded and it is tried once more.
 - A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS; then the
   next request starts it.
 - A model whose file has changed since it was loaded is loaded anew, when its running answers have ended.
@@ -141,8 +141,9 @@ class Pool:
         raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
 
     @contextlib.asynccontextmanager
-    async def using(self, entry: Entry) -> AsyncIterator[ModelProcess]:
-        """The model's process, which is not unloaded meanwhile. Loads the model if need be.
+    async def using(self, entry: Entry, *, looks: bool = False) -> AsyncIterator[ModelProcess]:
+        """The model's process, which is not unloaded meanwhile. Loads the model if need be. `looks`: that is no use of
+        the model, which may be idle.
 
         Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping), QueueFull.
         """
@@ -152,7 +153,8 @@ class Pool:
             yield process
         finally:
             entry.users -= 1
-            entry.used_at = time.monotonic()
+            if not looks:
+                entry.used_at = time.monotonic()
             await self._tell_changed()
 
     async def load(self, entry: Entry) -> None:
@@ -224,7 +226,7 @@ class Pool:
                 return await self._start(entry)
             except ModelProcessFailed:
                 idle = [each for each in self.entries if each.process is not None and not each.users]
-                if not idle or self._closing:
+                if not idle or self._closing or not await asyncio.to_thread(_is_sane, entry.served):
                     raise
                 log.warning("model %s could not be loaded; it is tried without %s", entry.served.name, _names(idle))
                 for each in idle:
@@ -333,6 +335,15 @@ class Pool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # those that wait for a load get it
+
+
+def _is_sane(served: Served) -> bool:
+    """Whether the model's file can be read at least so far that its need is known."""
+    try:
+        served.need()
+    except (OSError, RestLocalError):
+        return False
+    return True
 
 
 def _names(entries: Sequence[Entry]) -> str:

@@ -196,10 +196,12 @@ class Answer(Generic[BodyT]):
     """The answers to one request. `answered`: what each is made of. `per_prompt`: answers to each prompt, which are
     neighbours in `choices`.
 
-    MEDIA_TYPE   of a stream; a protocol without server-sent events has another one
+    MEDIA_TYPE     of a stream; a protocol without server-sent events has another one
+    QUIET_SECONDS  after so long without an event of a stream, `quiet` makes one; None: never
     """
 
     MEDIA_TYPE = EVENT_STREAM
+    QUIET_SECONDS: float | None = None
 
     def __init__(
         self, asked: Asked[BodyT], answered: Sequence[Answered], *, per_prompt: int = 1, n_indent: int = 0
@@ -241,6 +243,10 @@ class Answer(Generic[BodyT]):
         """The answer to a request that is not streamed."""
         raise NotImplementedError
 
+    def quiet(self) -> list[bytes]:
+        """Events of a stream in which nothing has happened for `QUIET_SECONDS`, so that its client goes on waiting."""
+        return []
+
     def error_event(self, error: ApiError) -> bytes:
         """The last event of a stream that fails after it has begun."""
         return event(error.body)
@@ -278,7 +284,8 @@ class Answer(Generic[BodyT]):
         """The events of a stream; events of one moment are sent together."""
         if begin := self.begin():
             yield b"".join(begin)
-        async for news in streams.pieces():
+        sent = time.monotonic()
+        async for news in streams.pieces(every=self.QUIET_SECONDS):
             events: list[bytes] = []
             for number, pieces in news:
                 if part := self._add(number, pieces, streams):
@@ -288,8 +295,11 @@ class Answer(Generic[BodyT]):
             if not self.remaining:
                 self._note(request)
                 events += self.end()
+            if not events and self.QUIET_SECONDS is not None and time.monotonic() - sent >= self.QUIET_SECONDS:
+                events = self.quiet()
             if events:
                 yield b"".join(events)
+                sent = time.monotonic()
 
     def _add(self, number: int, pieces: Sequence[Piece] | None, streams: StreamGroup) -> Part:
         """Adds pieces to an answer, or ends it for None; what can be sent."""

@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rest_local.errors import RestLocalError
-from rest_local.server import bodies, datastores, model_info
+from rest_local.server import bodies, datastores, messages, model_info
 from rest_local.server.chat import chat_completions
 from rest_local.server.completions import completions, embeddings, rerank
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
@@ -113,6 +113,7 @@ ROUTES: Routes = (
     (delete("/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
     (get("/", "The chat page", media="text/html", of_server=True), page),
     *responses.ROUTES,
+    *messages.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
@@ -168,7 +169,7 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=sorted({each.method for each, _ in routes}),
-        allow_headers=["authorization", "content-type", "x-api-key"],
+        allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
     return [Middleware(Gate, settings), cors]
 

@@ -37,16 +37,21 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 
 class Chat:
-    """One chat: `requests` must be called first, in a worker thread, then `answer`. Knows no HTTP.
+    """One chat: `requests` must be called first, in a worker thread, then `answer` or `parser`. Knows no HTTP.
 
-    Raises ApiError 501 if the model has no chat template.
+    `begun`: text with which the client has begun the answer; the model goes on after it. Raises ApiError 501 if the
+    model has no chat template.
     """
 
-    def __init__(self, asked: Asked[ChatBody]) -> None:
-        self._asked, self._engine, self._body = asked, asked.engine, asked.body
+    def __init__(self, asked: Asked[ChatBody], *, begun: str = "") -> None:
+        self._asked, self._engine, self._body, self._begun = asked, asked.engine, asked.body, begun
         self._tools = tools_of(asked.body.tools) if asked.body.tool_choice != "none" else []
         self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
-        self._prompt = ""
+        self._prompt = self._rendered = self._opening = ""
+
+    def count(self) -> int:
+        """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
+        return len(self._engine.tokenize(self._begin([m.model_dump(exclude_none=True) for m in self._body.messages])))
 
     def requests(self) -> list[Request]:
         """One for each choice. Raises ApiError, OptionError, TemplateFailed."""
@@ -54,7 +59,7 @@ class Chat:
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        self._prompt = self._render(messages)
+        self._prompt = self._begin(messages)
         prompt = engine.tokenize(self._prompt, most=longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
@@ -67,13 +72,21 @@ class Chat:
             for i in range(body.n or 1)
         ]
 
+    def _begin(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt, with what the client has begun of the answer."""
+        self._rendered = self._render(messages)
+        self._opening = self._form.opening(self._rendered) if self._begun else ""
+        return self._rendered + self._opening + self._begun
+
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
 
     def parser(self) -> AnswerParser:
         """What splits the text of one answer."""
-        return self._form.parser(self._tools, self._prompt)
+        parser = self._form.parser(self._tools, self._rendered)
+        parser.feed(self._opening)
+        return parser
 
     def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
         """The answer. `answered`: for each of the requests."""

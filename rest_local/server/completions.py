@@ -225,7 +225,7 @@ class Embedding:
         raises.
         """
         body, size = self.body, self.engine.model.n_embd
-        prompts = plain_prompts(self.engine, body.input, MAX_PROMPTS)
+        prompts = plain_prompts(self.engine, body.input, MAX_PROMPTS, field="input")
         if body.dimensions is not None and body.dimensions > size:
             raise ApiError(400, f"dimensions: the model has {size}", param="dimensions")
         data = [

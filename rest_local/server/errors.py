@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -79,7 +80,8 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """The HTTP response to a call of `path`."""
-        return Response(to_json(shape_of(path)(self)), self.status, self.headers, "application/json")
+        headers = self.headers | headers_of(path)
+        return Response(to_json(shape_of(path)(self)), self.status, headers, "application/json")
 
 
 Shape = Callable[[ApiError], dict[str, Any]]
@@ -101,9 +103,15 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
-    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more."""
+    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more.
+
+    Agents find a prompt that is too long, and shorten it, by the words and the two numbers of Anthropic's message.
+    """
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
-    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": error.message}
+    message = error.message
+    if error.code == "context_length_exceeded" and "n_prompt_tokens" in error.extra:
+        message = f"prompt is too long: {error.extra['n_prompt_tokens']} tokens > {error.extra['n_ctx']} maximum"
+    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": message}
     more = {"param": error.param, "code": error.code} | error.extra | fields
     return {"type": "error", "error": {name: value for name, value in more.items() if value is not None}}
 
@@ -124,6 +132,11 @@ def shape_of(path: str) -> Shape:
     if path.startswith("/v1/messages"):
         return anthropic_shape
     return ollama_shape if path.startswith("/api/") else openai_shape
+
+
+def headers_of(path: str) -> dict[str, str]:
+    """Headers of every response to a call of `path`, of an error too: Anthropic's clients report the id."""
+    return {"request-id": f"req_{secrets.token_hex(12)}"} if shape_of(path) is anthropic_shape else {}
 
 
 def loading() -> ApiError:
@@ -177,7 +190,8 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
     """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
     answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
-        answer.param = "messages" if "/chat/" in path else "input" if path.endswith(_INPUT) else "prompt"
+        of_chat = "/chat/" in path or shape_of(path) is anthropic_shape
+        answer.param = "messages" if of_chat else "input" if path.endswith(_INPUT) else "prompt"
     elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
         answer.param = field[1]
     return answer

@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
+from rest_local.server.errors import anthropic_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
@@ -33,6 +34,18 @@ _ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
     },
 }
 
@@ -65,7 +78,7 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
     """The OpenAPI 3.1 description."""
     bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-    schemas = {**definitions.get("$defs", {}), "Error": _ERROR}
+    schemas = {**definitions.get("$defs", {}), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
@@ -83,7 +96,8 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
 
 
 def _described(call: Operation) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    shape = "AnthropicError" if shape_of(call.path) is anthropic_shape else "Error"
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=shape)}}}
     content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
     if call.streams:
         content["text/event-stream"] = {"schema": {}}  # some readers take it for the text, others for an event

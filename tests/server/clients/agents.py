@@ -1,47 +1,91 @@
-"""Agents that are run as programs against a server whose model says what a turn wants."""
+"""Agents as child processes, and a model that answers them by what they ask.
+
+A test of an agent runs where an environment variable names its program, and is skipped elsewhere. The program gets a
+home of its own and no other credentials; what would reach another machine is switched off by its own settings.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import shutil
-from collections.abc import Iterator, Sequence
-from typing import Any
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from live import Live
 
-WRONG = "def add(a, b):\n    return a - b\n"
-RIGHT = "def add(a, b):\n    return a + b\n"
-
-
-class Turns:
-    """The answers of a scripted model, one for each request, in pieces; the last one again where they are used up."""
-
-    def __init__(self, *answers: str) -> None:
-        self._answers = answers
-        self.asked = 0
-
-    def __iter__(self) -> Iterator[str]:
-        text = self._answers[min(self.asked, len(self._answers) - 1)]
-        self.asked += 1
-        return (text[i : i + 7] for i in range(0, len(text), 7))
+BUGGY = "def add(a, b):\n    return a - b\n"
+FIXED = "def add(a, b):\n    return a + b\n"
+Reply = Callable[[str], str]
 
 
-def call(name: str, **arguments: Any) -> str:
-    """An answer that reasons and calls a tool."""
-    return f"<think>I look.</think>\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+@dataclass
+class Replies:
+    """Answers every request by `reply`, which gets the prompt. `prompts`: of all requests so far."""
+
+    reply: Reply
+    prompts: list[str] = field(default_factory=list)
 
 
-def program(name: str, variable: str) -> str:
-    """The program that the environment names, or one on the path; skips the test without one."""
-    found = os.environ.get(variable) or shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed; see the module's text")
-    return found
+@contextlib.contextmanager
+def answering(live: Live, reply: Reply) -> Iterator[Replies]:
+    """The scripted model answers in a thread, in pieces of 7 characters."""
+    service, replies, ended = live.service, Replies(reply), threading.Event()
+    service.answer = None
+    vocabulary = service.engine.model.vocabulary
+
+    def work() -> None:
+        while True:
+            with service._news:
+                service._news.wait_for(lambda: ended.is_set() or len(service.streams) > len(replies.prompts))
+                if ended.is_set():
+                    return
+                stream = service.streams[len(replies.prompts)]
+            prompt = b"".join(vocabulary.piece(token) for token in stream.request.prompt).decode("utf-8", "replace")
+            replies.prompts.append(prompt)
+            said = replies.reply(prompt)
+            for start in range(0, len(said), 7):
+                stream.give(said[start : start + 7])
+            stream.end("stop")
+
+    thread = threading.Thread(target=work, name="replies")
+    thread.start()
+    try:
+        yield replies
+    finally:
+        ended.set()
+        with service._news:
+            service._news.notify_all()
+        thread.join(30)
+        assert not thread.is_alive()
 
 
-def environment(home: Any, keep: Sequence[str] = ("PATH", "LANG", "TMPDIR")) -> dict[str, str]:
-    """An environment in which a program finds no settings of this user, and no credentials."""
-    kept = {name: os.environ[name] for name in keep if name in os.environ}
-    folders = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("CONFIG", "DATA", "CACHE", "STATE")}
-    return kept | folders | {"HOME": str(home), "NO_COLOR": "1"}
+def program(variable: str) -> str:
+    """The program that an environment variable names; skips the test without it."""
+    path = os.environ.get(variable)
+    if not path:
+        pytest.skip(f"{variable} names no program; see the module's text")
+    return path
+
+
+def run(command: list[str], folder: Path, variables: Mapping[str, str], seconds: int = 240) -> str:
+    """The output of a program in `folder`, with a home there. Fails with its output where it fails."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    environment = kept | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "dumb"} | dict(variables)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
