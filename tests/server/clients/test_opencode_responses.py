@@ -14,7 +14,7 @@ from pathlib import Path
 from agents import BUGGY, FIXED, answering, program, run
 from live import Live
 from recorded import OPENCODE_TASK, OPENCODE_TITLE
-from test_codex import DONE, SED, call
+from test_codex import DONE, SED, call, was_called
 
 Scripted = Callable[..., Live]
 LOCAL = {
@@ -40,7 +40,7 @@ def test_opencode_edits_a_file(scripted: Scripted, tmp_path: Path) -> None:
     def reply(prompt: str) -> str:
         if "<tools>" not in prompt:
             return "Fix a sign"  # the request for a title
-        return DONE if "<tool_response>" in prompt else CALL
+        return DONE if was_called(prompt) else CALL
 
     with answering(live, reply) as replies:
         said = run([program("REST_LOCAL_OPENCODE"), "run", "fix the sign in m.py"], tmp_path, LOCAL)
