@@ -85,16 +85,16 @@ def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
         for number in range(KILLS):
             path = rng.choice(sorted(PATHS))
             assert live.ask("killed").status_code == 200
-            with live.client() as client:
-                with client.stream("POST", path, json={"model": "killed", **LONG, **PATHS[path]}) as answer:
-                    assert answer.status_code == 200
-                    lines = answer.iter_lines()
-                    for _ in range(rng.randrange(1, 6)):
-                        next(lines)
-                    begun = time.monotonic()
-                    os.kill(live.process("killed").pid, signal.SIGKILL)
-                    rest = [line for line in lines if line]
-                    slowest = max(slowest, time.monotonic() - begun)
+            body = {"model": "killed", **LONG, **PATHS[path]}
+            with live.client() as client, client.stream("POST", path, json=body) as answer:
+                assert answer.status_code == 200
+                lines = answer.iter_lines()
+                for _ in range(rng.randrange(1, 6)):
+                    next(lines)
+                begun = time.monotonic()
+                os.kill(live.process("killed").pid, signal.SIGKILL)
+                rest = [line for line in lines if line]
+                slowest = max(slowest, time.monotonic() - begun)
             assert "model_crashed" in rest[-1], (path, rest[-3:])
             if number == WARM_UP:
                 before = (resident_mb(), len(os.listdir("/proc/self/fd")))
