@@ -270,6 +270,7 @@ WRONG: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("messages", [], {}),
     ("messages[0].role", [{"role": "tool", "content": "x"}], {}),
     ("messages[1].content", [user(), {"role": "user"}], {}),
+    ("thread", [user()], {"thread": {"type": "create"}}),
     ("thinking.type", [user()], {"thinking": {"type": "loud"}}),
 ]
 

@@ -23,6 +23,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from rest_local.errors import OptionError
 from rest_local.server.bodies import ChatBody, JsonObject
+from rest_local.server.errors import ApiError
 from rest_local.server.messages.bodies import CountBody, MessagesBody, OutputFormat
 from rest_local.server.messages.tools import openai_choice, openai_tools, wrong
 
@@ -64,6 +65,8 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
 
     Raises ApiError 400, which names the place. Cost: in proportion to the number of blocks; texts are not copied.
     """
+    if body.thread is not None:
+        raise _threadless()
     tools = openai_tools(body.tools or (), body.tool_choice)
     turns = _turns(body, late_system)
     begun = ""
@@ -90,6 +93,14 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     if isinstance(body, MessagesBody):
         fields |= _generation(body)
     return Translated(ChatBody.model_validate(fields), begun, messages.places)
+
+
+def _threadless() -> ApiError:
+    """The answer to a request that has the server hold its conversation. Anthropic's package then sends all of it; what
+    was evaluated before is found in the cache just the same."""
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    text = "thread: this server holds no conversations; send all messages"
+    return ApiError(400, text, code="invalid_value", param="thread", extra={"details": details})
 
 
 def serial(body: CountBody) -> bool:
