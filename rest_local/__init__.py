@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rest_local.drafting.origins import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        CannotGenerate,
         ClusterFailed,
         ConfigInvalid,
         CorpusEmpty,
@@ -89,6 +90,7 @@ __all__ = [
     "AsyncChatStream",
     "AsyncEngine",
     "AsyncStream",
+    "CannotGenerate",
     "ChatStream",
     "ClusterFailed",
     "ConfigInvalid",

@@ -183,6 +183,14 @@ class PromptTooLong(GenerationError):
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
+class CannotGenerate(GenerationError):
+    """The model makes vectors, or scores of documents (`ranks`), and no text."""
+
+    def __init__(self, *, ranks: bool = False) -> None:
+        what = "ranks documents for a query" if ranks else "makes embeddings"
+        super().__init__(f"the model {what} and generates no text; give one that does")
+
+
 class PromptEmpty(GenerationError):
     """There is no token to start from."""
 

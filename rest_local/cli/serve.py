@@ -121,6 +121,7 @@ def serve(
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
+    from rest_local.paths import data_home
     from rest_local.router.memory import default_limit
     from rest_local.router.run import Routing
     from rest_local.server.http import ignore_hangups, listen, log_to_stderr
@@ -147,7 +148,8 @@ def serve(
         choices = [served.choice(each, config, live, aliases.get(each.name, ())) for each in named]
         if memory is None and len(choices) > 1:
             memory = default_limit()
-        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue)
+        kept = data_home() / "batches"
+        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue, kept=kept)
         _announce(settings, listening.getsockname()[1], len(choices))
         routing.run(listening)
 

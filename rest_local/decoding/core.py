@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.find import model_file
@@ -236,6 +237,8 @@ class EngineCore:
     done since it was opened. Raises ModelError, DatastoreError, OptionError.
     """
 
+    generates = True
+
     def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         self.config = config
         with ExitStack() as undo:
@@ -346,6 +349,19 @@ class EngineCore:
             if len(busy) > 1:
                 lane.scheduler.deliver()  # text does not wait for the pass of the other lane
         return bool(busy)
+
+    def statistics(self) -> dict[str, Any]:
+        """As `Engine.statistics`."""
+        return {
+            **self.totals.to_dict(),
+            "cells_used": sum(slot.n_past for slot in self.slots),
+            "cells": self.lane.context.n_cells,
+            "cost_curve_age_s": round(self.lane.tuning.age, 1),
+        }
+
+    def stall_for(self, milliseconds: float) -> None:
+        """What a part of a prompt may add to a step of sequences that generate."""
+        self.lane.scheduler.stall_ms = milliseconds
 
     def use_idle_time(self, seconds: float) -> bool:
         """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""

@@ -33,8 +33,9 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.core import EngineCore, Unusable
+from rest_local.decoding.core import Unusable
 from rest_local.decoding.offers import Offers
+from rest_local.decoding.pooled import open_core
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
@@ -65,7 +66,7 @@ class Engine:
         of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises ModelError,
         DatastoreError, OptionError.
         """
-        self._core = EngineCore(config, unusable)
+        self._core = open_core(config, unusable)
         self._running: Stream | None = None
         self._at_close = ExitStack()
 
@@ -81,6 +82,11 @@ class Engine:
     @property
     def model(self) -> Model:
         return self._core.model
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model makes text; one that reads in both directions makes vectors only (`decoding.pooled`)."""
+        return self._core.generates
 
     @property
     def datastores(self) -> list[Datastore]:
@@ -111,12 +117,7 @@ class Engine:
         """Totals since it was opened (`Totals`), and now: tokens in the cells of all slots (shared ones for each),
         how many cells there are, and the age of the cost curve in seconds.
         """
-        return {
-            **self._core.totals.to_dict(),
-            "cells_used": sum(slot.n_past for slot in self._core.slots),
-            "cells": self._core.lane.context.n_cells,
-            "cost_curve_age_s": round(self._core.lane.tuning.age, 1),
-        }
+        return self._core.statistics()
 
     @property
     def cost_curve(self) -> CostCurve:

@@ -41,7 +41,10 @@ class Need:
 def need_of(config: EngineConfig) -> Need:
     """What the model of `config` will take. `config.model`: a file. Raises ModelError, OSError."""
     path = Path(config.model or "")
-    header = header_of(read_metadata(path), path)
+    metadata = read_metadata(path)
+    if metadata.is_encoder:
+        return Need(_bytes_of(path), 0)
+    header = header_of(metadata, path)
     cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
     need = Need(_bytes_of(path), cells * header.kv_bytes)
     if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:

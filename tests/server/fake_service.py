@@ -27,6 +27,7 @@ from rest_local.paths import demo_model
 class FakeEngine:
     """The part of an engine that the server reads."""
 
+    generates = True
     tokenize = Engine.tokenize
     request = Engine.request
 
