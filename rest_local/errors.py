@@ -12,6 +12,7 @@
     │   │   └── ModelNotHere           a name of a hub that is not on the disk
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
     │   ├── AdapterInvalid             not a LoRA adapter, damaged, or of another model
+    │   ├── ProjectorInvalid           not a projector for images, damaged, or of another model
     │   ├── ModelNotOurs               another program's or the user's own, which is not deleted
     │   └── HubError                   the hub has no such model, refuses it, or cannot be reached
     │       └── DownloadFailed         broken off, no room on the disk, or not what the hub names
@@ -148,6 +149,15 @@ class AdapterInvalid(ModelError):
 
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"LoRA adapter {path}: {cause}; leave it out, or give one made for this very model")
+        self.cause = cause
+
+
+class ProjectorInvalid(ModelError):
+    """The file is not a projector for images of this model, or cannot be used here."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "give another `mmproj`, one that was made for this very model, or none"
+        super().__init__(f"projector {path}: {cause}; {way_out}")
         self.cause = cause
 
 

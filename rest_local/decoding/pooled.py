@@ -50,6 +50,7 @@ class PooledCore(EngineCore):
     """Opens the model, and owns it until `close`. Raises ModelError, also for a model that pools nothing."""
 
     generates = False
+    projector = None
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config

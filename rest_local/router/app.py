@@ -30,6 +30,7 @@ from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
 from rest_local.server.errors import ApiError, from_error, loading
 from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.page import page
 from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
@@ -176,7 +177,7 @@ async def unload_model(request: HttpRequest) -> Response:
 
 
 OWN: dict[str, Endpoint] = {
-    "/": model_app.page,
+    "/": page,
     "/health": health,
     "/v1/models": models,
     "/v1/models/{name}": model,

@@ -119,7 +119,7 @@ async def props(request: HttpRequest) -> Response:
             "model_path": of_model.path.name,
             "chat_template": of_model.chat_template or "",
             "chat_template_caps": caps,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": engine.projector is not None, "audio": False},
             "bos_token": special_text(vocabulary, vocabulary.bos) or "",
             "eos_token": special_text(vocabulary, vocabulary.eos) or "",
             "build_info": f"rest-local {__version__}",

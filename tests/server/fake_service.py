@@ -37,6 +37,7 @@ class FakeEngine:
         self.config = EngineConfig()
         self._core = SimpleNamespace(predictions=Predictions(self.model.vocabulary, n_ctx))
         self.datastores: list[Any] = []
+        self.projector = None
         self.offers = Offers()
 
     def catch_up(self) -> None:
