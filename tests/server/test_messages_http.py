@@ -314,7 +314,7 @@ def test_both_calls_refuse_the_same(scripted: Scripted, path: str) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
     answer = live.post(path, BODY | {"system": "S", "messages": [*HI, {"role": "user", "content": [image]}]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
-    assert answer.json()["error"]["message"].startswith("messages[0].content: "), "both messages are one turn"
+    assert answer.json()["error"]["message"].startswith("messages[1].content[0]: "), "not where the chat has it"
 
 
 def test_a_prompt_that_is_too_long_has_the_words_that_agents_look_for(scripted: Scripted) -> None:
