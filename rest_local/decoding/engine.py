@@ -87,16 +87,6 @@ class Engine:
         return self._core.model
 
     @property
-<<<<<<< HEAD
-    def generates(self) -> bool:
-        """Whether the model makes text; one that reads in both directions makes vectors only (`decoding.pooled`)."""
-        return self._core.generates
-
-    @property
-    def projector(self) -> Projector | None:
-        """What lets prompts contain images; None where they are refused."""
-        return self._core.projector
-=======
     def projector(self) -> Projector | None:
         """What lets prompts contain images; None where they are refused."""
         return self._core.projector
@@ -105,7 +95,6 @@ class Engine:
     def generates(self) -> bool:
         """Whether the model makes text; one that reads in both directions makes vectors only (`decoding.pooled`)."""
         return self._core.generates
->>>>>>> wt-images
 
     @property
     def datastores(self) -> list[Datastore]:

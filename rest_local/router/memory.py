@@ -14,7 +14,6 @@ from pathlib import Path
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.metadata import read_metadata
 from rest_local.catalog.projectors import projector_of
-from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.llama.gguf_header import shards_of
