@@ -27,6 +27,7 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 
 @click.command(cls=SectionedCommand)
 @options.engine_options_of_models
+@options.projector_option
 @options.history_option
 @live_options.code_options
 @click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")

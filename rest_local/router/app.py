@@ -23,12 +23,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.errors import RestLocalError
+from rest_local.router import ollama
 from rest_local.router.forwarding import Forwarded, ask
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
 from rest_local.server.errors import ApiError, from_error, loading
 from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.page import page
 from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
@@ -109,6 +111,8 @@ async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> s
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     name = value.get("model")
+    if not name and request.url.path.startswith("/api/"):
+        name = value.get("name")  # as older clients of Ollama write it
     if name is not None and not isinstance(name, str):
         raise ApiError(400, "model: Input should be a valid string", code="invalid_type", param="model")
     return name or request.query_params.get("model")
@@ -173,10 +177,12 @@ async def unload_model(request: HttpRequest) -> Response:
 
 
 OWN: dict[str, Endpoint] = {
-    "/": model_app.page,
+    "/": page,
     "/health": health,
     "/v1/models": models,
     "/v1/models/{name}": model,
+    "/api/tags": ollama.list_models,
+    "/api/ps": ollama.list_running,
 }
 """Calls that the router answers in another way than the server of one model."""
 

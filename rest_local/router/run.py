@@ -144,7 +144,8 @@ class Routing:
 
 class _Server(HttpServer):
     def __init__(self, routing: Routing, drain_seconds: int) -> None:
-        super().__init__(routing.app, routing.reload, routing.begin_stop, drain_seconds)
+        # The second descriptor is for the connection to the process of the model.
+        super().__init__(routing.app, routing.reload, routing.begin_stop, drain_seconds, descriptors=2)
         self._routing = routing
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece
+from rest_local.errors import CannotGenerate
+from rest_local.llama.embedding import pooling_of
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
@@ -70,9 +72,11 @@ class Generating(Asked[BodyT]):
 
     @staticmethod
     def of(request: HttpRequest, body: BodyT) -> Generating[BodyT]:
-        """Raises ApiError 503 while the model loads, 404 for an unknown model."""
+        """Raises ApiError 503 while the model loads, 404 for an unknown model; CannotGenerate."""
         state = state_of(request)
         service, engine = state.loaded()
+        if not engine.generates:
+            raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
         return Generating(
             engine,
             body,
@@ -351,7 +355,9 @@ class OpenAIAnswer(Answer[BodyT]):
         """Further fields of the last event of an answer."""
         fields = self._counts() if not self._includes_usage and not self.remaining else {}
         if self.sends_origins:
-            fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}
+            draft = self.results[number].draft
+            plain = {"plain_steps": draft.plain_steps, "plain_ms_per_step": round(draft.plain_ms_per_step, 4)}
+            fields["rest_local"] = {"draft": draft.to_dict() | plain}
         return fields
 
     def _head(self, kind: str) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Guard:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             uploads = scope["method"] == "POST" and scope["path"] in self._uploads
             wanted = "multipart/form-data" if uploads else "application/json"
-            if kind != wanted:
+            if kind != wanted and not _unsaid(kind, scope["path"], headers):
                 return _closing_error(415, f"send the body as {wanted}", "unsupported_media_type")
         length, most = headers.get("content-length", "0"), self._limit(scope)
         if not length.isdecimal() or len(length) > 18 or int(length) > most:
@@ -150,6 +150,20 @@ class Guard:
 
 def _too_large(most: int) -> ApiError:
     return _closing_error(413, f"the body is larger than {most} bytes", "body_too_large")
+
+
+_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # of fetch and curl, where none is given
+
+
+def _unsaid(kind: str, path: str, headers: Headers) -> bool:
+    """Whether a body counts as JSON although it is of another type, as clients of Ollama send it.
+
+    Browsers send these types for pages of any site without asking first. But they name the page's origin, which `Gate`
+    has checked, or at least the kind of its site.
+    """
+    if not path.startswith("/api/") or kind not in _DEFAULT_TYPES:
+        return False
+    return "origin" in headers or "sec-fetch-site" not in headers
 
 
 def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
