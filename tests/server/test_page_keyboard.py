@@ -136,7 +136,8 @@ def test_an_answer_is_read_aloud_in_whole_sentences(quiet: Live, opened: Open) -
     page.evaluate(
         """() => {
           heard = [];
-          const listen = changes => heard.push(...changes.flatMap(each => [...each.addedNodes].map(node => node.textContent)));
+          const texts = change => [...change.addedNodes].map(node => node.textContent);
+          const listen = changes => heard.push(...changes.flatMap(texts));
           new MutationObserver(listen).observe(document.getElementById("spoken"), { childList: true });
         }"""
     )
