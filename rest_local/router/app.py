@@ -10,6 +10,7 @@ Calls that only look (`GET /slots`, `GET /metrics`) do not load a model.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +23,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.errors import RestLocalError
+from rest_local.router import ollama
 from rest_local.router.forwarding import Forwarded, ask
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
 from rest_local.server.errors import ApiError, from_error, loading
 from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.page import page
 from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
@@ -108,6 +111,8 @@ async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> s
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     name = value.get("model")
+    if not name and request.url.path.startswith("/api/"):
+        name = value.get("name")  # as older clients of Ollama write it
     if name is not None and not isinstance(name, str):
         raise ApiError(400, "model: Input should be a valid string", code="invalid_type", param="model")
     return name or request.query_params.get("model")
@@ -172,10 +177,12 @@ async def unload_model(request: HttpRequest) -> Response:
 
 
 OWN: dict[str, Endpoint] = {
-    "/": model_app.page,
+    "/": page,
     "/health": health,
     "/v1/models": models,
     "/v1/models/{name}": model,
+    "/api/tags": ollama.list_models,
+    "/api/ps": ollama.list_running,
 }
 """Calls that the router answers in another way than the server of one model."""
 
@@ -185,10 +192,10 @@ ROUTES: Routes = (
 )
 
 
-def create_router(state: RouterState, more: Routes = ()) -> Starlette:
-    """The application. `more`: further routes of the server itself."""
+def create_router(state: RouterState, more: Routes = (), uploads: Mapping[str, int] | None = None) -> Starlette:
+    """The application. `more`: further routes of the server itself. `uploads`: as for `Guard`."""
     shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
-    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings)
+    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings, uploads=uploads)
 
 
 def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:

@@ -35,6 +35,7 @@ from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed
 from rest_local.router.worker import Setup
 from rest_local.server.errors import ApiError
+from rest_local.server.names import find_name
 
 log = logging.getLogger("rest_local.server")
 
@@ -115,7 +116,7 @@ class Pool:
         self, models: Sequence[Served], *, limit: int | None = None, idle: float | None = None, queue: int = 64
     ) -> None:
         self.entries = [Entry(served) for served in models]
-        self._limit, self._idle, self._queue = limit, idle, queue
+        self.idle, self._limit, self._queue = idle, limit, queue
         self._changed = asyncio.Condition()
         self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
         self._tasks: set[asyncio.Task[object]] = set()
@@ -123,8 +124,8 @@ class Pool:
 
     def start(self) -> None:
         """Begin to look for idle models."""
-        if self._idle is not None:
-            self._spawn(self._unload_idle(self._idle))
+        if self.idle is not None:
+            self._spawn(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
         """The model of that name, or the default one for none and, with `anything`, for an unknown one.
@@ -134,7 +135,7 @@ class Pool:
         if not name:
             return self.entries[0]
         for entry in self.entries:
-            if name in entry.served.names or name.removesuffix(":latest") in entry.served.names:
+            if find_name(name, entry.served.names):
                 return entry
         if anything:
             return self.entries[0]

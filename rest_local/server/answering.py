@@ -21,6 +21,7 @@ from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
 from rest_local.server.errors import ApiError
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
+from rest_local.server.prompts import check_generates
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import DONE, EVENT_STREAM, EventStream, Pulse, StreamGroup, event, json_response
 
@@ -70,9 +71,10 @@ class Generating(Asked[BodyT]):
 
     @staticmethod
     def of(request: HttpRequest, body: BodyT) -> Generating[BodyT]:
-        """Raises ApiError 503 while the model loads, 404 for an unknown model."""
+        """Raises ApiError 503 while the model loads, 404 for an unknown model; CannotGenerate."""
         state = state_of(request)
         service, engine = state.loaded()
+        check_generates(engine)
         return Generating(
             engine,
             body,

@@ -8,6 +8,8 @@ size of the body); the routes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,10 +21,11 @@ from starlette.routing import Route
 from rest_local.errors import RestLocalError
 from rest_local.server import bodies, datastores, messages, model_info
 from rest_local.server.chat import chat_completions
-from rest_local.server.completions import completions, embeddings, rerank
+from rest_local.server.completions import completions
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
+from rest_local.server.ollama import routes as ollama
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
 from rest_local.server.page import page
 from rest_local.server.responses import routes as responses
@@ -30,6 +33,7 @@ from rest_local.server.security import AccessLog, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
+from rest_local.server.vectors import embeddings, rerank
 
 
 async def openapi(request: HttpRequest) -> Response:
@@ -42,7 +46,7 @@ ROUTES: Routes = (
     (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (post("/v1/rerank", "Not served: 501"), rerank),
+    (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
     (get("/v1/models", "Names of the models", of_server=True), model_info.models),
     (get("/v1/models/{name}", "One name of a model", of_server=True), model_info.model),
     (post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
@@ -61,6 +65,7 @@ ROUTES: Routes = (
     (get("/", "The chat page", media="text/html", of_server=True), page),
     *responses.ROUTES,
     *messages.ROUTES,
+    *ollama.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
@@ -83,8 +88,16 @@ def create_app(state: State, secret: bytes | None = None) -> Starlette:
     return assemble(ROUTES, state, state.settings, secret)
 
 
-def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
-    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find."""
+def assemble(
+    routes: Routes,
+    state: object,
+    settings: Settings,
+    secret: bytes | None = None,
+    uploads: Mapping[str, int] | None = None,
+) -> Starlette:
+    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find.
+    `uploads`: as for `Guard`.
+    """
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
@@ -93,7 +106,11 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
         named += [Route(other, endpoint, methods=[method]) for method, endpoint in found]
     app = Starlette(
         routes=named,
-        middleware=[Middleware(AccessLog), *_admission(routes, settings, secret), Middleware(Guard, settings)],
+        middleware=[
+            Middleware(AccessLog),
+            *_admission(routes, settings, secret),
+            Middleware(Guard, settings, uploads),
+        ],
         exception_handlers={
             ApiError: on_api_error,
             RestLocalError: on_own_error,

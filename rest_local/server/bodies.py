@@ -29,6 +29,7 @@ from rest_local.server.errors import ApiError
 MAX_CHOICES = 16
 MAX_STOPS = 16_384  # the cost of a search hardly depends on their number (`StopFinder`)
 MAX_PROMPTS = 256
+MAX_DOCUMENTS = 1024
 
 Milliseconds = Annotated[float, Field(le=1e9)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -172,6 +173,7 @@ class GenerationBody(Body):
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None
+    service_tier: str | None = None
     rest_local: Extension | None = None
 
 
@@ -223,6 +225,34 @@ class EmbeddingBody(Body):
     input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class DocumentText(Body):
+    """A document as an object, as Cohere and Jina take it."""
+
+    text: str
+
+
+Document = str | DocumentText
+Documents = Annotated[Many[Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class RerankBody(Body):
+    """POST /v1/rerank. `texts` and `return_text` are TEI's names, which give an answer in its shape."""
+
+    model: str | None = None
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents | None = None
+    texts: Documents | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    return_text: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_documents(self) -> RerankBody:
+        if self.documents is None and self.texts is None:
+            raise ValueError("documents: give at least one")
+        return self
 
 
 class NativeBody(GenerationBody):

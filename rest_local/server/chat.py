@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.chat.conversation import fixed_beginning
+from rest_local.chat.images import Images, take_images
 from rest_local.chat.tools import (
     AnswerFormat,
     AnswerParser,
@@ -19,7 +20,10 @@ from rest_local.chat.tools import (
     message_of,
     tools_of,
 )
+from rest_local.decoding.core import NO_PROJECTOR_HERE
+from rest_local.decoding.images import ImagePrompt
 from rest_local.decoding.request import Request
+from rest_local.errors import OptionError
 from rest_local.server.answer_fields import chat_logprobs
 from rest_local.server.answering import Answered, Asked, Generating, OpenAIAnswer, Part
 from rest_local.server.bodies import ChatBody, NamedTool, parse
@@ -51,30 +55,39 @@ class Chat:
 
     def count(self) -> int:
         """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
-        return len(self._engine.tokenize(self._begin([m.model_dump(exclude_none=True) for m in self._body.messages])))
+        messages, images = self._messages()
+        return len(self._tokens(self._begin(messages, images), images)[0])
 
     def requests(self) -> list[Request]:
         """One for each choice. Raises ApiError, OptionError, TemplateFailed."""
         engine, body = self._engine, self._body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        self._prompt = self._begin(messages)
-        prompt = engine.tokenize(self._prompt, most=longest_prompt(engine, body))
+        messages, images = self._messages()
+        self._prompt = self._begin(messages, images)
+        prompt, chunks = self._tokens(self._prompt, images, longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
         grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
         kept = 0
         if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
-            kept = len(engine.tokenize(fixed_beginning(messages, self._prompt, self._render)))
+            kept = len(self._tokens(fixed_beginning(messages, self._prompt, self._render), images)[0])
         return [
-            request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
+            request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
             for i in range(body.n or 1)
         ]
 
-    def _begin(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _messages(self) -> tuple[list[Any], Images]:
+        """The messages, with marks in the places of images. Raises OptionError for images without a projector."""
+        messages, images = take_images([message.model_dump(exclude_none=True) for message in self._body.messages])
+        if images and self._engine.projector is None:
+            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
+        return messages, images
+
+    def _begin(self, messages: Sequence[Mapping[str, Any]], images: Images) -> str:
         """The prompt, with what the client has begun of the answer."""
         self._rendered = self._render(messages)
+        images.check_all_in(self._rendered)
         self._opening = self._form.opening(self._rendered) if self._begun else ""
         return self._rendered + self._opening + self._begun
 
@@ -87,6 +100,11 @@ class Chat:
         parser = self._form.parser(self._tools, self._rendered)
         parser.feed(self._opening)
         return parser
+
+    def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
+        if images:
+            return self._engine.image_prompt(text, images, most=most)
+        return self._engine.tokenize(text, most=most), ()
 
     def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
         """The answer. `answered`: for each of the requests."""

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rest_local.errors import (
+    CannotGenerate,
     CorpusEmpty,
     DatastoreError,
     DatastoreLocked,
@@ -43,7 +44,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
-_INPUT = ("/embeddings", "/responses")  # calls whose prompt has this name
+_INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -168,6 +169,8 @@ def _answer(error: RestLocalError) -> ApiError:
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
+    if isinstance(error, CannotGenerate):
+        return ApiError(501, text, code="no_generation")
     if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):

@@ -52,7 +52,7 @@ def document() -> bytes:
 
 def _file(name: str) -> bytes:
     """A file of `web` with line feeds, into which a browser converts all line ends before it computes hashes."""
-    return files("rest_local.server").joinpath("web", name).read_bytes().replace(b"\r\n", b"\n")
+    return (files("rest_local.server") / "web" / name).read_bytes().replace(b"\r\n", b"\n")
 
 
 def _policy(html: bytes) -> str:

@@ -81,7 +81,8 @@ class InputText:
         try:
             value = json.loads(raw or "{}", strict=False)
         except (ValueError, RecursionError):
-            return "" if self._opened else self._say(raw)  # a limit has cut it off
+            cut = self._opened or '{"input":"'.startswith("".join(raw.split()))  # by a limit
+            return "" if cut else self._say(raw)
         texts = [each for each in value.values() if isinstance(each, str)] if isinstance(value, dict) else []
         given = value.get("input") if isinstance(value, dict) else None
         whole = given if isinstance(given, str) else texts[0] if len(texts) == 1 else "" if value == {} else raw

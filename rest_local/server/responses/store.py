@@ -135,19 +135,31 @@ class Folder:
 
     def write(self, chain: str, name: str, data: bytes) -> bool:
         """Whether it was written."""
-        path = self._file(chain, name)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                self._write(self._file(chain, name), data)
+            except (FileNotFoundError, FileExistsError) as error:  # its directory was forgotten in between
+                if attempt == _TRIES:
+                    log.warning("a response is not kept: %s", error)
+            except OSError as error:
+                log.warning("a response is not kept: %s", error)
+                break
+            else:
+                return True
+        return False
+
+    def _write(self, path: Path, data: bytes) -> None:
         unfinished = path.with_suffix(f".{secrets.token_hex(4)}")
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600), "wb") as file:
                 file.write(data)
             os.replace(unfinished, path)
-        except OSError as error:
-            log.warning("a response is not kept: %s", error)
+        except OSError:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-            return False
-        return True
+            raise
 
     def remove(self, chain: str, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -167,7 +179,8 @@ class Folder:
         return found
 
 
-_BINARY = getattr(os, "O_BINARY", 0)
+_BINARY = getattr(os, "O_BINARY", 0)  # of Windows
+_TRIES = 5
 
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:

@@ -109,3 +109,16 @@ def test_a_prompt_that_does_not_fit_is_told_as_such(scripted: Scripted, tmp_path
     ):
         claude(live, tmp_path, "hi")
     assert not replies.prompts
+
+
+def test_a_search_that_no_server_runs_fails_as_a_tool(scripted: Scripted, tmp_path: Path) -> None:
+    """Its search tool asks the model in a request of its own, with a tool that only Anthropic's servers run."""
+    live = scripted(n_ctx=200_000)
+
+    def reply(prompt: str) -> str:
+        return "I cannot search." if "runs on Anthropic's servers" in prompt else call("WebSearch", query="a sign")
+
+    with answering(live, reply) as replies:
+        result = claude(live, tmp_path, "Search for a sign", "--allowedTools", "WebSearch")
+    assert result["result"] == "I cannot search."
+    assert len(replies.prompts) == 2, "the search itself did not reach the model"
