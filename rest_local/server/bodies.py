@@ -173,6 +173,7 @@ class GenerationBody(Body):
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None
+    service_tier: str | None = None
     rest_local: Extension | None = None
 
 
