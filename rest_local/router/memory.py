@@ -61,6 +61,13 @@ def _bytes_of(path: Path) -> int:
     return sum(part.stat().st_size for part in shards_of(path))
 
 
+def _projector_bytes(config: EngineConfig, model: Path) -> int:
+    if config.mmproj is None or config.mmproj == NO_PROJECTOR:
+        return 0
+    found = projector_of(model) if config.mmproj == AUTO_PROJECTOR else Path(config.mmproj)
+    return 0 if found is None else found.stat().st_size
+
+
 def default_limit() -> int:
     """DEFAULT_SHARE of the machine's memory in bytes."""
     return int(DEFAULT_SHARE * _physical())

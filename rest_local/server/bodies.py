@@ -241,7 +241,7 @@ class RerankBody(Body):
     """POST /v1/rerank. `texts` and `return_text` are TEI's names, which give an answer in its shape."""
 
     model: str | None = None
-    query: str
+    query: Annotated[str, Field(min_length=1)]
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None

@@ -261,6 +261,17 @@ def test_a_conversation_goes_on(scripted: Scripted) -> None:
     assert other.previous_response_id == first.id
 
 
+def test_tokens_are_counted(demo: Live) -> None:
+    asked: dict[str, Any] = {"model": "demo", "input": "def add(a, b):", "instructions": "Be brief.", "tools": [READ]}
+    with client_of(demo) as client:
+        counted = client.responses.input_tokens.count(**asked)
+        made = client.responses.create(**asked, max_output_tokens=1)
+        more = client.responses.input_tokens.count(model="demo", input="More", previous_response_id=made.id)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == made.usage.input_tokens
+    assert more.input_tokens > 5
+
+
 def test_what_is_not_stored_is_not_kept(scripted: Scripted) -> None:
     live = scripted()
     with client_of(live) as client:
