@@ -11,8 +11,8 @@ Contract:
   have ended, and its new requests wait until it is loaded again.
 - If loading fails while other models are loaded, though the file has a sane header, as on a GPU whose memory is full,
   the models without users are unloaded and it is tried once more.
-- A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS; then the
-  next request starts it.
+- A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS, was to be
+  unloaded, or ended with success (it got a signal to stop); then the next request starts it.
 - A model whose file has changed since it was loaded is loaded anew, when its running answers have ended.
 
 All methods must be called in the event loop.
@@ -24,9 +24,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
@@ -119,13 +120,14 @@ class Pool:
         self.idle, self._limit, self._queue = idle, limit, queue
         self._changed = asyncio.Condition()
         self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._looking: asyncio.Task[Any] | None = None  # for idle models
         self._closing = False
 
     def start(self) -> None:
         """Begin to look for idle models."""
         if self.idle is not None:
-            self._spawn(self._unload_idle(self.idle))
+            self._looking = self._spawn(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
         """The model of that name, or the default one for none and, with `anything`, for an unknown one.
@@ -173,6 +175,7 @@ class Pool:
         for entry in self.entries:
             if entry.process is not None:
                 entry.process.begin_stop()
+        self._spawn(self._tell_changed())
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -182,13 +185,15 @@ class Pool:
                 entry.process.kill()
 
     async def close(self) -> None:
-        """Stop all processes, which end their running answers. Returns when they have ended."""
+        """Stop all processes, which end their running answers. Returns when they have ended.
+
+        A load that is going on is not cancelled, as its process would outlive it: it fails by itself.
+        """
         self.begin_stop()
+        if self._looking is not None:
+            self._looking.cancel()
         processes = [entry.process for entry in self.entries if entry.process is not None]
-        await asyncio.gather(*(process.stop() for process in processes))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(process.stop() for process in processes), *self._tasks, return_exceptions=True)
 
     async def _process(self, entry: Entry) -> ModelProcess:
         while True:
@@ -282,7 +287,7 @@ class Pool:
             return
         entry.leaving = True
         async with self._changed:
-            await self._changed.wait_for(lambda: not entry.users or entry.process is not process)
+            await self._changed.wait_for(lambda: not entry.users or entry.process is not process or self._closing)
         if entry.process is process:
             await process.stop()
             entry.process = None
@@ -306,13 +311,14 @@ class Pool:
         """A process has ended; if nothing stopped it, start it again."""
         if process.stopping or entry.process is not process or not process.loaded_at:
             return
+        again = process.exit_code != 0 and not entry.leaving and not self._closing
         entry.process, entry.leaving = None, False
         self._spawn(self._tell_changed())
         log.error(
             "the process of the model ended by itself",
             extra={"fields": {"event": "crash", "model": entry.served.names[0], "how": process.how_it_ended()}},
         )
-        if time.monotonic() - process.loaded_at >= STEADY_SECONDS and not self._closing:
+        if again and time.monotonic() - process.loaded_at >= STEADY_SECONDS:
             self._spawn(self._start_again(entry))
 
     async def _start_again(self, entry: Entry) -> None:
@@ -325,14 +331,15 @@ class Pool:
         async with self._changed:
             self._changed.notify_all()
 
-    def _spawn(self, work: object) -> None:
-        self._keep(asyncio.create_task(work))  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+        return self._keep(asyncio.create_task(work))
 
-    def _keep(self, task: asyncio.Task[object]) -> None:
+    def _keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
         self._tasks.add(task)
         task.add_done_callback(self._forget)
+        return task
 
-    def _forget(self, task: asyncio.Task[object]) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # those that wait for a load get it

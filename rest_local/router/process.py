@@ -40,6 +40,7 @@ class ModelProcess:
         self.meta: dict[str, Any] = {}
         self.loaded_at = 0.0  # time.monotonic
         self.stopping = False
+        self._killed = False
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -58,15 +59,27 @@ class ModelProcess:
 
     async def start(self) -> None:
         """Start it and wait until the model is loaded. Raises ModelProcessFailed."""
-        if not self.stopping:
-            self._child = await asyncio.to_thread(_started, self.setup)
-            threading.Thread(target=self._listen, args=(self._child,), name="rest-local-model", daemon=True).start()
-            if self.stopping:
-                self._tell("stop")
+        if self.stopping:
+            self._not_started("the server is stopping")
         else:
-            self.ended.set()
-            self._fail("the server is stopping")
+            await self._begin()
         await self._loaded
+
+    async def _begin(self) -> None:
+        try:
+            self._child = await asyncio.to_thread(_started, self.setup)
+        except OSError as error:  # no memory, processes or descriptors are left
+            self._not_started(f"model {self.setup.name}: its process could not be started ({error})")
+            return
+        threading.Thread(target=self._listen, args=(self._child,), name="rest-local-model", daemon=True).start()
+        if self._killed:
+            self._child.kill()
+        elif self.stopping:
+            self._tell("stop")
+
+    def _not_started(self, message: str) -> None:
+        self.ended.set()
+        self._fail(message)
 
     def begin_stop(self) -> None:
         """Let it end its running answers and take no others. Idempotent."""
@@ -77,8 +90,6 @@ class ModelProcess:
     async def stop(self) -> None:
         """As `begin_stop`; returns when it has ended. It is killed if that takes too long."""
         self.begin_stop()
-        if self._child is None and not self.ended.is_set():
-            return  # `start` sees `stopping`
         try:
             await asyncio.wait_for(self.ended.wait(), self.setup.drain_seconds + STOP_SECONDS)
         except asyncio.TimeoutError:
@@ -91,7 +102,7 @@ class ModelProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        self.stopping = True
+        self.stopping = self._killed = True
         if self._child is not None:
             self._child.kill()
 
@@ -117,7 +128,8 @@ class ModelProcess:
         assert child.stdin is not None
         with child.stdout as lines:
             for line in lines:
-                self._pass(self._hear, json.loads(line))
+                with contextlib.suppress(ValueError):  # a hook of the interpreter printed it, before the worker began
+                    self._pass(self._hear, json.loads(line))
         code = child.wait()
         with contextlib.suppress(OSError):
             child.stdin.close()
@@ -127,7 +139,9 @@ class ModelProcess:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, value)
 
-    def _hear(self, told: dict[str, Any]) -> None:
+    def _hear(self, told: Any) -> None:
+        if not isinstance(told, dict) or "event" not in told:
+            return
         if told["event"] == "listening":
             self.port = told["port"]
         elif told["event"] == "loaded":
@@ -152,6 +166,7 @@ class ModelProcess:
 def _started(setup: Setup) -> subprocess.Popen[bytes]:
     """The process, which has its setup. In a session of its own, so that Ctrl-C at the terminal reaches its parent
     alone, which lets it end its answers."""
+    first = packed(setup)
     child = subprocess.Popen(
         [sys.executable, "-m", "rest_local.router.worker"],
         stdin=subprocess.PIPE,
@@ -160,7 +175,7 @@ def _started(setup: Setup) -> subprocess.Popen[bytes]:
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended at once, which `_listen` tells
-        child.stdin.write(packed(setup))
+    with contextlib.suppress(OSError):  # it ended at once, which `_listen` tells
+        child.stdin.write(first)
         child.stdin.flush()
     return child

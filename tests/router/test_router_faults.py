@@ -1,0 +1,294 @@
+"""What goes wrong around the processes of models: ends at the wrong moment, strange output, forced stops."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local.decoding.engine import Engine
+from rest_local.router import pool as pools
+from rest_local.router import process as processes
+from rest_local.router.memory import Need
+from rest_local.router.pool import Entry, Pool, Served
+from rest_local.router.process import ModelProcess, ModelProcessFailed
+from rest_local.router.worker import Setup
+from rest_local.server.errors import ApiError
+from rest_local.server.settings import Settings
+
+PATIENCE = 8.0
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a test's coroutine; one that hangs fails."""
+
+    async def bounded() -> None:
+        await asyncio.wait_for(work, PATIENCE)
+
+    asyncio.run(bounded())
+
+
+def setup(name: str = "one") -> Setup:
+    def load() -> Engine:
+        raise AssertionError("no process loads it")
+
+    return Setup(Settings(), name, load, queue=4, drain_seconds=0, secret=b"s")
+
+
+class FakeProcess:
+    """A process without a process: it is loaded when `gate` is set, and ends when it is told to."""
+
+    made: list[FakeProcess]
+    gate: asyncio.Event
+
+    def __init__(self, setup: Setup, on_end: Callable[[Any], None]) -> None:
+        self.setup, self._on_end = setup, on_end
+        self.meta: dict[str, Any] = {}
+        self.loaded_at = 0.0
+        self.stopping = self.is_ended = False
+        self.exit_code = -9
+        self.killed = False
+        self.made.append(self)
+
+    @property
+    def is_serving(self) -> bool:
+        return self.loaded_at > 0 and not self.stopping and not self.is_ended
+
+    async def start(self) -> None:
+        if not self.stopping:
+            await self.gate.wait()
+        if self.stopping:
+            self.is_ended = True
+            raise ModelProcessFailed("the server is stopping")
+        self.loaded_at = 1.0
+
+    def begin_stop(self) -> None:
+        self.stopping = True
+        self.gate.set()
+
+    async def stop(self) -> None:
+        self.begin_stop()
+        await asyncio.sleep(0)
+        self.end()
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def end(self) -> None:
+        """It ends, by itself unless it is stopping."""
+        if not self.is_ended:
+            self.is_ended = True
+            self._on_end(self)
+
+    def how_it_ended(self) -> str:
+        return "signal 9"
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
+    """The processes that pools make."""
+    FakeProcess.made, FakeProcess.gate = [], asyncio.Event()
+    FakeProcess.gate.set()
+    monkeypatch.setattr(pools, "ModelProcess", FakeProcess)
+    return FakeProcess.made
+
+
+def served(name: str, tmp_path: Path, need: Callable[[], Need] = lambda: Need(1, 0, 0)) -> Served:
+    path = tmp_path / f"{name}.gguf"
+    path.touch()
+    return Served(setup(name), path, need)
+
+
+async def turns(n: int = 20) -> None:
+    """Lets all tasks go on that can."""
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def use(pool: Pool, entry: Entry) -> None:
+    async with pool.using(entry):
+        pass
+
+
+def child_that(code: str) -> Callable[[Setup], subprocess.Popen[bytes]]:
+    """A stand-in for the worker, in the place of `process._started`."""
+
+    def started(setup: Setup) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    return started
+
+
+READS = "import sys; sys.stdin.readline()"
+
+
+def test_output_that_is_no_message_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook of the interpreter may print before the worker begins."""
+    said = r'print("hello"); print("[1]"); print("{}"); print("{\"event\": \"loaded\", \"meta\": {}}", flush=True);'
+    monkeypatch.setattr(processes, "_started", child_that(said + READS))
+
+    async def work() -> None:
+        process = ModelProcess(setup(), lambda ended: None)
+        await process.start()
+        assert process.is_serving
+        await process.stop()
+        assert process.exit_code == 0
+
+    run(work())
+
+
+def test_a_process_that_cannot_be_started_is_a_failure_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(setup: Setup) -> subprocess.Popen[bytes]:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes, "_started", refused)
+
+    async def work() -> None:
+        process = ModelProcess(setup(), lambda ended: None)
+        with pytest.raises(ModelProcessFailed, match="model one: .*Resource temporarily unavailable"):
+            await process.start()
+        await process.stop()
+
+    run(work())
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forced: bool
+) -> None:
+    starting, go_on = threading.Event(), threading.Event()
+    children: list[subprocess.Popen[bytes]] = []
+    code = "import time; time.sleep(1000)" if forced else READS
+    begin = child_that(code)
+
+    def slowly(setup: Setup) -> subprocess.Popen[bytes]:
+        starting.set()
+        assert go_on.wait(PATIENCE)
+        children.append(begin(setup))
+        return children[0]
+
+    monkeypatch.setattr(processes, "_started", slowly)
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path)])
+        using = asyncio.create_task(use(pool, pool.entries[0]))
+        await asyncio.to_thread(starting.wait, PATIENCE)
+        if forced:
+            pool.kill()
+        closing = asyncio.create_task(pool.close())
+        await turns()
+        go_on.set()
+        await closing
+        assert children[0].returncode is not None, "it has ended"
+        with pytest.raises(ModelProcessFailed):
+            await using
+
+    run(work())
+
+
+def test_a_pool_that_closes_while_a_need_is_read_refuses_the_requests(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def need() -> Need:
+        reading.set()
+        assert go_on.wait(PATIENCE)
+        return Need(1, 0, 0)
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path, need)], limit=10)
+        using = asyncio.create_task(use(pool, pool.entries[0]))
+        await asyncio.to_thread(reading.wait, PATIENCE)
+        closing = asyncio.create_task(pool.close())
+        await turns()
+        go_on.set()
+        await closing
+        with pytest.raises((ModelProcessFailed, ApiError)):
+            await using
+        assert all(each.is_ended for each in fakes)
+
+    run(work())
+
+
+def test_a_pool_closes_although_a_request_never_ends(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    """Such as one whose client does not read, when the stop is forced, while another model waits for its room."""
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path), served("two", tmp_path)], limit=1)
+        one, two = pool.entries
+        async with pool.using(one):
+            waiting = asyncio.create_task(use(pool, two))
+            while not one.leaving:
+                await asyncio.sleep(0.001)
+            await pool.close()
+        with pytest.raises((ModelProcessFailed, ApiError)):
+            await waiting
+
+    run(work())
+
+
+def test_a_process_that_ends_while_it_was_to_be_unloaded_stays_so(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    """It is not started again, which would unload the model that got its room."""
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path), served("two", tmp_path)], limit=1)
+        one, two = pool.entries
+        async with pool.using(one) as process:
+            waiting = asyncio.create_task(use(pool, two))
+            while not one.leaving:
+                await asyncio.sleep(0.001)
+            process.end()  # type: ignore[attr-defined]
+        await waiting
+        await turns()
+        assert (one.status, two.status) == ("unloaded", "loaded")
+        assert len(fakes) == 2
+        await pool.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(("exit_code", "n_processes"), [(0, 1), (1, 2), (-9, 2)])
+def test_a_process_that_ends_with_success_is_not_started_again_at_once(
+    fakes: list[FakeProcess], tmp_path: Path, exit_code: int, n_processes: int
+) -> None:
+    """Some told it to: a service manager sends SIGTERM to all processes of a service that it stops."""
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path)])
+        await use(pool, pool.entries[0])
+        fakes[0].exit_code = exit_code
+        fakes[0].end()
+        await turns()
+        assert len(fakes) == n_processes
+        await use(pool, pool.entries[0])
+        assert pool.entries[0].status == "loaded"
+        await pool.close()
+
+    run(work())
+
+
+def test_requests_that_waited_for_a_load_come_before_the_next_load(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    """Models that take turns in the same room serve a request each time, so that none waits for ever."""
+    answered: list[str] = []
+
+    async def ask(pool: Pool, entry: Entry) -> None:
+        async with pool.using(entry):
+            answered.append(entry.served.name)
+
+    async def work() -> None:
+        pool = Pool([served(name, tmp_path) for name in ("one", "two", "three")], limit=1)
+        await asyncio.gather(*(ask(pool, entry) for _ in range(4) for entry in pool.entries))
+        assert answered == ["one"] * 4 + ["two"] * 4 + ["three"] * 4
+        assert len(fakes) == 3
+        await pool.close()
+
+    run(work())
+
+
