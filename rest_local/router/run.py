@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from rest_local.router.worker import Setup
 from rest_local.server.errors import ApiError
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.settings import ANY_MODEL, Settings
+
+LOOK_SECONDS = 0.1  # between two looks whether a second signal has come
 
 
 @dataclass(frozen=True)
@@ -107,19 +109,24 @@ class Routing:
             if entry.process is not None:
                 entry.process.reload()
 
-    async def serve(self, http: Callable[[], object]) -> None:
+    async def serve(self, http: Callable[[], Awaitable[None]]) -> None:
         """Serve with the processes started, and end them."""
         self._loop = asyncio.get_running_loop()
-        begun = asyncio.create_task(self._begin())
+        forced, begun = asyncio.create_task(self._kill_if_forced()), asyncio.create_task(self._begin())
         try:
-            await http()  # type: ignore[misc]
+            await http()
         finally:
-            if self.http.force_exit:
-                self.pool.kill()
             if self.batches is not None:
                 await self.batches.close()
             await self.pool.close()
+            forced.cancel()
             await begun
+
+    async def _kill_if_forced(self) -> None:
+        """End all processes at once when a second signal has come, whether answers still run or processes end."""
+        while not self.http.force_exit:
+            await asyncio.sleep(LOOK_SECONDS)
+        self.pool.kill()
 
     def begin_stop(self) -> None:
         """No new work: first of all of batches, which would take processes that end for faults."""
@@ -131,15 +138,17 @@ class Routing:
         self.pool.start()
         if self.batches is not None:
             self.batches.start()
-        if self._eager:
-            try:
+        try:
+            if self._eager:
                 await self.pool.load(self.pool.entries[0])
-            except (ModelProcessFailed, ApiError) as error:
-                if not self.http.should_exit:  # else the stop caused it
-                    self._error = error
-                    self.http.stop()
-        self.state.ready = self._error is None
-        self.loaded.set()
+            self.state.ready = True
+        except (ModelProcessFailed, ApiError) as error:
+            if not self.http.should_exit:  # else the stop caused it
+                self._error = error
+        finally:
+            if not self.state.ready:
+                self.http.stop()
+            self.loaded.set()
 
 
 class _Server(HttpServer):
@@ -154,7 +163,8 @@ class _Server(HttpServer):
         async def http() -> None:
             await super(_Server, self).serve(sockets)
 
-        await self._routing.serve(http)
+        with self.capture_signals():  # while the processes end, too
+            await self._routing.serve(http)
 
 
 def _served(

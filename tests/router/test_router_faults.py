@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +19,10 @@ from rest_local.router import process as processes
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool, Served
 from rest_local.router.process import ModelProcess, ModelProcessFailed
+from rest_local.router.run import ModelChoice, Routing
 from rest_local.router.worker import Setup
 from rest_local.server.errors import ApiError
+from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 
 PATIENCE = 8.0
@@ -127,13 +130,13 @@ def child_that(code: str) -> Callable[[Setup], subprocess.Popen[bytes]]:
     return started
 
 
+LOADED = r'print("{\"event\": \"loaded\", \"meta\": {}}", flush=True);'
 READS = "import sys; sys.stdin.readline()"
 
 
 def test_output_that_is_no_message_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook of the interpreter may print before the worker begins."""
-    said = r'print("hello"); print("[1]"); print("{}"); print("{\"event\": \"loaded\", \"meta\": {}}", flush=True);'
-    monkeypatch.setattr(processes, "_started", child_that(said + READS))
+    monkeypatch.setattr(processes, "_started", child_that('print("hello"); print("[1]"); print("{}");' + LOADED + READS))
 
     async def work() -> None:
         process = ModelProcess(setup(), lambda ended: None)
@@ -166,7 +169,7 @@ def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
 ) -> None:
     starting, go_on = threading.Event(), threading.Event()
     children: list[subprocess.Popen[bytes]] = []
-    code = "import time; time.sleep(1000)" if forced else READS
+    code = "import sys; sys.stdin.read()" if forced else READS
     begin = child_that(code)
 
     def slowly(setup: Setup) -> subprocess.Popen[bytes]:
@@ -292,3 +295,60 @@ def test_requests_that_waited_for_a_load_come_before_the_next_load(fakes: list[F
     run(work())
 
 
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_second_signal_ends_processes_that_take_long_to_end(tmp_path: Path) -> None:
+    """The answers have ended, and the process of the model does not obey: the private folder is removed all the same."""
+    program = """
+import signal, sys
+from pathlib import Path
+from rest_local.router import process, run
+from rest_local.router.memory import Need
+from rest_local.server.http import listen
+from rest_local.server.settings import Settings
+from tests.router.test_router_faults import LOADED, child_that
+process._started = child_that(LOADED + "import sys; sys.stdin.read()")
+choice = run.ModelChoice("one", Path(sys.argv[1]), print, lambda: Need(1, 0, 0))
+routing = run.Routing(Settings(port=0), [choice], drain_seconds=5)
+close = routing.pool.close
+async def told():
+    print("closing", flush=True)
+    await close()
+routing.pool.close = told
+with listen(routing.settings) as listening:
+    print(routing.folder, flush=True)
+    import threading
+    threading.Thread(target=lambda: (routing.loaded.wait(), print("loaded", flush=True)), daemon=True).start()
+    routing.run(listening)
+print("ended", flush=True)
+"""
+    path = tmp_path / "one.gguf"
+    path.touch()
+    server = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        folder = Path(server.stdout.readline().strip())
+        assert folder.is_dir()
+        for line in ("loaded", "closing"):
+            assert server.stdout.readline().strip() == line
+            server.send_signal(signal.SIGTERM)
+        assert server.stdout.readline().strip() == "ended"
+        assert server.wait(PATIENCE) == 0
+        assert not folder.exists()
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_an_unexpected_error_at_the_start_ends_the_server(tmp_path: Path) -> None:
+    def need() -> Need:
+        raise ZeroDivisionError
+
+    path = tmp_path / "one.gguf"
+    path.touch()
+    routing = Routing(Settings(port=0), [ModelChoice("one", path, print, need)], limit=1)
+    with listen(routing.settings) as listening, pytest.raises(ZeroDivisionError):
+        routing.run(listening)
+    assert routing.loaded.is_set()
+    assert not routing.folder.exists()
