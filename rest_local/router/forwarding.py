@@ -2,6 +2,7 @@
 
 - Each request has a connection of its own to the process, on the loopback. When the client disconnects, that connection
   is closed, which the process sees as its client's end. What the client does not read is not read from the process.
+- A client that disconnects while its model is loaded waits no more; the load goes on.
 - If the process ends before it has answered, the answer is 502. After an answer has begun, an error is its last event,
   in the form of the protocol, if it is a stream of events; any other answer is cut off.
 - A request that did not reach a process, because that had just ended, is sent to the next one.
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
+import anyio
 import h11
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -50,6 +52,11 @@ class Forwarded(Response):
         self._pool, self._entry, self._body, self._looks = pool, entry, body, looks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with anyio.CancelScope() as here:
+            async with watched(receive, here.cancel):
+                await self._forward(scope, send)
+
+    async def _forward(self, scope: Scope, send: Send) -> None:
         for attempt in range(1, _TRIES + 1):
             async with self._pool.using(self._entry, looks=self._looks) as process:
                 try:
@@ -60,18 +67,18 @@ class Forwarded(Response):
                     with contextlib.suppress(asyncio.TimeoutError):  # else the pool does not know yet that it has ended
                         await asyncio.wait_for(process.ended.wait(), 1.0)
                     continue
-                async with watched(receive, exchange.abort):
-                    await self._pass_on(exchange, scope, send)
+                await self._pass_on(exchange, scope, send)
                 return
 
     async def _pass_on(self, exchange: Exchange, scope: Scope, send: Send) -> None:
         path = scope["path"]
+        scope[FORWARDED] = True  # the process logs it
         try:
             try:
                 status, headers = await exchange.head()
             except ProcessEnded as error:
+                scope[FORWARDED] = False
                 raise self._ended() from error
-            scope[FORWARDED] = True  # the process logs it
             await send({"type": "http.response.start", "status": status, "headers": headers})
             try:
                 async for data in exchange.body():
@@ -130,7 +137,9 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
     query = scope["query_string"]
     target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
     address = (scope.get("client") or ("?",))[0]
-    headers = [(name, value) for name, value in scope["headers"] if name not in _OF_CONNECTION]
+    named = b",".join(value.lower() for name, value in scope["headers"] if name == b"connection")
+    left_out = _OF_CONNECTION | {name.strip() for name in named.split(b",")} - {b"host"}
+    headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
     return scope["method"].encode(), target, [*headers, (CLIENT.encode(), str(address).encode())]
 
 
@@ -146,11 +155,11 @@ class Exchange:
         cls, process: ModelProcess, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> Exchange:
         """Connect and send a request. Raises OSError if the process does not take it."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
-        exchange = cls(reader, writer)
         own = [(SECRET.encode(), process.setup.secret), (b"connection", b"close")]
         own.append((b"content-length", str(len(body)).encode()))
         events = (h11.Request(method=method, target=target, headers=[*headers, *own]), h11.Data(data=body))
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        exchange = cls(reader, writer)
         try:
             writer.write(b"".join(exchange._conn.send(each) or b"" for each in (*events, h11.EndOfMessage())))
             await writer.drain()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from rest_local.decoding.engine import Engine
+from rest_local.router import forwarding
 from rest_local.router import pool as pools
 from rest_local.router import process as processes
+from rest_local.router.forwarding import Forwarded
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool, Served
 from rest_local.router.process import ModelProcess, ModelProcessFailed
@@ -23,6 +28,7 @@ from rest_local.router.run import ModelChoice, Routing
 from rest_local.router.worker import Setup
 from rest_local.server.errors import ApiError
 from rest_local.server.http import listen
+from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import Settings
 
 PATIENCE = 8.0
@@ -352,3 +358,109 @@ def test_an_unexpected_error_at_the_start_ends_the_server(tmp_path: Path) -> Non
         routing.run(listening)
     assert routing.loaded.is_set()
     assert not routing.folder.exists()
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines about requests."""
+    return [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+
+
+class Silent:
+    """A process on a port of the loopback that reads requests and never answers."""
+
+    def __init__(self, port: int, seen: asyncio.Event) -> None:
+        self.port, self.seen, self.setup = port, seen, setup()
+
+
+@contextlib.asynccontextmanager
+async def silent() -> AsyncIterator[Silent]:
+    seen = asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        seen.set()
+        await reader.read()  # until the other side closes
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        yield Silent(server.sockets[0].getsockname()[1], seen)
+
+
+class Client:
+    """A client of an ASGI application that disconnects when `gone` is set."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.sent.append(dict(message))
+
+
+SCOPE = {
+    "type": "http", "method": "GET", "path": "/props", "query_string": b"", "headers": [(b"host", b"localhost")],
+}  # fmt: skip
+
+
+def test_a_client_that_leaves_is_no_crash_and_is_logged_by_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with silent() as process:
+            pool, client = Pool([served("one", tmp_path)]), Client()
+            entry = pool.entries[0]
+            monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+            with caplog.at_level(logging.INFO, "rest_local.server"):
+                call = AccessLog(Forwarded(pool, entry, b""))(dict(SCOPE), client.receive, client.send)
+                calling = asyncio.create_task(call)
+                await process.seen.wait()
+                client.gone.set()
+                await calling
+            assert (client.sent, lines_of(caplog), entry.users) == ([], [], 0)
+
+    run(work())
+
+
+def test_a_client_that_leaves_while_its_model_is_loaded_waits_no_more(
+    fakes: list[FakeProcess], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else clients that try again would fill the queue."""
+    FakeProcess.gate.clear()
+
+    async def work() -> None:
+        pool, client = Pool([served("one", tmp_path)]), Client()
+        entry = pool.entries[0]
+        with caplog.at_level(logging.INFO, "rest_local.server"):
+            call = AccessLog(Forwarded(pool, entry, b""))(dict(SCOPE), client.receive, client.send)
+            calling = asyncio.create_task(call)
+            await turns()
+            assert (entry.waiting, entry.status) == (1, "loading")
+            client.gone.set()
+            await calling
+        assert (entry.waiting, entry.status) == (0, "loading")
+        assert [line["status"] for line in lines_of(caplog)] == [499]
+        FakeProcess.gate.set()
+        await use(pool, entry)
+        assert len(fakes) == 1, "the load went on"
+        await pool.close()
+
+    run(work())
+
+
+def test_only_the_server_says_where_a_request_comes_from() -> None:
+    """A client's own headers of these names do not reach the process, nor do those of its connection."""
+    told = [
+        (SECRET.encode(), b"x"), (CLIENT.encode(), b"10.0.0.1"), (b"connection", b"close, X-Hop, host"), (b"x-hop", b"1"), (b"host", b"h"),
+        (b"transfer-encoding", b"chunked"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
+    ]  # fmt: skip
+    scope = SCOPE | {"headers": told, "client": ("127.0.0.1", 5)}
+    _, _, found = forwarding._of_client(scope)
+    assert found == [
+        (b"host", b"h"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
+        (CLIENT.encode(), b"127.0.0.1"),
+    ]  # fmt: skip
