@@ -66,12 +66,20 @@ def _in_folder(folder: Path) -> list[Named]:
 
 
 def aliases(given: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The aliases of each model: `NAME=MODEL`, where MODEL is one of `names`, else of the first model."""
+    """The aliases of each model: `NAME=MODEL`, where MODEL is one of `names`, else of the first model.
+
+    Raises OptionError for a name that would mean two models, and for `*=MODEL`.
+    """
+    owners = {name: name for name in names}
     found: dict[str, tuple[str, ...]] = {}
     for alias in given:
         name, _, model = alias.rpartition("=")
         owner, own = (model, name) if name and model in names else (names[0], alias)
+        if own == "*" != alias:
+            raise OptionError(f"alias {alias}: any other name means the first model; give its -m first, and '*'")
         if own != "*":
+            if owners.setdefault(own, owner) != owner:
+                raise OptionError(f"alias {alias}: {own} already means the model {owners[own]}")
             found[owner] = (*found.get(owner, ()), own)
     return found
 

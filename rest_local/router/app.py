@@ -93,12 +93,20 @@ class ModelBody(Body):
 async def forward(request: HttpRequest) -> Response:
     """The answer of the model's process. Raises ApiError 400, 404, and what `Pool.using` raises."""
     router = router_of(request)
+    _refuse_other_sites(request)
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
     entry = router.entry(await _model_of(request, router, body))
-    looks = request.method == "GET" and request.url.path in _ONLY_LOOK
+    looks = request.method in ("GET", "HEAD") and request.url.path in _ONLY_LOOK
     if looks and entry.status != "loaded":
         return _nothing_to_see(request.url.path, router)
     return Forwarded(router.pool, entry, body, looks=looks)
+
+
+def _refuse_other_sites(request: HttpRequest) -> None:
+    """Raises ApiError 403 for what a page of another site has a browser fetch without naming the page's origin, such as
+    an image or a link: the page could not read the answer, but the call would load a model."""
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in request.headers:
+        raise ApiError(403, "pages of other sites may not call this", code="origin_not_allowed")
 
 
 async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:

@@ -130,13 +130,16 @@ def serve(setup: Setup, commands: RawIOBase, tell: Told) -> int:
 
 
 def _obey(commands: RawIOBase, serving: Any) -> None:
-    """Carry out the parent's commands until it closes the pipe, or is gone."""
-    for line in commands:
-        if json.loads(line)["do"] == "reload":
-            serving.reload()
-        else:
-            serving.stop()
-    serving.stop()
+    """Carry out the parent's commands until it closes the pipe, or is gone. A command is read at once, though another
+    is being carried out."""
+    try:
+        for line in commands:
+            if json.loads(line)["do"] == "reload":
+                threading.Thread(target=serving.reload, name="rest-local-reload", daemon=True).start()
+            else:
+                serving.stop()
+    finally:
+        serving.stop()
 
 
 def _own_stdout() -> BinaryIO:

@@ -111,3 +111,21 @@ def test_wrong_starts(call: Callable[..., Any], arguments: tuple[str, ...], code
     result = call("serve", "--port", "0", *arguments)
     assert result.code == code
     assert message in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("b",), "b already means the model b"),
+        (("a=b",), "a already means the model a"),
+        (("x", "x=b"), "x already means the model a"),
+        (("*=b",), "any other name means the first model"),
+    ],
+)
+def test_an_alias_that_would_mean_two_models_is_refused(given: tuple[str, ...], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        served.aliases(given, ["a", "b"])
+
+
+def test_a_model_may_be_given_its_own_name_again() -> None:
+    assert served.aliases(("a", "b=b", "x", "x"), ["a", "b"]) == {"a": ("a", "x", "x"), "b": ("b",)}

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
+from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
+import httpx
 import pytest
 
 from rest_local.decoding.engine import Engine
-from rest_local.router import forwarding
+from rest_local.router import forwarding, worker
 from rest_local.router import pool as pools
 from rest_local.router import process as processes
+from rest_local.router.app import RouterState, create_router
 from rest_local.router.forwarding import Forwarded
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool, Served
@@ -31,7 +35,7 @@ from rest_local.server.http import listen
 from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import Settings
 
-PATIENCE = 8.0
+PATIENCE = 60.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -142,7 +146,9 @@ READS = "import sys; sys.stdin.readline()"
 
 def test_output_that_is_no_message_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook of the interpreter may print before the worker begins."""
-    monkeypatch.setattr(processes, "_started", child_that('print("hello"); print("[1]"); print("{}");' + LOADED + READS))
+    monkeypatch.setattr(
+        processes, "_started", child_that('print("hello"); print("[1]"); print("{}");' + LOADED + READS)
+    )
 
     async def work() -> None:
         process = ModelProcess(setup(), lambda ended: None)
@@ -162,7 +168,7 @@ def test_a_process_that_cannot_be_started_is_a_failure_of_the_model(monkeypatch:
 
     async def work() -> None:
         process = ModelProcess(setup(), lambda ended: None)
-        with pytest.raises(ModelProcessFailed, match="model one: .*Resource temporarily unavailable"):
+        with pytest.raises(ModelProcessFailed, match=r"model one: .*Resource temporarily unavailable"):
             await process.start()
         await process.stop()
 
@@ -301,11 +307,9 @@ def test_requests_that_waited_for_a_load_come_before_the_next_load(fakes: list[F
     run(work())
 
 
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_second_signal_ends_processes_that_take_long_to_end(tmp_path: Path) -> None:
-    """The answers have ended, and the process of the model does not obey: the private folder is removed all the same."""
+    """The process of the model does not obey. The private folder is removed all the same."""
     program = """
 import signal, sys
 from pathlib import Path
@@ -455,7 +459,8 @@ def test_a_client_that_leaves_while_its_model_is_loaded_waits_no_more(
 def test_only_the_server_says_where_a_request_comes_from() -> None:
     """A client's own headers of these names do not reach the process, nor do those of its connection."""
     told = [
-        (SECRET.encode(), b"x"), (CLIENT.encode(), b"10.0.0.1"), (b"connection", b"close, X-Hop, host"), (b"x-hop", b"1"), (b"host", b"h"),
+        (SECRET.encode(), b"x"), (CLIENT.encode(), b"10.0.0.1"), (b"connection", b"close, X-Hop, host"),
+        (b"x-hop", b"1"), (b"host", b"h"),
         (b"transfer-encoding", b"chunked"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
     ]  # fmt: skip
     scope = SCOPE | {"headers": told, "client": ("127.0.0.1", 5)}
@@ -464,3 +469,64 @@ def test_only_the_server_says_where_a_request_comes_from() -> None:
         (b"host", b"h"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
         (CLIENT.encode(), b"127.0.0.1"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/props", {"sec-fetch-site": "cross-site"}, 403),
+        ("GET", "/datastores?model=two", {"sec-fetch-site": "same-site"}, 403),
+        ("GET", "/", {"sec-fetch-site": "cross-site"}, 200),
+        ("HEAD", "/slots", {}, 200),
+        ("HEAD", "/metrics", {}, 200),
+        ("POST", "/models/load", {"content-type": "text/plain"}, 415),
+        ("POST", "/models/load", {"content-type": "application/json", "origin": "http://example.org"}, 403),
+    ],
+)
+def test_pages_of_other_sites_and_looks_load_no_model(
+    fakes: list[FakeProcess], tmp_path: Path, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    """An image of another page needs no Origin and no answer to have an effect."""
+    settings = Settings(metrics=True)
+
+    async def work() -> None:
+        pool = Pool([served(name, tmp_path) for name in ("one", "two")])
+        transport = httpx.ASGITransport(create_router(RouterState(settings, pool, tmp_path)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
+        assert answer.status_code == status
+        assert not fakes
+
+    run(work())
+
+
+class Commanded:
+    """A server of one model that counts what it is told. A reload fails."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+        self.reloaded = threading.Event()
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def reload(self) -> None:
+        self.reloaded.set()
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("commands", "stops"), [(b"", 1), (b'{"do": "reload"}\n', 1), (b'{"do": "stop"}\n', 2)])
+def test_a_process_ends_with_its_parent_whatever_came_before(commands: bytes, stops: int) -> None:
+    serving = Commanded()
+    worker._obey(cast("RawIOBase", io.BytesIO(commands)), serving)
+    assert serving.stops == stops
+    assert serving.reloaded.wait(PATIENCE) or b"reload" not in commands
+
+
+def test_half_a_command_ends_a_process() -> None:
+    """Its parent was killed while it wrote."""
+    serving = Commanded()
+    with pytest.raises(ValueError, match="Unterminated"):
+        worker._obey(cast("RawIOBase", io.BytesIO(b'{"do": "re')), serving)
+    assert serving.stops == 1
