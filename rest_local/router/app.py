@@ -28,7 +28,8 @@ from rest_local.router.forwarding import Forwarded, ask
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
-from rest_local.server.errors import ApiError, from_error, loading
+from rest_local.server.errors import ApiError, from_error, loading, no_such_model
+from rest_local.server.model_info import listed
 from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.page import page
 from rest_local.server.responses.store import Store
@@ -144,7 +145,7 @@ async def model(request: HttpRequest) -> Response:
     for row in rows(router_of(request)):
         if row["id"] == name:
             return json_response(row)
-    raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+    raise no_such_model()
 
 
 def rows(router: RouterState) -> list[dict[str, Any]]:
@@ -153,13 +154,7 @@ def rows(router: RouterState) -> list[dict[str, Any]]:
 
 
 def _row(router: RouterState, entry: Entry, name: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "id": name,
-        "object": "model",
-        "created": router.started,
-        "owned_by": "rest-local",
-        "status": {"value": entry.status},
-    }
+    row = listed(name, router.started) | {"status": {"value": entry.status}}
     return row | ({"meta": entry.meta} if entry.meta else {})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJEC
 from rest_local.llama.gguf_header import shards_of
 
 PROCESS_BYTES = 300 << 20
+_CGROUP = Path("/sys/fs/cgroup")
 DEFAULT_SHARE = 0.8  # of the machine's memory, for several models
 
 
@@ -67,8 +69,15 @@ def _projector_bytes(config: EngineConfig, model: Path) -> int:
 
 
 def default_limit() -> int:
-    """DEFAULT_SHARE of the machine's memory in bytes."""
-    return int(DEFAULT_SHARE * _physical())
+    """DEFAULT_SHARE of the machine's memory in bytes, or of a container's."""
+    return int(DEFAULT_SHARE * min(_physical(), _container()))
+
+
+def _container() -> int:
+    """The limit of a container; no limit is a large number."""
+    with suppress(OSError, ValueError):
+        return int((_CGROUP / "memory.max").read_text("ascii"))
+    return sys.maxsize
 
 
 def _physical() -> int:

@@ -35,7 +35,7 @@ from rest_local.llama.gguf_header import shards_of
 from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed
 from rest_local.router.worker import Setup
-from rest_local.server.errors import ApiError
+from rest_local.server.errors import ApiError, no_such_model
 from rest_local.server.names import find_name
 
 log = logging.getLogger("rest_local.server")
@@ -141,7 +141,7 @@ class Pool:
                 return entry
         if anything:
             return self.entries[0]
-        raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+        raise no_such_model()
 
     @contextlib.asynccontextmanager
     async def using(self, entry: Entry, *, looks: bool = False) -> AsyncIterator[ModelProcess]:

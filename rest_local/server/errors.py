@@ -145,6 +145,11 @@ def loading() -> ApiError:
     return ApiError(503, "Loading model", code="loading", headers={"retry-after": RETRY_SECONDS})
 
 
+def no_such_model() -> ApiError:
+    """The response to a name that means no model."""
+    return ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+
+
 _WITHOUT_PATHS = {
     404: "no such datastore; GET /datastores lists them",
     409: "the datastore is being written, or is of another format or vocabulary; see the server's log",

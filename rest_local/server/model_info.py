@@ -20,7 +20,7 @@ from rest_local import __version__
 from rest_local.chat.tools import tools_of
 from rest_local.llama.sampling import Sampling
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody, parse
-from rest_local.server.errors import ApiError, loading
+from rest_local.server.errors import ApiError, loading, no_such_model
 from rest_local.server.prompts import chat_text, checked_ids, prompt_text, special_text, template_of
 from rest_local.server.requests import TEMPERATURE
 from rest_local.server.state import State, state_of
@@ -45,15 +45,17 @@ async def model(request: HttpRequest) -> Response:
     """One name of the model. Any other name is 404."""
     state, name = state_of(request), request.path_params["name"]
     if name not in state.names:
-        raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+        raise no_such_model()
     return json_response(_model(state, name))
 
 
 def _model(state: State, name: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"id": name, "object": "model", "created": state.started, "owned_by": "rest-local"}
-    if state.engine is not None:
-        fields["meta"] = meta(state.engine)
-    return fields
+    return listed(name, state.started) | ({} if state.engine is None else {"meta": meta(state.engine)})
+
+
+def listed(name: str, created: int) -> dict[str, Any]:
+    """What every row of `GET /v1/models` has. `created`: in seconds since 1970."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "rest-local"}
 
 
 def meta(engine: Engine) -> dict[str, Any]:

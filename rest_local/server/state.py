@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
-from rest_local.server.errors import ApiError, loading
+from rest_local.server.errors import ApiError, loading, no_such_model
 from rest_local.server.names import find_name
 from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
@@ -197,7 +197,7 @@ class State:
             return self.model_id
         if find_name(name, self.names) or ANY_MODEL in self.settings.aliases:
             return name
-        raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+        raise no_such_model()
 
     def loaded(self) -> tuple[Service, Engine]:
         """The service and the engine. Raises ApiError 503 while the model loads."""

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from rest_local.decoding.engine import Engine
-from rest_local.router import forwarding, worker
+from rest_local.router import forwarding, memory, worker
 from rest_local.router import pool as pools
 from rest_local.router import process as processes
 from rest_local.router.app import RouterState, create_router
@@ -530,3 +530,13 @@ def test_half_a_command_ends_a_process() -> None:
     with pytest.raises(ValueError, match="Unterminated"):
         worker._obey(cast("RawIOBase", io.BytesIO(b'{"do": "re')), serving)
     assert serving.stops == 1
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1000000\n", 800_000), ("max\n", None), (None, None)])
+def test_the_default_limit_is_that_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, expected: int | None
+) -> None:
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    if text is not None:
+        (tmp_path / "memory.max").write_text(text)
+    assert memory.default_limit() == (expected or int(memory.DEFAULT_SHARE * memory._physical()))
