@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +41,12 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.01)
+
+
+def refuses(port: int) -> bool:
+    """Whether no process listens on a port of the loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.parametrize("path", list(STREAMS))
@@ -96,7 +103,9 @@ def test_a_request_sent_right_after_a_kill_is_answered(pair: Routed) -> None:
     """The pool may not know yet that the process has ended."""
     for _ in range(3):
         pair.ask("one")
-        os.kill(pair.process("one").pid, signal.SIGKILL)
+        process = pair.process("one")
+        os.kill(process.pid, signal.SIGKILL)
+        until(lambda: refuses(process.port))  # until then, a request would reach the process that is ending
         assert pair.ask("one").status_code == 200
 
 
