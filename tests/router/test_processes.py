@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -105,7 +106,7 @@ def test_a_request_sent_right_after_a_kill_is_answered(pair: Routed) -> None:
         pair.ask("one")
         process = pair.process("one")
         os.kill(process.pid, signal.SIGKILL)
-        until(lambda: refuses(process.port))  # until then, a request would reach the process that is ending
+        until(partial(refuses, process.port))  # until then, a request would reach the process that is ending
         assert pair.ask("one").status_code == 200
 
 
