@@ -102,7 +102,8 @@ def serve(
     Ctrl-C, SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
-    from rest_local.server.run import Serving, ignore_hangups, listen, log_to_stderr
+    from rest_local.server.http import ignore_hangups, listen, log_to_stderr
+    from rest_local.server.run import Serving
     from rest_local.server.settings import Settings
 
     settings = Settings(

@@ -19,9 +19,10 @@ from rest_local.decoding.stream import Piece
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
+from rest_local.server.errors import ApiError
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
 from rest_local.server.state import State, state_of
-from rest_local.server.streaming import DONE, EventStream, Pulse, StreamGroup, event, json_response
+from rest_local.server.streaming import DONE, EVENT_STREAM, EventStream, Pulse, StreamGroup, event, json_response
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -194,7 +195,11 @@ class Choice:
 class Answer(Generic[BodyT]):
     """The answers to one request. `answered`: what each is made of. `per_prompt`: answers to each prompt, which are
     neighbours in `choices`.
+
+    MEDIA_TYPE   of a stream; a protocol without server-sent events has another one
     """
+
+    MEDIA_TYPE = EVENT_STREAM
 
     def __init__(
         self, asked: Asked[BodyT], answered: Sequence[Answered], *, per_prompt: int = 1, n_indent: int = 0
@@ -236,6 +241,10 @@ class Answer(Generic[BodyT]):
         """The answer to a request that is not streamed."""
         raise NotImplementedError
 
+    def error_event(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails after it has begun."""
+        return event(error.body)
+
     @property
     def results(self) -> list[Result]:
         """One for each answer; final once `end` or `whole` is called."""
@@ -249,7 +258,7 @@ class Answer(Generic[BodyT]):
         """The response. The streams, of which the answer was made, run until it is sent or the client disconnects."""
         if self.body.stream:
             streams.bound()
-            return EventStream(streams, self._events(request, streams))
+            return EventStream(streams, self._events(request, streams), self.MEDIA_TYPE, self.error_event)
         async with streams.attended(request.receive):
             async for news in streams.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
                 for number, pieces in news:

@@ -1,13 +1,17 @@
 """Errors as HTTP responses: one exception for the routes to raise, and the mapping of the package's own errors.
 
-Every error response has OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+An error response has the shape of the protocol that its path belongs to (`shape_of`):
+
+- OpenAI's, `{"error": {"message", "type", "param", "code"}}`, unless the path says otherwise
+- Anthropic's under /v1/messages, `{"type": "error", "error": {"type", "message"}}`
+- Ollama's under /api/, `{"error": "message"}`
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic_core import to_json
@@ -66,15 +70,53 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
+        """OpenAI's object."""
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _TYPES.get(self.status, fallback)
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": fields | self.extra}
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        return Response(to_json(self.body), self.status, self.headers, "application/json")
+    def response(self, path: str = "") -> Response:
+        """The HTTP response to a call of `path`."""
+        return Response(to_json(shape_of(path)(self)), self.status, self.headers, "application/json")
+
+
+Shape = Callable[[ApiError], dict[str, Any]]
+
+
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    """OpenAI's object."""
+    return error.body
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_shape(error: ApiError) -> dict[str, Any]:
+    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more."""
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": error.message}
+    more = {"param": error.param, "code": error.code} | error.extra | fields
+    return {"type": "error", "error": {name: value for name, value in more.items() if value is not None}}
+
+
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    """Ollama's object."""
+    return {"error": error.message}
+
+
+def shape_of(path: str) -> Shape:
+    """The shape of errors of a call. `path`: of its URL."""
+    if path.startswith("/v1/messages"):
+        return anthropic_shape
+    return ollama_shape if path.startswith("/api/") else openai_shape
 
 
 def loading() -> ApiError:
@@ -137,13 +179,13 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
 async def on_api_error(request: Request, error: Exception) -> Response:
     """Handles ApiError."""
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def on_own_error(request: Request, error: Exception) -> Response:
     """Handles RestLocalError."""
     assert isinstance(error, RestLocalError)
-    return answer_to(request, error).response()
+    return answer_to(request, error).response(request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -151,9 +193,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: "no such route", 405: "this route does not support the method"}
     message = messages.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
 async def on_any_error(request: Request, error: Exception) -> Response:
     """Handles every other exception: a fault of the server. The response shows nothing of it, the log does."""
-    return ApiError(500, "the server failed at this request; see its log").response()
+    return ApiError(500, "the server failed at this request; see its log").response(request.url.path)

@@ -55,7 +55,7 @@ class Gate:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
 
     def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
         name = host_name(host)
@@ -80,7 +80,7 @@ class Guard:
         headers = Headers(scope=scope)
         error = self._wrong(scope, headers)
         if error is not None:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
 

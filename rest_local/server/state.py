@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -153,6 +154,8 @@ class State:
     name              of the model, known before it is loaded
     engine, service   set when the model is loaded
     embedder          made for the first request that needs it
+    folder            private to this server, outlives the process of a model and is removed when the server ends; None
+                      where there is none, and state is kept in memory
 
     `Serving` closes the engine, the service, the embedder and `scoring`.
     """
@@ -162,6 +165,7 @@ class State:
     engine: Engine | None = None
     service: Service | None = None
     embedder: Embedder | None = None
+    folder: Path | None = None
     scoring: Scoring = field(default_factory=Scoring)
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
