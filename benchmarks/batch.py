@@ -124,10 +124,16 @@ class SimulatedBackend:
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
         """Do nothing: there are no cells."""
 
+    def begin(self, seq: int) -> int:
+        return -1
+
+    def state_size(self, seq: int) -> int:
+        return 0
+
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         return b""
 
-    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         return False
 
     def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:

@@ -93,10 +93,16 @@ class Device(Backend):
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
         self._context.copy(source, target, p0, p1)
 
+    def begin(self, seq: int) -> int:
+        return self._context.begin(seq)
+
+    def state_size(self, seq: int) -> int:
+        return self._context.state_size(seq)
+
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         return self._context.save(seq, partial=partial)
 
-    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         return self._context.restore(seq, state, partial=partial)
 
     def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:

@@ -56,6 +56,8 @@ class Request:
         prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
             limits waiting for a slot and evaluating the prompt
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
+        session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`)
+        owner: only requests of the same owner have what was kept of this one restored from disk
 
     Raises OptionError for a number out of range.
     """
@@ -78,6 +80,8 @@ class Request:
     keep_tokens: int = 0
     prompt_seconds: float | None = None
     seconds: float | None = None
+    session: str = ""
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.verify, str) and self.verify != STRICT:
@@ -113,6 +117,8 @@ class RequestOptions(TypedDict, total=False):
     keep_tokens: int
     prompt_seconds: float | None
     seconds: float | None
+    session: str
+    owner: str
 
 
 class ChatOptions(RequestOptions, total=False):

@@ -1,0 +1,15 @@
+"""Whose text a slot holds, for files on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Owner:
+    """`id`: only its texts are restored for it; empty where all clients may know of each other's texts. `named`: the text
+    is a session with a name, which is kept however short.
+    """
+
+    id: str = ""
+    named: bool = False
