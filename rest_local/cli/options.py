@@ -64,6 +64,12 @@ def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Rela
     return Relaxed.parse(value)
 
 
+class OneALine(click.types.StringParamType):
+    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces."""
+
+    envvar_list_splitter = "\n"
+
+
 _engine, _sampling = in_section("Engine"), in_section("Sampling")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -90,14 +96,24 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
     )
 
 
+_MODEL_OPTION = _engine(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help=MODEL_HELP,
+)
+_MODELS_OPTION = _engine(
+    "-m",
+    "--model",
+    type=OneALine(),
+    multiple=True,
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help="GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
+    "model; the first is the default. Default: the demo model.",
+)
 _ENGINE_OPTIONS = (
-    _engine(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        shell_complete=completion.models,
-        help=MODEL_HELP,
-    ),
     _engine(
         "-d",
         "--datastore",
@@ -240,7 +256,18 @@ def engine_options(command: Command) -> Command:
         given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
         return command(config=EngineConfig(**given, options=load), **values)
 
-    return _with_options(_ENGINE_OPTIONS, load_options(gathered))
+    return _with_options((_MODEL_OPTION, *_ENGINE_OPTIONS), load_options(gathered))
+
+
+def engine_options_of_models(command: Command) -> Command:
+    """As `engine_options` for several models: the arguments are `models`, as they were named, and `config` without."""
+
+    @functools.wraps(command)
+    def gathered(*, load: ModelOptions, model: tuple[str, ...], **values: Any) -> Any:
+        given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
+        return command(config=EngineConfig(**given, options=load), models=model, **values)
+
+    return _with_options((_MODELS_OPTION, *_ENGINE_OPTIONS), load_options(gathered))
 
 
 def sampling_options(command: Command) -> Command:

@@ -34,7 +34,8 @@ from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_ht
 from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
-from rest_local.server.security import AccessLog, Gate, Guard
+from rest_local.server.security import AccessLog, Gate, Guard, Inner
+from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
 
@@ -123,27 +124,25 @@ _OTHER_NAMES = {
 }
 
 
-def create_app(state: State) -> Starlette:
-    """The application of one server. The caller sets the state's engine and service once the model is loaded."""
-    endpoints = {(each.method, each.path): endpoint for each, endpoint in ROUTES}
-    routes = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in ROUTES]
-    routes.append(Route("/openapi.json", openapi, methods=["GET"]))
+def create_app(state: State, secret: bytes | None = None) -> Starlette:
+    """The application of one model's server. The caller sets the state's engine and service once the model is loaded.
+
+    secret   of the process that forwards requests to this one, which is then the only one that may call
+    """
+    return assemble(ROUTES, state, state.settings, secret)
+
+
+def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
+    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find."""
+    endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
+    named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
+    named.append(Route("/openapi.json", openapi, methods=["GET"]))
     for other, path in _OTHER_NAMES.items():
         found = [(method, endpoint) for (method, name), endpoint in endpoints.items() if name == path]
-        routes += [Route(other, endpoint, methods=[method]) for method, endpoint in found]
-    settings = state.settings
-    between = []
-    if settings.allowed_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=settings.allowed_origins,
-            allow_methods=sorted({each.method for each, _ in ROUTES}),
-            allow_headers=["authorization", "content-type", "x-api-key"],
-        )
-        between = [cors]
+        named += [Route(other, endpoint, methods=[method]) for method, endpoint in found]
     app = Starlette(
-        routes=routes,
-        middleware=[Middleware(AccessLog), Middleware(Gate, settings), *between, Middleware(Guard, settings)],
+        routes=named,
+        middleware=[Middleware(AccessLog), *_admission(routes, settings, secret), Middleware(Guard, settings)],
         exception_handlers={
             ApiError: on_api_error,
             RestLocalError: on_own_error,
@@ -152,8 +151,23 @@ def create_app(state: State) -> Starlette:
         },
     )
     app.state.server = state
-    app.state.operations = tuple(each for each, _ in ROUTES)
+    app.state.operations = tuple(each for each, _ in routes)
     return app
+
+
+def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list[Middleware]:
+    """What checks where a request comes from."""
+    if secret is not None:
+        return [Middleware(Inner, secret)]
+    if not settings.allowed_origins:
+        return [Middleware(Gate, settings)]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=sorted({each.method for each, _ in routes}),
+        allow_headers=["authorization", "content-type", "x-api-key"],
+    )
+    return [Middleware(Gate, settings), cors]
 
 
 def _pattern(path: str) -> str:

@@ -286,14 +286,19 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 async def parse(request: Request, kind: type[Checked]) -> Checked:
     """The body of a request. Raises ApiError 400, 408 (the client stopped sending), 413."""
+    data = await read(request)
+    return check(data, kind) if len(data) < 1 << 14 else await anyio.to_thread.run_sync(check, data, kind)
+
+
+async def read(request: Request) -> bytes:
+    """The bytes of a request's body. Raises ApiError 400, 408 (the client stopped sending), 413."""
     try:
         with anyio.fail_after(SLOW_BODY_SECONDS):
-            data = await request.body()
+            return await request.body()
     except TimeoutError as error:
         raise ApiError(408, "the body did not arrive in time", headers={"connection": "close"}) from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client disconnected before its request was complete") from error
-    return check(data, kind) if len(data) < 1 << 14 else await anyio.to_thread.run_sync(check, data, kind)
 
 
 def check(data: bytes, kind: type[Checked]) -> Checked:

@@ -52,17 +52,22 @@ async def model(request: HttpRequest) -> Response:
 def _model(state: State, name: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": name, "object": "model", "created": state.started, "owned_by": "rest-local"}
     if state.engine is not None:
-        of_model = state.engine.model
-        fields["meta"] = {
-            "vocab_type": of_model.vocabulary.type,
-            "n_vocab": of_model.n_vocab,
-            "n_ctx": state.engine.n_ctx,
-            "n_ctx_train": of_model.n_ctx_train,
-            "n_embd": of_model.n_embd,
-            "n_params": of_model.n_params,
-            "size": of_model.size_bytes,
-        }
+        fields["meta"] = meta(state.engine)
     return fields
+
+
+def meta(engine: Engine) -> dict[str, Any]:
+    """What the list of models says of a model that is loaded, as llama-server does."""
+    model = engine.model
+    return {
+        "vocab_type": model.vocabulary.type,
+        "n_vocab": model.n_vocab,
+        "n_ctx": engine.n_ctx,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_params": model.n_params,
+        "size": model.size_bytes,
+    }
 
 
 async def health(request: HttpRequest) -> Response:

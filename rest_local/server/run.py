@@ -14,6 +14,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_local.errors import RestLocalError
@@ -39,6 +40,9 @@ class Serving:
     load    loads the engine; called in a thread of its own
     queue   number of requests that may wait
     start   makes the service of the engine and `queue`
+    secret  of the process that forwards requests to this one (`create_app`)
+    folder  see `State`
+    told    called when the model is loaded, in the thread that loaded it; by default it is logged
     """
 
     def __init__(
@@ -50,13 +54,17 @@ class Serving:
         queue: int = 64,
         drain_seconds: int = DRAIN_SECONDS,
         start: Callable[[Engine, int], Service] | None = None,
+        secret: bytes | None = None,
+        folder: Path | None = None,
+        told: Callable[[State], None] | None = None,
     ) -> None:
-        self.settings, self.state = settings, State(settings, name)
+        self.settings, self.state = settings, State(settings, name, folder=folder)
         self._load, self._start, self._queue = load, start or _start, queue
+        self._told = told or log_loaded
         self.loaded = threading.Event()  # or failed
         self._error: BaseException | None = None
         self._stop = Stop()  # of loading
-        self.http = HttpServer(create_app(self.state), self._hang_up, self.state.workers.stop, drain_seconds)
+        self.http = HttpServer(create_app(self.state, secret), self._hang_up, self.state.workers.stop, drain_seconds)
 
     def run(self, listening: socket.socket) -> None:
         """Serve until stopped. Raises what `load` raises, and KeyboardInterrupt for Ctrl-C."""
@@ -96,7 +104,7 @@ class Serving:
             with self._stop.here():
                 self.state.engine = self._load()
             self.state.service = self._start(self.state.engine, self._queue)
-            log.info("model loaded", extra={"fields": {"event": "loaded", "model": self.state.model_id}})
+            self._told(self.state)
         except BaseException as error:  # `run` raises it
             self._error = error
             self.http.should_exit = True
@@ -115,6 +123,11 @@ class Serving:
         self.state.scoring.close()
         if engine is not None:
             engine.close()
+
+
+def log_loaded(state: State) -> None:
+    """A line in the log."""
+    log.info("model loaded", extra={"fields": {"event": "loaded", "model": state.model_id}})
 
 
 def _start(engine: Engine, queue: int) -> Service:

@@ -67,6 +67,29 @@ class Gate:
         return ApiError(403, "pages of this origin may not call; see --allow-origin", code="origin_not_allowed")
 
 
+SECRET, CLIENT = "x-rest-local-secret", "x-rest-local-client"
+FORWARDED = "rest_local.forwarded"  # in the scope: another process answers the request, and logs it
+
+
+class Inner:
+    """In the process of one model: admits only the process that clients reach, which knows `secret`, has checked where
+    a request comes from, and names the client's address.
+    """
+
+    def __init__(self, app: ASGIApp, secret: bytes) -> None:
+        self._app, self._secret = app, secret
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        if hmac.compare_digest(headers.get(SECRET, "").encode("latin-1"), self._secret):
+            scope["client"] = (headers.get(CLIENT, "?"), 0)
+            await self._app(scope, receive, send)
+        else:
+            await _closing_error(403, "this port is the server's own", "internal").response()(scope, receive, send)
+
+
 class Guard:
     """Requires the key on every route except /health, and limits the body."""
 
@@ -211,4 +234,5 @@ class AccessLog:
                 **scope.get(LOG, {}),
             }
             level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
-            log.log(level, "request", extra={"fields": fields})
+            if not scope.get(FORWARDED):
+                log.log(level, "request", extra={"fields": fields})

@@ -1,0 +1,1 @@
+"""The process that clients reach: it starts one process for each model and forwards requests to them."""
