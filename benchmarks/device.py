@@ -31,6 +31,7 @@ class Device(Backend):
     def __init__(self, context: Context, step_ms: float, n_vocab: int, texts: Sequence[Sequence[int]]) -> None:
         self.n_ctx, self.n_cells, self.n_batch = context.n_ctx, context.n_cells, context.n_batch
         self.n_branches, self.n_slots, self.n_vocab = context.n_branches, context.n_slots, n_vocab
+        self.n_swa = context.n_swa
         self.max_outputs, self.batch = context.max_outputs, context.batch
         self.critical_ms: list[float] = []
         self._context, self._step_s, self._texts = context, step_ms / 1e3, texts

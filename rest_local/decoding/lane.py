@@ -38,7 +38,7 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
 from rest_local.kv_cache.backend import Backend, Capability
-from rest_local.kv_cache.session_files import SessionFiles
+from rest_local.kv_cache.session_files import PART, SessionFiles
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder, library
@@ -160,7 +160,9 @@ class Lane:
         """
         made = saved.made_with(self.model, self.context.settings, self.exact)
         try:
-            files = SessionFiles(cache_dir() / SESSIONS, made, limit)
+            # Of a text, llama.cpp saves only the cells of the sliding window before its last token.
+            part = min(PART, self.context.n_swa or PART)
+            files = SessionFiles(cache_dir() / SESSIONS, made, limit, part=part)
         except OSError as error:
             self.warnings.append(f"no sessions are kept on disk: {error.filename}: {error.strerror}")
             return

@@ -32,6 +32,7 @@ class Backend(Protocol):
     n_branches: int  # sequence ids of one slot
     n_slots: int
     n_vocab: int
+    n_swa: int  # tokens of a sliding window; 0: there is none
     max_outputs: int
     batch: Batch
 

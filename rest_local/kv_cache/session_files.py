@@ -115,18 +115,18 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 class SessionFiles:
-    """The files of one context. `home`: the folder of all; `made`: what the cells are computed with; `limit`: bytes.
+    """The files of one context. `home`: the folder of all; `made`: what the cells are computed with; `limit`: bytes;
+    `part`: tokens of a part.
 
     Any thread, except `put`: one thread. Makes the folder, 0700. Raises OSError where that fails.
     """
 
-    def __init__(self, home: Path, made: Mapping[str, str], limit: int, *, least_free: int = LEAST_FREE) -> None:
-        self.home, self.limit = home, limit
+    def __init__(self, home: Path, made: Mapping[str, str], limit: int, *, part: int = PART) -> None:
+        self.home, self.limit, self.part = home, limit, part
         self.fingerprint = fingerprint(made)
         self.folder = home / self.fingerprint[:32]
         self._make_folder()
         self.written = self.read = 0  # files
-        self._least_free = least_free
         self._lock = threading.Condition()
         self._waiting: dict[str, bytes] = {}
         self._bytes = 0  # that wait
@@ -148,10 +148,9 @@ class SessionFiles:
     def names(self, tokens: Sequence[int], owner: str) -> Names:
         """The names of the parts of a text. 1 ms for 30 000 tokens."""
         ids = np.asarray(tokens, np.int64)
-        link = hashlib.sha256(f"{self.fingerprint}\n{owner}".encode()).digest()
-        links = [link]
-        for begin in range(0, len(ids) // PART * PART, PART):
-            links.append(hashlib.sha256(links[-1] + ids[begin : begin + PART].tobytes()).digest())
+        part, links = self.part, [hashlib.sha256(f"{self.fingerprint}\n{owner}\n{self.part}".encode()).digest()]
+        for begin in range(0, len(ids) // part * part, part):
+            links.append(hashlib.sha256(links[-1] + ids[begin : begin + part].tobytes()).digest())
         ends = [hashlib.sha256(link + b"end").hexdigest()[:40] for link in links]
         return Names([link.hex()[:40] for link in links[1:]], ends)
 
@@ -327,8 +326,8 @@ class SessionFiles:
             if self._size + self._since + size > self.limit or self._since > self.limit // SCANNED:
                 self._trim(size)
             self._since += size
-        if shutil.disk_usage(self.folder).free < size + self._least_free:
-            raise OSError(errno.ENOSPC, f"less than {self._least_free >> 20} MB of the disk would stay free")
+        if shutil.disk_usage(self.folder).free < size + LEAST_FREE:
+            raise OSError(errno.ENOSPC, f"less than {LEAST_FREE >> 20} MB of the disk would stay free")
 
     def _trim_at_start(self) -> None:
         with self._trimming, contextlib.suppress(OSError):

@@ -50,7 +50,7 @@ class Restoring:
         after `n_parts` of the whole text is its end.
         """
         self._sessions, self._slot = sessions, slot
-        self._end_at = n_parts * PART
+        self._end_at = n_parts * sessions.files.part
         self._names = deque(names)
         self._reads: deque[Future[memoryview | None]] = deque()
         self._begun, self._before = time.perf_counter(), slot.n_past
@@ -80,9 +80,9 @@ class Restoring:
         return True
 
     def _add(self, state: memoryview) -> bool:
-        slot = self._slot
+        slot, part = self._slot, self._sessions.files.part
         if slot.n_past < self._end_at:
-            return self._sessions.add_part(slot, state, (slot.n_past // PART + 1) * PART)
+            return self._sessions.add_part(slot, state, (slot.n_past // part + 1) * part)
         tokens, state = end_of(state)
         end = slot.n_past + common_prefix(tokens, slot.tokens[slot.n_past : -1])
         return end > slot.n_past and self._sessions.add_part(slot, state, end)
@@ -122,12 +122,13 @@ class Sessions:
         if not self._shares:
             self._restore_whole(slot, text)
             return None
-        first = slot.n_past // PART
+        part = self.files.part
+        first = slot.n_past // part
         names = self.files.names(text, slot.owner.id)
         end = first
         while end < len(names.parts) and self.files.has(names.parts[end]):
             end += 1
-        if end * PART < slot.n_past + LEAST_RESTORED:
+        if end * part < slot.n_past + LEAST_RESTORED:
             return None
         found = names.parts[:end]
         if self.files.has(names.ends[end]):
@@ -196,17 +197,17 @@ class Sessions:
         assert slot.owner is not None
         if not self._shares:
             return self._save_whole(slot)
-        names = self.files.names(slot.tokens[: slot.n_past], slot.owner.id)
+        part, names = self.files.part, self.files.names(slot.tokens[: slot.n_past], slot.owner.id)
         for place, name in enumerate(names.parts[first:], first):
             if not self.files.has(name):
                 if not self.files.wait_for_room(over - time.perf_counter()) or not self.files.writes:
                     return False
-                state = slot.part(place * PART, (place + 1) * PART)
+                state = slot.part(place * part, (place + 1) * part)
                 if not state:
                     break  # what follows is of no use without it
                 self.files.put(name, state, place)
                 if time.perf_counter() >= over:
-                    slot.n_saved = (place + 1) * PART
+                    slot.n_saved = (place + 1) * part
                     return False
         else:
             self._save_end(slot, names.ends[-1], len(names.parts))
@@ -215,7 +216,7 @@ class Sessions:
 
     def _save_end(self, slot: Slot, name: str, place: int) -> None:
         """Save what follows the whole parts."""
-        begin = place * PART
+        begin = place * self.files.part
         if begin < slot.n_past and (state := slot.part(begin, slot.n_past)):
             self.files.put(name, end(slot.tokens[begin : slot.n_past], state), place)
 
@@ -258,7 +259,7 @@ class Sessions:
         now = time.monotonic()
         for slot in self._unsaved():
             if now - slot.idle_since >= IDLE_S:
-                self.save(slot, seconds, slot.n_saved // PART)
+                self.save(slot, seconds, slot.n_saved // self.files.part)
                 return
 
     def after_pass(self, seconds: float) -> None:

@@ -80,6 +80,7 @@ class Slot:
         self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
         self.owner: Owner | None = None  # for whom the text is kept on disk; None: it is not
         self.n_saved = 0  # of `n_past`, tokens that were written to disk or need not be
+        self.is_idle = True  # no request uses it
         self.idle_since = 0.0  # by `time.monotonic`; 0: in use, or it was never used
         self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
         self._held = [0] * self.n_branches  # of the others: to how many
@@ -111,6 +112,8 @@ class Slot:
         self._joined, self._held = 1, [0] * self.n_branches
         if self.draft_text and other.draft_text:
             self.draft_text.share(other.draft_text, n)
+        if self._lacks_window():
+            self.clear()
 
     def save_file(self, path: str | PathLike[str]) -> bool:
         """Write the cells of the committed tokens to a file; whether that succeeded."""
@@ -192,8 +195,18 @@ class Slot:
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
-        if (suspect or not removed) and not self._go_back():
+        if ((suspect or not removed) and not self._go_back()) or self._lacks_window():
             self.clear()
+
+    def _lacks_window(self) -> bool:
+        """Whether cells of the sliding window before the next token are gone. A file of llama.cpp has only those of the
+        window before its last token, and others of this memory may be used again; without them logits are wrong.
+        """
+        n_swa = self.backend.n_swa
+        if not n_swa or not self.n_past:
+            return False
+        begin = self.backend.begin(self.first_id)
+        return begin < 0 or begin > max(0, self.n_past - n_swa)
 
     def commit(self, n: int) -> None:
         """The next n tokens of the text were evaluated."""

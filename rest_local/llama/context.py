@@ -220,6 +220,7 @@ class Context:
         self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
         self.n_vocab = model.n_vocab
+        self.n_swa = int(llama_cpp.llama_model_n_swa(model.pointer))
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
         self.max_outputs = min(MAX_OUTPUTS, self.n_batch)
         self.batch = Batch(self.n_batch, settings.n_branches, n_features)
@@ -302,7 +303,9 @@ class Context:
         return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def begin(self, seq: int) -> int:
-        """The position of the first cell of `seq`; -1 without cells."""
+        """The position of the first cell of `seq`, of a sliding window's cells where there are such; -1 without cells.
+        All positions from there on have cells.
+        """
         return int(llama_cpp.llama_memory_seq_pos_min(self._memory, seq))
 
     def state_size(self, seq: int) -> int:
