@@ -32,6 +32,7 @@ log = logging.getLogger("rest_local.scheduler")
 
 NO_ROOM = 1  # of `llama_decode`
 STALL_MS = 100.0  # what a part of a prompt may add to a step of sequences that generate
+HELD_S = 0.001  # between two looks at slots that are all held, to be saved to a file or restored
 LEAST_PART = 16  # tokens of it, and least of a part whose time tells how many more another may have
 RESTORING_S = 0.5  # of a session from disk, between two looks at what else there is to do
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
@@ -103,6 +104,8 @@ class Scheduler:
         self._restore()
         if served := [each for each in self.admitted if each not in self._restoring]:
             self._pass(served)
+        elif self.waiting and not self.admitted:
+            time.sleep(HELD_S)
         self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
 
     def deliver(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Owner:
-    """`id`: only its texts are restored for it; empty where all clients may know of each other's texts. `named`: a session
-    with a name, whose text is kept however short.
+    """`id`: only its texts are restored for it; empty where clients may know of each other's. `named`: a session with a
+    name, whose text is kept however short.
     """
 
     id: str = ""

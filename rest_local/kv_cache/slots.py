@@ -78,7 +78,7 @@ class Slots:
         if match.source is not None or match.kept < WORTH_KEEPING * slot.n_past:
             self.before_loss(slot)
         self._idle.remove(slot)
-        slot.idle_since = 0.0
+        slot.is_idle, slot.idle_since = False, 0.0
         if match.source is not None:
             slot.share_prefix(match.source, match.kept)
         elif not match.kept:
@@ -90,7 +90,15 @@ class Slots:
         if slot not in self._idle:
             self._idle.append(slot)
             self._idle_ms[slot] = 0.0
-            slot.idle_since = time.monotonic()
+            slot.is_idle, slot.idle_since = True, time.monotonic()
+
+    def hold(self, slot: Slot) -> bool:
+        """Take an idle slot as it is, until `release`; False where a request uses it."""
+        if slot not in self._idle:
+            return False
+        self._idle.remove(slot)
+        slot.is_idle = False
+        return True
 
     def charge(self, per_cell: float, per_token: float) -> None:
         """Charge a decode over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating a

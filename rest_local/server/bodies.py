@@ -159,6 +159,7 @@ class GenerationBody(Body):
     cache_prompt: bool | None = None
     t_max_predict_ms: Milliseconds | None = None
     prediction: Prediction | None = None
+    prompt_cache_key: str | None = None
     datastore: str | Many[str] | None = None
     rest_local: Extension | None = None
 
@@ -246,6 +247,13 @@ class TokenizeBody(Body):
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+
+
+class SlotBody(Body):
+    """POST /slots/ID."""
+
+    model: str | None = None
+    filename: str | None = None
 
 
 class DetokenizeBody(Body):

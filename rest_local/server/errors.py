@@ -34,6 +34,7 @@ from rest_local.errors import (
     QueueFull,
     RestLocalError,
     ServiceClosed,
+    SlotBusy,
     TemplateFailed,
     Unexpected,
 )
@@ -148,7 +149,7 @@ def _answer(error: RestLocalError) -> ApiError:
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
-    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed)):
+    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed, SlotBusy)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
         return ApiError(400, text, code="invalid_value")
