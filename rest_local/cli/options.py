@@ -18,7 +18,7 @@ from rest_local.cli import completion
 from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section
-from rest_local.decoding.config import LARGEST_DEFAULT, POLICY_NAMES, TRAINED, EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, LARGEST_DEFAULT, POLICY_NAMES, TRAINED, EngineConfig
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampling import Sampling
 
@@ -223,6 +223,15 @@ history_option = _engine(
     default=True,
     show_default=True,
     help="Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
+)
+projector_option = _engine(
+    "--mmproj",
+    type=click.Path(path_type=Path),
+    default=AUTO_PROJECTOR,
+    show_default=True,
+    metavar="FILE|auto|none",
+    shell_complete=completion.paths,
+    help="Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
 )
 stop_option = click.option(
     "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."

@@ -27,6 +27,7 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 
 @click.command(cls=SectionedCommand)
 @options.engine_options_of_models
+@options.projector_option
 @options.history_option
 @live_options.code_options
 @click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")
@@ -130,6 +131,7 @@ def serve(
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
+    from rest_local.paths import data_home
     from rest_local.router.memory import default_limit
     from rest_local.router.run import Routing
     from rest_local.server.http import ignore_hangups, listen, log_to_stderr
@@ -156,7 +158,8 @@ def serve(
         choices = [served.choice(each, config, live, aliases.get(each.name, ())) for each in named]
         if memory is None and len(choices) > 1:
             memory = default_limit()
-        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue)
+        kept = data_home() / "batches"
+        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue, kept=kept)
         _announce(settings, listening.getsockname()[1], len(choices))
         routing.run(listening)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rest_local.cli import indexer, inputs, opening
 from rest_local.cli.live import Live
 from rest_local.cli.messages import warn
-from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.errors import InputInvalid, OptionError
 
 if TYPE_CHECKING:
@@ -81,9 +81,15 @@ def choice(model: Named, config: EngineConfig, live: Live, aliases: tuple[str, .
     from rest_local.paths import demo_model
     from rest_local.router.run import ModelChoice
 
-    own = replace(config, model=model.path)
+    own = replace(config, model=model.path, mmproj=config.mmproj and _projector(config.mmproj))
     path = model.path or demo_model()
     return ModelChoice(model.name, path, partial(_load, own, live), partial(_need, own, path), aliases)
+
+
+def _projector(given: str | Path) -> Path:
+    """As given; a path for another process, which may have another directory."""
+    path = Path(given)
+    return path if path in (AUTO_PROJECTOR, NO_PROJECTOR) else path.absolute()
 
 
 def _load(config: EngineConfig, live: Live) -> Engine:

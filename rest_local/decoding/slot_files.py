@@ -71,6 +71,8 @@ class SlotFiles:
         tokens, part = slot.tokens[: slot.n_past], self._files.part
         if not tokens:
             raise OptionError(f"id_slot: slot {number} holds nothing")
+        if min(tokens) < 0:
+            raise OptionError(f"id_slot: slot {number} holds images, which are not saved")
         if self._lane.capability.shares and slot.part(0, min(part, len(tokens))):
             marks = [*range(part, len(tokens), part), len(tokens)]
             size = slot.backend.state_size(slot.first_id)
@@ -111,7 +113,7 @@ class SlotFiles:
     def _clear(self, slot: Slot, tokens: list[int]) -> None:
         self._slots.before_loss(slot)
         slot.clear()
-        slot.tokens, slot.owner, slot.n_saved = tokens, Owner(), 0
+        slot.tokens, slot.saved, slot.owner, slot.n_saved = tokens, (), Owner(), 0
 
     def _fills(self, slot: Slot, reader: slot_file.Reader) -> Iterator[Callable[[], bool]]:
         """What has the content of a file in a slot, call by call."""

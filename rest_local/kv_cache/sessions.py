@@ -13,6 +13,8 @@
 Where the memory cannot be cut back (recurrent state), a text is one file: the state after its last token and the
 checkpoints before it. It is found where the prompt begins with the whole text, or with that of a checkpoint.
 
+Of a text with images, what comes before the first one is kept.
+
 An owner is who may have a text restored: on a server that other machines reach, the client's key. Without an owner, a
 text is not written.
 """
@@ -27,8 +29,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 
 from rest_local.drafting.tree import common_prefix
-from rest_local.kv_cache.session_files import PART, SessionFiles, Unusable
+from rest_local.kv_cache.session_files import PART, Names, SessionFiles, Unusable
 from rest_local.kv_cache.slot import Slot
+from rest_local.llama.placeholders import is_placeholder
 
 log = logging.getLogger("rest_local.sessions")
 
@@ -116,7 +119,7 @@ class Sessions:
         """
         if slot.owner is None:
             return None
-        text = slot.tokens[: len(slot.tokens) - 1]
+        text = _before_images(slot.tokens[: len(slot.tokens) - 1])
         if len(text) < slot.n_past + LEAST_RESTORED:
             return None
         if not self._shares:
@@ -197,7 +200,8 @@ class Sessions:
         assert slot.owner is not None
         if not self._shares:
             return self._save_whole(slot)
-        part, names = self.files.part, self.files.names(slot.tokens[: slot.n_past], slot.owner.id)
+        text = _before_images(slot.tokens[: slot.n_past])
+        part, names = self.files.part, self.files.names(text, slot.owner.id)
         for place, name in enumerate(names.parts[first:], first):
             if not self.files.has(name):
                 if not self.files.wait_for_room(over - time.perf_counter()) or not self.files.writes:
@@ -210,15 +214,16 @@ class Sessions:
                     slot.n_saved = (place + 1) * part
                     return False
         else:
-            self._save_end(slot, names.ends[-1], len(names.parts))
+            self._save_end(slot, text, names)
         slot.n_saved = slot.n_past
         return True
 
-    def _save_end(self, slot: Slot, name: str, place: int) -> None:
+    def _save_end(self, slot: Slot, text: Sequence[int], names: Names) -> None:
         """Save what follows the whole parts."""
+        place = len(names.parts)
         begin = place * self.files.part
-        if begin < slot.n_past and (state := slot.part(begin, slot.n_past)):
-            self.files.put(name, end(slot.tokens[begin : slot.n_past], state), place)
+        if begin < len(text) and (state := slot.part(begin, len(text))):
+            self.files.put(names.ends[-1], end(text[begin:], state), place)
 
     def _is_worth_it(self, slot: Slot) -> bool:
         owner, least = slot.owner, LEAST_TOKENS
@@ -231,7 +236,7 @@ class Sessions:
     def _save_whole(self, slot: Slot) -> bool:
         assert slot.owner is not None
         name = self.files.name_of(slot.tokens[: slot.n_past], slot.owner.id)
-        if not self.files.has(name):
+        if not self.files.has(name) and len(_before_images(slot.tokens)) >= slot.n_past:
             states = slot.states(LARGEST_STATE)
             if states is None:
                 slot.n_saved = slot.n_past
@@ -283,6 +288,13 @@ class Sessions:
         finally:
             self._saving = False
             self.files.close(max(over - time.perf_counter(), 1.0))
+
+
+def _before_images(tokens: list[int]) -> list[int]:
+    """The text before the first image: an image is kept whole or not at all, and may take fewer positions than rows."""
+    if not tokens or min(tokens) >= 0:
+        return tokens
+    return tokens[: next(place for place, token in enumerate(tokens) if is_placeholder(token))]
 
 
 def end(tokens: Sequence[int], state: bytes) -> bytes:

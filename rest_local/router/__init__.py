@@ -1,1 +1,1 @@
-"""The process that clients reach: it starts one process for each model and forwards requests to them."""
+"""The process that clients reach: it forwards requests to one process for each model, and keeps files and batches."""

@@ -10,21 +10,28 @@ Calls that only look (`GET /slots`, `GET /metrics`) do not load a model.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.router.forwarding import Forwarded
+from rest_local.errors import RestLocalError
+from rest_local.router import ollama
+from rest_local.router.forwarding import Forwarded, ask
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
-from rest_local.server.errors import ApiError, loading
+from rest_local.server.errors import ApiError, from_error, loading
 from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.page import page
+from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
 
@@ -45,9 +52,30 @@ class RouterState:
     ready: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
 
+    @cached_property
+    def responses(self) -> Store:
+        """Responses of /v1/responses, which the models' processes keep in the same folder."""
+        return Store(self.folder)
+
     def entry(self, name: str | None) -> Entry:
         """The model of that name. Raises ApiError 404."""
         return self.pool.entry(name, anything=ANY_MODEL in self.settings.aliases)
+
+    async def ask(self, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+        """A call that the server itself makes, to the model that it names: status and body, errors too.
+
+        Raises ProcessEnded and OSError if the process of the model ends meanwhile.
+        """
+        parts = urlsplit(target)
+        try:
+            name = load(body).get("model") if body else dict(parse_qsl(parts.query)).get("model")
+            entry = self.entry(name)
+            if method == "GET" and entry.status != "loaded":
+                return 200, b"[]"
+            return await ask(self.pool, entry, method, target, body, key)
+        except (ApiError, RestLocalError) as error:
+            answer = error if isinstance(error, ApiError) else from_error(error, is_local=self.settings.is_local)
+            return answer.status, bytes(answer.response(parts.path).body)
 
 
 def router_of(request: HttpRequest) -> RouterState:
@@ -67,9 +95,10 @@ async def forward(request: HttpRequest) -> Response:
     router = router_of(request)
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
     entry = router.entry(await _model_of(request, router, body))
-    if request.url.path in _ONLY_LOOK and entry.status != "loaded":
+    looks = request.method == "GET" and request.url.path in _ONLY_LOOK
+    if looks and entry.status != "loaded":
         return _nothing_to_see(request.url.path, router)
-    return Forwarded(router.pool, entry, request, body)
+    return Forwarded(router.pool, entry, body, looks=looks)
 
 
 async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:
@@ -82,6 +111,8 @@ async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> s
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     name = value.get("model")
+    if not name and request.url.path.startswith("/api/"):
+        name = value.get("name")  # as older clients of Ollama write it
     if name is not None and not isinstance(name, str):
         raise ApiError(400, "model: Input should be a valid string", code="invalid_type", param="model")
     return name or request.query_params.get("model")
@@ -146,12 +177,14 @@ async def unload_model(request: HttpRequest) -> Response:
 
 
 OWN: dict[str, Endpoint] = {
-    "/": model_app.page,
+    "/": page,
     "/health": health,
     "/v1/models": models,
     "/v1/models/{name}": model,
+    "/api/tags": ollama.list_models,
+    "/api/ps": ollama.list_running,
 }
-"""Calls of the model's server that the router answers."""
+"""Calls that the router answers in another way than the server of one model."""
 
 ROUTES: Routes = (
     (post("/models/load", "Load a model", ModelBody, of_server=True), load_model),
@@ -159,11 +192,11 @@ ROUTES: Routes = (
 )
 
 
-def create_router(state: RouterState, more: Routes = ()) -> Starlette:
-    """The application. `more`: further routes of the server itself."""
-    shared = tuple((operation, _endpoint(operation)) for operation, _ in model_app.ROUTES)
-    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings)
+def create_router(state: RouterState, more: Routes = (), uploads: Mapping[str, int] | None = None) -> Starlette:
+    """The application. `more`: further routes of the server itself. `uploads`: as for `Guard`."""
+    shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
+    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings, uploads=uploads)
 
 
-def _endpoint(operation: Operation) -> Endpoint:
-    return OWN[operation.path] if operation.of_server else forward
+def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:
+    return OWN.get(operation.path, endpoint) if operation.of_server else forward

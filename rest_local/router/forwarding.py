@@ -15,13 +15,12 @@ from collections.abc import AsyncIterator, Iterable
 
 import h11
 from pydantic_core import to_json
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess
-from rest_local.server.errors import ApiError, shape_of
+from rest_local.server.errors import ApiError, responses_error, shape_of
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.streaming import EVENT_STREAM, event, watched
 
@@ -44,15 +43,15 @@ class ProcessEnded(Exception):
 
 
 class Forwarded(Response):
-    """The answer of a model's process. `body`: of the request, which has been read."""
+    """The answer of a model's process. `body`: of the request, which has been read. `looks`: as for `Pool.using`."""
 
-    def __init__(self, pool: Pool, entry: Entry, request: HttpRequest, body: bytes) -> None:
+    def __init__(self, pool: Pool, entry: Entry, body: bytes, *, looks: bool = False) -> None:
         super().__init__()
-        self._pool, self._entry, self._request, self._body = pool, entry, request, body
+        self._pool, self._entry, self._body, self._looks = pool, entry, body, looks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for attempt in range(1, _TRIES + 1):
-            async with self._pool.using(self._entry) as process:
+            async with self._pool.using(self._entry, looks=self._looks) as process:
                 try:
                     exchange = await Exchange.begin(process, *_of_client(scope), self._body)
                 except OSError as error:
@@ -92,6 +91,23 @@ class Forwarded(Response):
         return ApiError(502, f"the process of model {name} ended; it is started again", code="model_crashed")
 
 
+async def ask(pool: Pool, entry: Entry, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+    """One call that the server itself makes: the status and the body. `target`: path and query; `key`: an API key.
+
+    Raises ProcessEnded, OSError, and what `Pool.using` raises.
+    """
+    headers = [(b"host", b"localhost"), (CLIENT.encode(), b"batch")]
+    headers += [(b"content-type", b"application/json")] if body else []
+    headers += [(b"authorization", b"Bearer " + key)] if key is not None else []
+    async with pool.using(entry, looks=method == "GET") as process:
+        exchange = await Exchange.begin(process, method.encode(), target.encode(), headers, body)
+        try:
+            status, _ = await exchange.head()
+            return status, await exchange.whole()
+        finally:
+            exchange.abort()
+
+
 def _unreachable(entry: Entry) -> ApiError:
     return ApiError(503, f"model {entry.served.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
 
@@ -104,8 +120,8 @@ def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
         return to_json(value) + b"\n"
     if media_type != EVENT_STREAM:
         return None
-    if path == "/v1/responses":
-        return event({"type": "error", **error.body["error"]}, "error")
+    if path in ("/v1/responses", "/responses"):
+        return event(responses_error(error), "error")
     return event(value, "error" if path.startswith("/v1/messages") else None)
 
 

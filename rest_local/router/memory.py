@@ -13,8 +13,9 @@ from pathlib import Path
 
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.metadata import read_metadata
+from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.quantization import in_bytes
-from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.llama.gguf_header import shards_of
 
 PROCESS_BYTES = 300 << 20
@@ -41,9 +42,14 @@ class Need:
 def need_of(config: EngineConfig) -> Need:
     """What the model of `config` will take. `config.model`: a file. Raises ModelError, OSError."""
     path = Path(config.model or "")
-    header = header_of(read_metadata(path), path)
+    metadata = read_metadata(path)
+    if metadata.is_encoder:
+        return Need(_bytes_of(path), 0)
+    header = header_of(metadata, path)
     cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
-    need = Need(_bytes_of(path), cells * header.kv_bytes)
+    projector = config.mmproj if config.mmproj != AUTO_PROJECTOR else projector_of(path)
+    seeing = 0 if projector is None or projector == NO_PROJECTOR else Path(projector).stat().st_size
+    need = Need(_bytes_of(path) + seeing, cells * header.kv_bytes)
     if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:
         return need
     draft = Path(config.draft_model)

@@ -9,8 +9,8 @@ Contract:
 - What a model will take is estimated before it is loaded. If that exceeds the limit by itself, it is refused. Else the
   least recently used models are unloaded until there is room; one that is in use is unloaded when its running answers
   have ended, and its new requests wait until it is loaded again.
-- If loading fails while other models are loaded, as on a GPU whose memory is full, those without users are unloaded and
-  it is tried once more.
+- If loading fails while other models are loaded, though the file has a sane header, as on a GPU whose memory is full,
+  the models without users are unloaded and it is tried once more.
 - A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS; then the
   next request starts it.
 - A model whose file has changed since it was loaded is loaded anew, when its running answers have ended.
@@ -35,6 +35,7 @@ from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed
 from rest_local.router.worker import Setup
 from rest_local.server.errors import ApiError
+from rest_local.server.names import find_name
 
 log = logging.getLogger("rest_local.server")
 
@@ -115,7 +116,7 @@ class Pool:
         self, models: Sequence[Served], *, limit: int | None = None, idle: float | None = None, queue: int = 64
     ) -> None:
         self.entries = [Entry(served) for served in models]
-        self._limit, self._idle, self._queue = limit, idle, queue
+        self.idle, self._limit, self._queue = idle, limit, queue
         self._changed = asyncio.Condition()
         self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
         self._tasks: set[asyncio.Task[object]] = set()
@@ -123,8 +124,8 @@ class Pool:
 
     def start(self) -> None:
         """Begin to look for idle models."""
-        if self._idle is not None:
-            self._spawn(self._unload_idle(self._idle))
+        if self.idle is not None:
+            self._spawn(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
         """The model of that name, or the default one for none and, with `anything`, for an unknown one.
@@ -134,15 +135,16 @@ class Pool:
         if not name:
             return self.entries[0]
         for entry in self.entries:
-            if name in entry.served.names or name.removesuffix(":latest") in entry.served.names:
+            if find_name(name, entry.served.names):
                 return entry
         if anything:
             return self.entries[0]
         raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
 
     @contextlib.asynccontextmanager
-    async def using(self, entry: Entry) -> AsyncIterator[ModelProcess]:
-        """The model's process, which is not unloaded meanwhile. Loads the model if need be.
+    async def using(self, entry: Entry, *, looks: bool = False) -> AsyncIterator[ModelProcess]:
+        """The model's process, which is not unloaded meanwhile. Loads the model if need be. `looks`: that is no use of
+        the model, which may be idle.
 
         Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping), QueueFull.
         """
@@ -152,7 +154,8 @@ class Pool:
             yield process
         finally:
             entry.users -= 1
-            entry.used_at = time.monotonic()
+            if not looks:
+                entry.used_at = time.monotonic()
             await self._tell_changed()
 
     async def load(self, entry: Entry) -> None:
@@ -224,7 +227,7 @@ class Pool:
                 return await self._start(entry)
             except ModelProcessFailed:
                 idle = [each for each in self.entries if each.process is not None and not each.users]
-                if not idle or self._closing:
+                if not idle or self._closing or not await asyncio.to_thread(_is_sane, entry.served):
                     raise
                 log.warning("model %s could not be loaded; it is tried without %s", entry.served.name, _names(idle))
                 for each in idle:
@@ -333,6 +336,15 @@ class Pool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # those that wait for a load get it
+
+
+def _is_sane(served: Served) -> bool:
+    """Whether the model's file can be read at least so far that its need is known."""
+    try:
+        served.need()
+    except (OSError, RestLocalError):
+        return False
+    return True
 
 
 def _names(entries: Sequence[Entry]) -> str:

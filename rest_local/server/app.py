@@ -4,19 +4,11 @@ From the outside in: the log of requests; `Gate` (Host, Origin); CORS, if origin
 size of the body); the routes.
 
 `GET /openapi.json` describes every route. It is made of the types that check the bodies, so it cannot differ.
-
-`GET /` is the page for chat and fill-in-the-middle, one static file. By its security policy it loads nothing, runs only
-its own script and style (the browser compares their hashes), turns no text into markup, calls only this server and
-cannot be framed.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from functools import cache
-from importlib.resources import files
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,61 +19,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rest_local.errors import RestLocalError
-from rest_local.server import bodies, datastores, model_info, slots
+from rest_local.server import bodies, datastores, messages, model_info, slots
 from rest_local.server.chat import chat_completions
-from rest_local.server.completions import completions, embeddings, rerank
+from rest_local.server.completions import completions
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.model_info import metrics
 from rest_local.server.native import completion, infill
+from rest_local.server.ollama import routes as ollama
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
+from rest_local.server.page import page
+from rest_local.server.responses import routes as responses
 from rest_local.server.security import AccessLog, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
-
-_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
-
-
-async def page(request: HttpRequest) -> Response:
-    """The page."""
-    html = _html()
-    return Response(html, headers=_HEADERS | {"content-security-policy": _policy(html)}, media_type="text/html")
-
-
-@cache
-def _html() -> bytes:
-    """The page with line feeds, into which a browser converts all line ends before it computes hashes."""
-    return files("rest_local.server").joinpath("page.html").read_bytes().replace(b"\r\n", b"\n")
-
-
-@cache
-def _policy(html: bytes) -> str:
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {_hashes(html, b'script')}",
-            f"style-src {_hashes(html, b'style')}",
-            "img-src data:",
-            "connect-src 'self'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-        )
-    )
-
-
-def _hashes(html: bytes, tag: bytes) -> str:
-    """Hashes of all inline elements with this tag, in the policy's notation."""
-    texts = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in texts)
+from rest_local.server.vectors import embeddings, rerank
 
 
 async def openapi(request: HttpRequest) -> Response:
@@ -94,7 +46,7 @@ ROUTES: Routes = (
     (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (post("/v1/rerank", "Not served: 501"), rerank),
+    (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
     (get("/v1/models", "Names of the models", of_server=True), model_info.models),
     (get("/v1/models/{name}", "One name of a model", of_server=True), model_info.model),
     (post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
@@ -112,12 +64,16 @@ ROUTES: Routes = (
     (delete("/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
     *slots.ROUTES,
     (get("/", "The chat page", media="text/html", of_server=True), page),
+    *responses.ROUTES,
+    *messages.ROUTES,
+    *ollama.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
+    "/responses": "/v1/responses",
     "/rerank": "/v1/rerank",
     "/reranking": "/v1/rerank",
     "/v1/reranking": "/v1/rerank",
@@ -133,8 +89,16 @@ def create_app(state: State, secret: bytes | None = None) -> Starlette:
     return assemble(ROUTES, state, state.settings, secret)
 
 
-def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
-    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find."""
+def assemble(
+    routes: Routes,
+    state: object,
+    settings: Settings,
+    secret: bytes | None = None,
+    uploads: Mapping[str, int] | None = None,
+) -> Starlette:
+    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find.
+    `uploads`: as for `Guard`.
+    """
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
@@ -143,7 +107,11 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
         named += [Route(other, endpoint, methods=[method]) for method, endpoint in found]
     app = Starlette(
         routes=named,
-        middleware=[Middleware(AccessLog), *_admission(routes, settings, secret), Middleware(Guard, settings)],
+        middleware=[
+            Middleware(AccessLog),
+            *_admission(routes, settings, secret),
+            Middleware(Guard, settings, uploads),
+        ],
         exception_handlers={
             ApiError: on_api_error,
             RestLocalError: on_own_error,
@@ -166,7 +134,7 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=sorted({each.method for each, _ in routes}),
-        allow_headers=["authorization", "content-type", "x-api-key"],
+        allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
     return [Middleware(Gate, settings), cors]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rest_local.errors import (
+    CannotGenerate,
     CorpusEmpty,
     DatastoreError,
     DatastoreLocked,
@@ -43,6 +45,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
+_INPUT = ("/embeddings", "/responses")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -79,7 +82,8 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """The HTTP response to a call of `path`."""
-        return Response(to_json(shape_of(path)(self)), self.status, self.headers, "application/json")
+        headers = self.headers | headers_of(path)
+        return Response(to_json(shape_of(path)(self)), self.status, headers, "application/json")
 
 
 Shape = Callable[[ApiError], dict[str, Any]]
@@ -101,9 +105,15 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
-    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more."""
+    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more.
+
+    Agents find a prompt that is too long, and shorten it, by the words and the two numbers of Anthropic's message.
+    """
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
-    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": error.message}
+    message = error.message
+    if error.code == "context_length_exceeded" and "n_prompt_tokens" in error.extra:
+        message = f"prompt is too long: {error.extra['n_prompt_tokens']} tokens > {error.extra['n_ctx']} maximum"
+    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": message}
     more = {"param": error.param, "code": error.code} | error.extra | fields
     return {"type": "error", "error": {name: value for name, value in more.items() if value is not None}}
 
@@ -113,11 +123,22 @@ def ollama_shape(error: ApiError) -> dict[str, Any]:
     return {"error": error.message}
 
 
+def responses_error(error: ApiError) -> dict[str, Any]:
+    """The event `error` of a stream of OpenAI's Responses API. Most clients read the object in it, not its fields."""
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return fields | error.body
+
+
 def shape_of(path: str) -> Shape:
     """The shape of errors of a call. `path`: of its URL."""
     if path.startswith("/v1/messages"):
         return anthropic_shape
     return ollama_shape if path.startswith("/api/") else openai_shape
+
+
+def headers_of(path: str) -> dict[str, str]:
+    """Headers of every response to a call of `path`, of an error too: Anthropic's clients report the id."""
+    return {"request-id": f"req_{secrets.token_hex(12)}"} if shape_of(path) is anthropic_shape else {}
 
 
 def loading() -> ApiError:
@@ -149,6 +170,8 @@ def _answer(error: RestLocalError) -> ApiError:
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
+    if isinstance(error, CannotGenerate):
+        return ApiError(501, text, code="no_generation")
     if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed, SlotBusy)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
@@ -171,7 +194,8 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
     """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
     answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
-        answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
+        of_chat = "/chat/" in path or shape_of(path) is anthropic_shape
+        answer.param = "messages" if of_chat else "input" if path.endswith(_INPUT) else "prompt"
     elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
         answer.param = field[1]
     return answer

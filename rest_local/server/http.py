@@ -49,8 +49,9 @@ SPARE_DESCRIPTORS = 128  # for the model's files, datastores while they are open
 log = logging.getLogger("rest_local.server")
 
 
-def connection_limit() -> int:
-    """Connections that can be open at once: the free descriptors of this process, less a reserve."""
+def connection_limit(descriptors: int = 1) -> int:
+    """Connections that can be open at once: the free descriptors of this process, less a reserve. `descriptors`: that
+    each connection may need."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -60,7 +61,7 @@ def connection_limit() -> int:
         return MAX_CONNECTIONS
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     free = soft - len(os.listdir(folder)) - SPARE_DESCRIPTORS
-    return max(min(MAX_CONNECTIONS, free), 16)
+    return max(min(MAX_CONNECTIONS, free // descriptors), 16)
 
 
 class TimedProtocol(H11Protocol):
@@ -159,8 +160,9 @@ BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this o
 class HttpServer(uvicorn.Server):
     """uvicorn's server with other settings and signal handlers. `interrupted`: Ctrl-C ended it.
 
-    on_hangup   called for SIGHUP where no terminal can end the process
-    on_stop     called when it stops, before running answers are waited for, `drain_seconds` at most
+    on_hangup     called for SIGHUP where no terminal can end the process
+    on_stop       called when it stops, before running answers are waited for, `drain_seconds` at most
+    descriptors   that each connection may need
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class HttpServer(uvicorn.Server):
         on_hangup: Callable[[], None],
         on_stop: Callable[[], None],
         drain_seconds: int = DRAIN_SECONDS,
+        descriptors: int = 1,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -182,7 +185,7 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=drain_seconds,
-            limit_concurrency=connection_limit() + 1,  # see `TimedProtocol.connection_made`
+            limit_concurrency=connection_limit(descriptors) + 1,  # see `TimedProtocol.connection_made`
             backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_HEAD,
         )

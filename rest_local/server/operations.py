@@ -17,8 +17,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
+from rest_local.server.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}},
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -35,13 +41,28 @@ _ERROR = {
         }
     },
 }
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+_ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "AnthropicError", ollama_shape: "OllamaError"}
 
 
 @dataclass(frozen=True)
 class Operation:
     """A method of a route.
 
-    streams     answers with events if the body requests them
+    streams     answers with a stream, of `stream_media`, if the body requests it
+    form        takes a form with a file in the place of JSON, and the field `purpose`
     of_server   needs no model: where there are several, the process that clients reach answers it
     """
 
@@ -50,8 +71,10 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     streams: bool = False
+    stream_media: str = "text/event-stream"
     media: str = "application/json"
     of_server: bool = False
+    form: bool = False
 
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
@@ -65,7 +88,8 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
     """The OpenAPI 3.1 description."""
     bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-    schemas = {**definitions.get("$defs", {}), "Error": _ERROR}
+    errors = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
+    schemas = {**definitions.get("$defs", {}), **errors}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
@@ -83,10 +107,11 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
 
 
 def _described(call: Operation) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+    shape = _ERROR_NAMES[shape_of(call.path)]
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=shape)}}}
     content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
     if call.streams:
-        content["text/event-stream"] = {"schema": {}}  # some readers take it for the text, others for an event
+        content[call.stream_media] = {"schema": {}}  # some readers take it for the text, others for an event
     operation: dict[str, Any] = {
         "summary": call.summary,
         "responses": {
@@ -103,4 +128,6 @@ def _described(call: Operation) -> dict[str, Any]:
     if call.body is not None:
         schema = {"$ref": _REFERENCE.format(model=call.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if call.form:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
     return operation

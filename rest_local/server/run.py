@@ -118,8 +118,9 @@ class Serving:
             log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
         if service is not None:
             service.close()
-        if self.state.embedder is not None:
-            self.state.embedder.close()
+        for pooled in (self.state.embedder, self.state.ranker):
+            if pooled is not None:
+                pooled.close()
         self.state.scoring.close()
         if engine is not None:
             engine.close()
@@ -133,5 +134,6 @@ def log_loaded(state: State) -> None:
 def _start(engine: Engine, queue: int) -> Service:
     from rest_local.decoding.service import Service
 
-    engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
+    if engine.generates:
+        engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
     return Service(engine, queue=queue)

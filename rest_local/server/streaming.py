@@ -122,8 +122,10 @@ class StreamGroup:
         for stream in self.streams:
             stream.cancel()
 
-    async def pieces(self, *, meanwhile: bool = True) -> AsyncIterator[list[News]]:
+    async def pieces(self, *, meanwhile: bool = True, every: float | None = None) -> AsyncIterator[list[News]]:
         """New pieces, until all streams are done. Without `meanwhile`, only the pieces of streams that are done.
+
+        `every`: an empty list where there was nothing for so many seconds.
 
         Raises the error of a stream, and ServiceClosed if the service cancelled one.
         """
@@ -139,7 +141,9 @@ class StreamGroup:
             for number in done:
                 del open_[number]
             if not news:
-                await self._pulse.wait()
+                await self._pulse.wait(every)
+                if every is not None and time.monotonic() - begun >= every:
+                    yield []
             elif open_ and (left := begun + PACE - time.monotonic()) > 0:
                 await self._pulse.wait(left)
 

@@ -46,7 +46,7 @@ def test_connections_beyond_the_limit_are_refused_when_they_are_made(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Idle connections count, and refused ones do not fill the log."""
-    monkeypatch.setattr(http, "connection_limit", lambda: 8)
+    monkeypatch.setattr(http, "connection_limit", lambda descriptors: 8)
     monkeypatch.setattr(http, "_logged_at", -http.LOG_SECONDS)
     live = scripted()
     with caplog.at_level(logging.WARNING):
