@@ -61,6 +61,7 @@ class Request:
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
         session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`)
         owner: only requests of the same owner have what was kept of this one restored from disk
+        background: give way to every request that does not run in the background, at every forward pass
 
     Raises OptionError for a number out of range.
     """
@@ -86,6 +87,7 @@ class Request:
     seconds: float | None = None
     session: str = ""
     owner: str = ""
+    background: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.verify, str) and self.verify != STRICT:
@@ -133,6 +135,7 @@ class RequestOptions(TypedDict, total=False):
     seconds: float | None
     session: str
     owner: str
+    background: bool
 
 
 class ChatOptions(RequestOptions, total=False):
