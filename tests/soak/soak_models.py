@@ -111,8 +111,10 @@ def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
     assert live.entry("killed").users == live.entry("other").users == 0
     after = (resident_mb(), len(os.listdir("/proc/self/fd")))
     left = [path.name for path in live.routing.folder.iterdir()]
-    print(f"\n{KILLS} kills, {cut} in mid-answer: slowest error {1e3 * slowest:.0f} ms, memory {before[0]:.0f} to {after[0]:.0f} MB, "
-          f"descriptors {before[1]} to {after[1]}, files {len(left)}")  # fmt: skip
+    print(
+        f"\n{KILLS} kills, {cut} in mid-answer: slowest error {1e3 * slowest:.0f} ms, memory {before[0]:.0f} to "
+        f"{after[0]:.0f} MB, descriptors {before[1]} to {after[1]}, files {len(left)}"
+    )
     assert slowest < LIMIT_SECONDS
     assert after[0] - before[0] < GROWTH_MB
     assert after[1] - before[1] < 8
