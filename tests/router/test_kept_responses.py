@@ -1,4 +1,4 @@
-"""Responses of /v1/responses where models have processes of their own: they outlive a process, and models share them."""
+"""Responses of /v1/responses where models have processes of their own: they outlive one, and models share them."""
 
 from __future__ import annotations
 
