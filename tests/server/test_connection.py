@@ -119,28 +119,18 @@ def test_an_answer_may_take_longer_than_a_request(scripted: Scripted, monkeypatc
     assert b"late" in said
 
 
-HEAD = b"POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-GARBAGE = b"\x00\x01 no request\r\n\r\n"
+CHUNKED = b" HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\nno size\r\n"
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        HEAD + b'content-length: 15\r\n\r\n{"prompt": "x"}' + GARBAGE,
-        HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n{\"pro\r\nno size\r\n",
-        b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n" + GARBAGE,
-        b"CONNECT /health HTTP/1.1\r\nhost: localhost\r\n\r\n" + GARBAGE,
-        GARBAGE,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("request_line", [b"GET /health", b"POST /completion", b"HEAD /health", b"CONNECT /health"])
 def test_bytes_that_are_no_request_are_no_fault(
-    scripted: Scripted, caplog: pytest.LogCaptureFixture, sent: bytes
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, request_line: bytes
 ) -> None:
     """Found by the fuzzer: the answer to the request before was sent to a connection that was answered already."""
     live = scripted()
     with caplog.at_level(logging.INFO):
         with socket.create_connection(("127.0.0.1", live.port), timeout=60) as client:
-            client.sendall(sent)
+            client.sendall(request_line + CHUNKED)
             while client.recv(1 << 16):
                 pass
         assert live.post("/completion", {"prompt": "x"}).status_code == 200

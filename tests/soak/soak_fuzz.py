@@ -628,7 +628,7 @@ def serve_routed(port_file: Path) -> None:
 
     model = demo_model()
     choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4), partial(Need, 1 << 30, 0, 0))
-    settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
+    settings = Settings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
     routing = Routing(settings, [choice], kept=port_file.parent / "kept")
     log_to_stderr()
     with listen(settings) as listening:
