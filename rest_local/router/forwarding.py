@@ -60,8 +60,19 @@ class Forwarded(Response):
                     with contextlib.suppress(asyncio.TimeoutError):  # else the pool does not know yet that it has ended
                         await asyncio.wait_for(process.ended.wait(), 1.0)
                     continue
-                async with watched(receive, exchange.abort):
-                    await self._pass_on(exchange, scope, send)
+                left = False
+
+                def leave(exchange: Exchange = exchange) -> None:
+                    nonlocal left
+                    left = True
+                    exchange.abort()
+
+                async with watched(receive, leave):
+                    try:
+                        await self._pass_on(exchange, scope, send)
+                    except (ApiError, ProcessEnded):
+                        if not left:  # else the process has not ended: the client has, and nothing can be sent to it
+                            raise
                 return
 
     async def _pass_on(self, exchange: Exchange, scope: Scope, send: Send) -> None:

@@ -574,9 +574,14 @@ def serve_scripted(port_file: Path) -> None:
     from rest_local.router.batches import Batches
     from rest_local.router.files import Limits
     from rest_local.server import app as model_app
+    from rest_local.server.errors import ApiError
     from rest_local.server.http import HttpServer, listen, log_to_stderr
     from rest_local.server.settings import Settings
-    from rest_local.server.state import State
+    from rest_local.server.state import Scoring, State
+
+    class NoScoring(Scoring):
+        async def scores(self, *_: Any) -> Any:
+            raise ApiError(501, "a model that answers at once scores no prompts")
 
     class Service(FakeService):
         def submit(self, *arguments: Any, **options: Any) -> Any:
@@ -593,6 +598,7 @@ def serve_scripted(port_file: Path) -> None:
     app = model_app.assemble((*model_app.ROUTES, *ROUTES), state, settings, uploads=upload_limits(limits))
     app.state.batches = batches = Batches(port_file.parent / "kept", ask, limits=limits)
     log_to_stderr()
+    state.scoring = NoScoring()
     state.engine = FakeEngine(512)  # type: ignore[assignment]
     state.service = Service(state.engine)  # type: ignore[assignment, arg-type]
     server = HttpServer(app, lambda: None, state.workers.stop)
@@ -622,7 +628,7 @@ def serve_routed(port_file: Path) -> None:
 
     model = demo_model()
     choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4), partial(Need, 1 << 30, 0, 0))
-    settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
+    settings = Settings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
     routing = Routing(settings, [choice], kept=port_file.parent / "kept")
     log_to_stderr()
     with listen(settings) as listening:
