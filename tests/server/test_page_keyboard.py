@@ -116,7 +116,7 @@ def test_the_focus_is_always_seen_and_in_order(scripted: Callable[..., Live], op
         names.append(found["name"])
         page.keyboard.press("Tab")
     wanted = ["Skip to the message", "Chat", "Rename", "Delete", "Copy this message", "Edit", "Copy this code"]
-    wanted += ["Copy this answer", "Regenerate", "Message", "Send", "Attach a file"]
+    wanted += ["Copy this answer", "Regenerate", "Message", "Send", "Attach text files"]
     if width == 1200:
         wanted = [wanted[0], "Plain text", "Keyboard", "New conversation", *wanted[1:], "Temperature", "Top p"]
         wanted += ["API key (kept until this tab is closed)"]
