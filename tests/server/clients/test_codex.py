@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from agents import BUGGY, FIXED, answering, program, run
 from live import Live
+from openai.types.responses import Response
 from recorded import CODEX_TASKS
 
 Scripted = Callable[..., Live]
@@ -101,6 +102,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
     assert events[0]["response"]["id"]
     assert events[-1]["type"] == "response.completed"
     final = events[-1]["response"]
+    Response.model_validate(final)
     assert final["id"] == events[0]["response"]["id"]
     usage = final["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]

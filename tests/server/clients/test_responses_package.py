@@ -517,6 +517,22 @@ def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted
     assert answer.json()["error"]["param"] == "text"
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("data:image/png;base64,iVBORw0KGgo=", "input[1].content[0]: the model has no projector"),
+        ("http://elsewhere.example/a.png", "input[1].content[0].image_url: give the image as data:"),
+    ],
+)
+def test_images_that_cannot_be_read_are_refused_by_their_place(scripted: Scripted, url: str, place: str) -> None:
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    items = [{"type": "web_search_call"}, {"role": "user", "content": [image]}]
+    answer = scripted().post("/v1/responses", {"input": items, "instructions": "Look."})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(place)
+    assert answer.json()["error"]["param"] == "input"
+
+
 def test_fields_that_are_null_are_absent(scripted: Scripted) -> None:
     names = (
         "instructions", "previous_response_id", "store", "tools", "tool_choice", "parallel_tool_calls",
