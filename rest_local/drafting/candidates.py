@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rest_local.retrieval.rows import Int64Array, Rows
 
-SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits")
+SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits", "edit")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
 MODEL = SOURCE_NUMBER["model"]
 GRAMMAR = SOURCE_NUMBER["grammar"]

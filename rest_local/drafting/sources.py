@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.edits import Edits, Spelling
 from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.prediction import Prediction
 from rest_local.drafting.tree import common_prefix
@@ -62,9 +63,13 @@ class Sources:
         n_vocab: int,
         history: Searchable | None = None,
         failed_stores: list[Searchable] | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
-        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share."""
+        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share.
+        `spelling`: the model's vocabulary, to recognise what an answer edits; None leaves that out.
+        """
         self._n_vocab = n_vocab
+        self._edits = None if spelling is None else Edits(spelling)
         self.draft_text: DraftText | None = None  # the text of this sequence in a drafting model
         self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.use(datastores, history)
@@ -94,6 +99,8 @@ class Sources:
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
+        if self._edits:
+            self._edits.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""
@@ -104,6 +111,8 @@ class Sources:
         self._append(tokens)
         if self._prediction:
             self._prediction.extend(tokens)
+        if self._edits:
+            self._edits.extend(tokens)
 
     def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
@@ -119,7 +128,7 @@ class Sources:
         Searches bytes, in about 5 us. In rare cases it is True although only matches were found that do not begin at a
         token.
         """
-        if self._prediction and self._prediction.follows:
+        if (self._prediction and self._prediction.follows) or (self._edits and self._edits.follows):
             return True
         end = len(self._bytes)
         if end < 8 * n:
@@ -146,6 +155,8 @@ class Sources:
             found.append(("history", self._search(self._history, context, limit or HISTORY_ROWS, depth), None))
         if "prediction" in only and self._prediction:
             found.append(("prediction", self._prediction.rows(context, depth), None))
+        if "edit" in only and self._edits:
+            found.append(("edit", self._edits.rows(context, depth), None))
         if "context" in only:
             self._index()
             found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))

@@ -1,0 +1,426 @@
+"""Files that an answer writes or patches are recognised in the conversation and followed, as if a client had sent them
+as a prediction.
+
+Contract: token ids of a prompt and of its answer go in; rows that continue the answer come out. What the conversation
+shows is kept as lines of files (`rest_local.drafting.shown`). The line that the answer is writing is read in two ways:
+as it stands, and, inside a JSON string, decoded. Where lines of the answer, or the beginning of one, stand in the
+conversation, the lines after them are written as the answer writes (escaped in a string, marked in a patch), tokenized,
+and followed by `Prediction`, which finds its place again after a change. Text that was copied into a string or a block
+and is followed by another string or block is expected there again: the old and the new text of an edit.
+
+No client, tool or key is named here. A wrong guess is a rejected draft, like one of any other source.
+
+Cost: 3 us for a token of the answer, 10 us for rows while nothing is recognised. Text that is tokenized is paid from an
+allowance of `EARNED` bytes for each token of the answer, so it takes 0.1 ms a token at most. The conversation is read
+`LUMP` tokens at a time, when rows are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from rest_local.drafting.prediction import START, Prediction
+from rest_local.drafting.shown import KEYS, Lines, Mark, Shown
+from rest_local.retrieval.rows import Int32Array, Rows
+
+LUMP = 8192  # tokens of the conversation that are read at once: 3 ms
+MARKED = 1024  # tokens between two places to which the conversation can be cut back
+FIRST, FURTHER = 768, 2048  # bytes that are tokenized when a place is found, and when they are nearly used up
+AHEAD = 192  # tokens that are left when more are tokenized
+BACK = 6  # lines before the place, to which a change may go back
+OVERLAP = 48  # bytes that are tokenized again, so that tokens go on as those of the whole text
+MOST = 1 << 16  # tokens of one file
+ALLOWED, EARNED, CALL = 16_384, 96, 128  # bytes that may be tokenized at first, for each token; and what a call costs
+MOST_RUNS = 32  # places that are compared line by line
+SECTION_LINES = 512  # of the text that the answer may repeat
+SOON = 3  # lines after a separator
+
+# A line between two blocks: a fence, a row of signs with a word, a tag.
+_SEPARATOR = re.compile(rb"\s*(?:[=\-+<>*#~`@|]{3,}\s*\w*|</?[A-Za-z][\w.:=-]*>)\s*$")
+_QUOTE = b'<|"|>'
+_ESCAPES = {ord("n"): 10, ord("t"): 9, ord("r"): 13, ord("b"): 8, ord("f"): 12}
+
+
+class Spelling(Protocol):
+    """What of a vocabulary is used: `rest_local.llama.vocabulary.Vocabulary`."""
+
+    def piece(self, token: int) -> bytes: ...
+    def tokenize(self, text: bytes) -> Int32Array: ...
+
+
+class Place(NamedTuple):
+    """A line that the answer may be writing. `run`: lines before it that the answer has written."""
+
+    lines: Lines
+    line: int
+    run: int
+
+
+class Reading:
+    """One way to read what the answer writes: its lines since the last separator, and where they were shown."""
+
+    def __init__(self) -> None:
+        self.line = bytearray()  # that is being written
+        self.section: list[bytes] = []  # whole lines
+        self.found = 0  # of them that were shown
+        self.repeats = False  # the section repeats the one before it
+        self._runs: dict[tuple[int, int], int] = {}  # by list and place of the next line: lines before it that agree
+
+    def begin(self, repeats: bool = False) -> None:
+        """Begin a section."""
+        self.section, self.found, self.repeats = [], 0, repeats
+
+    def end_line(self, shown: Shown) -> bool:
+        """The line is complete. Returns whether it was shown. 3 us, and 1 us for each place."""
+        line = bytes(self.line)
+        self.line.clear()
+        if len(self.section) < SECTION_LINES:
+            self.section.append(line)
+        key = line.lstrip()
+        stores = (shown.lines, shown.strings)
+        found: dict[tuple[int, int], int] = {}
+        for text in _unmarked(key):
+            for (store, place), run in self._runs.items():
+                lines = stores[store].lines
+                if place < len(lines) and lines[place].lstrip() == text and lines[place] != Lines.ENDS:
+                    found[store, place + 1] = run + 1
+            if len(text) >= KEYS[0]:
+                for store, index in enumerate(stores):
+                    for place in index.beginning_with(text):
+                        if index.lines[place].lstrip() == text:
+                            found.setdefault((store, place + 1), 1)
+        if len(found) > MOST_RUNS:
+            best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_RUNS:]
+            found = {place: found[place] for place in best}
+        self._runs = found
+        self.found += bool(found)
+        return bool(found)
+
+    def places(self, shown: Shown) -> tuple[list[Place], bytes]:
+        """Lines that the answer may be writing, and its beginning without indentation and mark."""
+        stores = (shown.lines, shown.strings)
+        for text in _unmarked(bytes(self.line.lstrip())):
+            found = []
+            for (store, place), run in self._runs.items():
+                lines = stores[store].lines
+                if place < len(lines) and lines[place] != Lines.ENDS and lines[place].lstrip().startswith(text):
+                    found.append(Place(stores[store], place, run))
+            if not found and len(text) >= KEYS[0]:
+                found = [Place(index, place, 0) for index in stores for place in index.beginning_with(text)]
+            if found:
+                return found, text
+        return [], b""
+
+
+def _unmarked(key: bytes) -> tuple[bytes, ...]:
+    """A line without indentation, and without the mark of a patch if it has one."""
+    return (key, key[1:].lstrip()) if key[:1] in (b"-", b"+") and len(key) > 1 else (key,)
+
+
+class Followed:
+    """Lines that are followed, in the way the answer writes them. `string`: escaped, for a JSON string; `mark`: before
+    each line.
+    """
+
+    def __init__(self, spelling: Spelling, lines: Sequence[bytes], string: bool, mark: bytes, end: bytes = b"") -> None:
+        self._spelling, self._lines, self._string, self._mark, self._end = spelling, lines, string, mark, end
+        self._next = 0  # line that is not tokenized yet
+        self._text = b""  # the newest bytes that were tokenized
+        self.prediction = Prediction(())
+
+    def begin(self, line: int, written: int, level: int, back: int = BACK) -> int:
+        """Expect what follows the first `written` bytes of a line without indentation. Returns the bytes tokenized."""
+        first = line
+        while first and line - first < back and self._lines[first - 1] != Lines.ENDS:
+            first -= 1
+        self._next = first
+        before = self._encoded(line)
+        whole = self._lines[line]
+        indentation = len(whole) - len(whole.lstrip())
+        at = min(indentation + written, len(whole))
+        begun = self._escaped(self._mark + whole[:at]) if written else b""
+        self._next = line + 1
+        rest = self._escaped(whole[at:] if written else self._mark + whole)
+        rest += self._encoded_from(line, FIRST)
+        text = before + begun + rest
+        tokens = self._tokens_of(text)
+        place, behind = len(tokens), 0
+        while place and behind < len(rest):
+            place -= 1
+            behind += len(self._spelling.piece(int(tokens[place])))
+        if behind != len(rest):  # a token reaches over the place
+            tokens = np.concatenate([tokens[:place], self._tokens_of(rest)])
+        self._text = text[-OVERLAP:]
+        self.prediction = Prediction(tokens, place, level)
+        return len(text)
+
+    def _encoded(self, end: int) -> bytes:
+        """The next lines before line `end`, each with its end."""
+        found = b"".join(self._escaped(self._mark + line + b"\n") for line in self._lines[self._next : end])
+        self._next = end
+        return found
+
+    def _encoded_from(self, line: int, size: int) -> bytes:
+        """The end of line number `line`, and whole lines after it, to about `size` bytes."""
+        found: list[bytes] = []
+        length = 0
+        while length < size and self._next < len(self._lines) and self._lines[self._next] != Lines.ENDS:
+            found.append(self._escaped(b"\n" + self._mark + self._lines[self._next]))
+            length += len(found[-1])
+            self._next += 1
+        if self._is_whole:
+            found.append(self._end)
+        return b"".join(found)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._next >= len(self._lines) or self._lines[self._next] == Lines.ENDS
+
+    def _escaped(self, text: bytes) -> bytes:
+        if not self._string:
+            return text
+        return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False)[1:-1].encode("utf-8", "replace")
+
+    def _tokens_of(self, text: bytes) -> Int32Array:
+        return self._spelling.tokenize(text)
+
+    def extend(self) -> int:
+        """Tokenize more lines if few tokens are left. Returns the bytes."""
+        prediction = self.prediction
+        if self._is_whole or prediction.left > AHEAD or prediction.place > MOST:
+            return 0
+        more = self._encoded_from(self._next - 1, FURTHER)
+        text = self._text + more
+        tokens = self._tokens_of(text)
+        old = {}  # number of tokens to keep, by bytes that follow them in the old text
+        behind = 0
+        known = prediction.tokens
+        for kept in range(len(known) - 1, prediction.place, -1):
+            behind += len(self._spelling.piece(int(known[kept])))
+            if behind > len(self._text) - 8:
+                break
+            old[behind + len(more)] = kept
+        behind, place = 0, len(tokens)
+        while place and behind < len(more):
+            place -= 1
+            behind += len(self._spelling.piece(int(tokens[place])))
+        while behind not in old and place and behind < len(text):
+            place -= 1
+            behind += len(self._spelling.piece(int(tokens[place])))
+        if behind in old:
+            prediction.append(tokens[place:], old[behind])
+        else:
+            prediction.append(self._tokens_of(more), len(known))
+        self._text = text[-OVERLAP:]
+        return len(text)
+
+
+class Edits:
+    """The source of one sequence of a model."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._shown = Shown()
+        self._marks: list[tuple[int, Mark]] = [(0, self._shown.mark)]
+        self._read = 0  # tokens of the conversation that are in `_shown`
+        self._waiting = array("i")  # the others
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pending: list[int] = []  # tokens of the answer that were not read yet
+        self._raw, self._string = Reading(), Reading()
+        self._in_string = self._is_value = self._escaped = False
+        self._before = 0  # the last byte outside of strings that is not white space
+        self._old: list[bytes] | None = None  # the text that a new section may repeat
+        self._since_old = 0  # lines or strings
+        self._followed: Followed | None = None
+        self._of_string = False  # whether the followed text is in the string
+        self._allowance = ALLOWED
+
+    def restart(self, tokens: Sequence[int], same: int) -> None:
+        """Set the conversation, of which the first `same` tokens are those of the last sequence."""
+        same = min(same, self._read)
+        while self._marks[-1][0] > same:
+            self._marks.pop()
+        self._read, mark = self._marks[-1]
+        self._shown.back_to(mark)
+        self._waiting = array("i", tokens[self._read :])
+        self._begin()
+        self._raw.line += self._newest_line(tokens)
+
+    def _newest_line(self, tokens: Sequence[int]) -> bytes:
+        """The line that the conversation ends with."""
+        line = b""
+        for token in reversed(tokens[-64:]):
+            before, end, piece = self._spelling.piece(token).rpartition(b"\n")
+            line = piece + line
+            if end:
+                break
+        return line
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add tokens of the answer. They are read when they matter."""
+        self._pending.extend(tokens)
+
+    @property
+    def follows(self) -> bool:
+        """Whether rows are likely: the answer follows a file, or begins to repeat what it has copied."""
+        self._read_answer()
+        return self._repeated() is not None or (self._followed is not None and self._followed.prediction.follows)
+
+    def rows(self, context: Sequence[int], depth: int) -> Rows:
+        """Rows that continue the answer after `context`, the likeliest first."""
+        self._read_conversation()
+        self._read_answer()
+        followed = self._followed
+        if old := self._repeated():
+            self._repeat(old)
+        elif followed is None or not followed.prediction.follows:
+            self._look()
+        followed = self._followed
+        if followed is None:
+            return Rows.empty(depth)
+        if self._allowance > 0:
+            self._allowance -= followed.extend()
+        return followed.prediction.rows(context, depth)
+
+    # What the conversation shows
+
+    def _read_conversation(self) -> None:
+        for _ in range(0, min(LUMP, len(self._waiting)), MARKED):
+            part, self._waiting = self._waiting[:MARKED], self._waiting[MARKED:]
+            piece = self._spelling.piece
+            self._shown.add(b"".join([piece(token) for token in part]))
+            self._read += len(part)
+            self._marks.append((self._read, self._shown.mark))
+
+    # What the answer writes
+
+    def _read_answer(self) -> None:
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        self._allowance = min(self._allowance + EARNED * len(pending), ALLOWED)
+        piece = self._spelling.piece
+        for token in pending:
+            if self._followed is not None:
+                self._followed.prediction.extend([token])
+            self._feed(piece(token))
+
+    def _feed(self, piece: bytes) -> None:
+        raw, string = self._raw, self._string
+        for byte in piece:
+            if byte == 10:
+                self._end_raw_line()
+                continue
+            raw.line.append(byte)
+            if not self._in_string:
+                if byte == 34:
+                    self._in_string, self._escaped = True, False
+                    self._is_value = self._before in b":="
+                    self._string = string = Reading()
+                elif byte != 32 and byte != 9:
+                    self._before = byte
+            elif self._escaped:
+                self._escaped = False
+                if byte == 110:
+                    if string.end_line(self._shown):
+                        pass
+                else:
+                    string.line.append(_ESCAPES.get(byte, byte))
+            elif byte == 92:
+                self._escaped = True
+            elif byte == 34:
+                self._end_string()
+            else:
+                string.line.append(byte)
+        if raw.line.endswith(_QUOTE):
+            self._end_section()
+            raw.line.clear()
+            self._in_string = False
+
+    def _end_raw_line(self) -> None:
+        raw = self._raw
+        line = bytes(raw.line)
+        shown = raw.end_line(self._shown)
+        if self._in_string:
+            self._in_string = False
+            if self._of_string:
+                self._followed = None
+        self._since_old += 1
+        if not shown and _SEPARATOR.match(line):
+            raw.section.pop()
+            self._end_section()
+
+    def _end_section(self) -> None:
+        raw = self._raw
+        if raw.found and not raw.repeats and raw.section:
+            self._old, self._since_old = raw.section, 0
+        raw.begin()
+
+    def _end_string(self) -> None:
+        string = self._string
+        self._in_string = False
+        self._before = 34
+        if self._of_string:
+            self._followed = None
+        if not self._is_value:
+            return
+        known = string.found or (self._of_string and len(string.line) >= KEYS[0])
+        if not known and len(string.line) >= KEYS[0]:
+            known = bool(string.places(self._shown)[0])
+        self._old = [*string.section, bytes(string.line)] if known and not string.repeats else None
+
+    # What is followed
+
+    def _repeated(self) -> list[bytes] | None:
+        """The text that the section which begins here is likely to repeat."""
+        old = self._old
+        if old is None:
+            return None
+        if self._in_string:
+            string = self._string
+            fits = self._is_value and not string.section and old[0].startswith(string.line) and not string.repeats
+        else:
+            raw = self._raw
+            fits = self._since_old < SOON and not raw.section and not raw.repeats and not raw.line
+        return old if fits else None
+
+    def _repeat(self, old: list[bytes]) -> None:
+        reading = self._string if self._in_string else self._raw
+        reading.repeats = True
+        self._old = None
+        end = b'"' if self._in_string else b"\n"
+        followed = Followed(self._spelling, old, self._in_string, b"", end)
+        written = len(reading.line.lstrip())
+        self._allowance -= CALL + followed.begin(0, written, START + 2)
+        self._followed, self._of_string = followed, self._in_string
+
+    def _look(self) -> None:
+        """Look for the line that the answer is writing."""
+        if self._allowance <= CALL:
+            return
+        for reading in (self._string, self._raw) if self._in_string else (self._raw,):
+            places, text = reading.places(self._shown)
+            if places:
+                self._anchor(reading, places, text)
+                return
+
+    def _anchor(self, reading: Reading, places: list[Place], text: bytes) -> None:
+        best = max(places, key=lambda place: place.run)
+        equal = [place for place in places if place.run == best.run]
+        best = equal[-1]
+        followed = self._followed
+        if followed is not None and best.run < 2:
+            return
+        string = reading is self._string
+        new = Followed(self._spelling, best.lines.lines, string, b"")
+        level = START if len(equal) == 1 else 4
+        self._allowance -= CALL + new.begin(best.line, len(text), level)
+        self._followed, self._of_string = new, string
