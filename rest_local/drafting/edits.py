@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -40,9 +40,16 @@ ALLOWED, EARNED, CALL = 16_384, 96, 128  # bytes that may be tokenized at first,
 MOST_RUNS = 32  # places that are compared line by line
 SECTION_LINES = 512  # of the text that the answer may repeat
 SOON = 3  # lines after a separator
+MOST_HEAD = 64  # bytes of the text between two values
+OTHER = 3  # level of evidence of another mark
+SHORT = 200  # bytes that are tokenized for it
+MOST_ROWS = 6
 
 # A line between two blocks: a fence, a row of signs with a word, a tag.
 _SEPARATOR = re.compile(rb"\s*(?:[=\-+<>*#~`@|]{3,}\s*\w*|</?[A-Za-z][\w.:=-]*>)\s*$")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NEXT_VALUE = re.compile(rb'"\s*,\s*(?:"[^"\\]{1,40}"\s*:|\w{1,40}=)\s*"')
+_REST = re.compile(rb".*", re.DOTALL)
 _QUOTE = b'<|"|>'
 _ESCAPES = {ord("n"): 10, ord("t"): 9, ord("r"): 13, ord("b"): 8, ord("f"): 12}
 
@@ -129,14 +136,17 @@ class Followed:
     """
 
     def __init__(self, spelling: Spelling, lines: Sequence[bytes], string: bool, mark: bytes, end: bytes = b"") -> None:
-        self._spelling, self._lines, self._string, self._mark, self._end = spelling, lines, string, mark, end
+        self._spelling, self._lines, self._end = spelling, lines, end
+        self.string, self.mark, self.level = string, mark, 0
         self._next = 0  # line that is not tokenized yet
         self._text = b""  # the newest bytes that were tokenized
         self.prediction = Prediction(())
 
-    def begin(self, line: int, written: int, level: int, back: int = BACK) -> int:
-        """Expect what follows the first `written` bytes of a line without indentation. Returns the bytes tokenized."""
-        first = line
+    def begin(self, line: int, written: int, level: int, prefix: bytes = b"", size: int = FIRST) -> int:
+        """Expect what follows the first `written` bytes of a line without indentation; `prefix` comes before. At least
+        `size` bytes are tokenized; returns how many were.
+        """
+        first, back = line, BACK
         while first and line - first < back and self._lines[first - 1] != Lines.ENDS:
             first -= 1
         self._next = first
@@ -144,11 +154,12 @@ class Followed:
         whole = self._lines[line]
         indentation = len(whole) - len(whole.lstrip())
         at = min(indentation + written, len(whole))
-        begun = self._escaped(self._mark + whole[:at]) if written else b""
+        begun = self._escaped(self.mark + whole[:at]) if written else b""
         self._next = line + 1
-        rest = self._escaped(whole[at:] if written else self._mark + whole)
-        rest += self._encoded_from(line, FIRST)
+        rest = prefix + self._escaped(whole[at:] if written else self.mark + whole)
+        rest += self._encoded_from(line, size)
         text = before + begun + rest
+        self.level = level
         tokens = self._tokens_of(text)
         place, behind = len(tokens), 0
         while place and behind < len(rest):
@@ -162,7 +173,7 @@ class Followed:
 
     def _encoded(self, end: int) -> bytes:
         """The next lines before line `end`, each with its end."""
-        found = b"".join(self._escaped(self._mark + line + b"\n") for line in self._lines[self._next : end])
+        found = b"".join(self._escaped(self.mark + line + b"\n") for line in self._lines[self._next : end])
         self._next = end
         return found
 
@@ -171,11 +182,12 @@ class Followed:
         found: list[bytes] = []
         length = 0
         while length < size and self._next < len(self._lines) and self._lines[self._next] != Lines.ENDS:
-            found.append(self._escaped(b"\n" + self._mark + self._lines[self._next]))
+            found.append(self._escaped(b"\n" + self.mark + self._lines[self._next]))
             length += len(found[-1])
             self._next += 1
         if self._is_whole:
             found.append(self._end)
+            self._end = b""
         return b"".join(found)
 
     @property
@@ -183,7 +195,7 @@ class Followed:
         return self._next >= len(self._lines) or self._lines[self._next] == Lines.ENDS
 
     def _escaped(self, text: bytes) -> bytes:
-        if not self._string:
+        if not self.string:
             return text
         return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False)[1:-1].encode("utf-8", "replace")
 
@@ -235,12 +247,19 @@ class Edits:
     def _begin(self) -> None:
         self._pending: list[int] = []  # tokens of the answer that were not read yet
         self._raw, self._string = Reading(), Reading()
+        self._own = Lines()  # lines of the answer
         self._in_string = self._is_value = self._escaped = False
+        self._head = b""  # what stands before the newest value: `"old_string": "`
+        self._closed = 0  # bytes of the line up to the end of the newest string
         self._before = 0  # the last byte outside of strings that is not white space
         self._old: list[bytes] | None = None  # the text that a new section may repeat
-        self._since_old = 0  # lines or strings
+        self._old_level = START + 2
+        self._separator = b""  # the line before the section
+        self._since_old = 0  # lines since the old text
         self._followed: Followed | None = None
-        self._of_string = False  # whether the followed text is in the string
+        self._others: list[Followed] = []  # other ways to go on at the beginning of a line of a patch
+        self._mark = b""  # of the newest lines of a patch
+        self._removed: list[bytes] = []  # the newest lines that a patch removes
         self._allowance = ALLOWED
 
     def restart(self, tokens: Sequence[int], same: int) -> None:
@@ -258,7 +277,7 @@ class Edits:
         """The line that the conversation ends with."""
         line = b""
         for token in reversed(tokens[-64:]):
-            before, end, piece = self._spelling.piece(token).rpartition(b"\n")
+            _, end, piece = self._spelling.piece(token).rpartition(b"\n")
             line = piece + line
             if end:
                 break
@@ -272,23 +291,24 @@ class Edits:
     def follows(self) -> bool:
         """Whether rows are likely: the answer follows a file, or begins to repeat what it has copied."""
         self._read_answer()
-        return self._repeated() is not None or (self._followed is not None and self._followed.prediction.follows)
+        followed = self._followed
+        return (followed is not None and followed.prediction.catch_up()) or self._repeated() is not None
 
     def rows(self, context: Sequence[int], depth: int) -> Rows:
         """Rows that continue the answer after `context`, the likeliest first."""
         self._read_conversation()
         self._read_answer()
-        followed = self._followed
-        if old := self._repeated():
-            self._repeat(old)
-        elif followed is None or not followed.prediction.follows:
-            self._look()
+        self._find()
         followed = self._followed
         if followed is None:
             return Rows.empty(depth)
         if self._allowance > 0:
             self._allowance -= followed.extend()
-        return followed.prediction.rows(context, depth)
+        rows = followed.prediction.rows(context, depth)
+        if self._others:
+            others = [other.prediction.rows(context, depth) for other in self._others]
+            return Rows.merge([rows, *others], MOST_ROWS, depth)
+        return rows
 
     # What the conversation shows
 
@@ -310,7 +330,9 @@ class Edits:
         piece = self._spelling.piece
         for token in pending:
             if self._followed is not None:
-                self._followed.prediction.extend([token])
+                self._followed.prediction.extend((token,))
+                for other in self._others:
+                    other.prediction.extend((token,))
             self._feed(piece(token))
 
     def _feed(self, piece: bytes) -> None:
@@ -322,16 +344,14 @@ class Edits:
             raw.line.append(byte)
             if not self._in_string:
                 if byte == 34:
-                    self._in_string, self._escaped = True, False
-                    self._is_value = self._before in b":="
-                    self._string = string = Reading()
+                    self._open_string()
+                    string = self._string
                 elif byte != 32 and byte != 9:
                     self._before = byte
             elif self._escaped:
                 self._escaped = False
                 if byte == 110:
-                    if string.end_line(self._shown):
-                        pass
+                    self._end_line(string)
                 else:
                     string.line.append(_ESCAPES.get(byte, byte))
             elif byte == 92:
@@ -341,66 +361,163 @@ class Edits:
             else:
                 string.line.append(byte)
         if raw.line.endswith(_QUOTE):
-            self._end_section()
+            self._end_section(bytes(raw.line))
             raw.line.clear()
             self._in_string = False
+
+    def _end_line(self, reading: Reading) -> bool:
+        """A line is complete, in a string or outside. Returns whether it was shown."""
+        self._others = []
+        mark, line = bytes(reading.line[:1]), bytes(reading.line[1:])
+        shown = reading.end_line(self._shown)
+        if self._mark:
+            if mark == b"-":
+                self._removed.append(line)
+            elif self._removed and mark != b"+":
+                self._removed = []
+            if shown and mark in (b" ", b"-"):
+                self._mark = mark
+            self._branch(reading)
+        return shown
 
     def _end_raw_line(self) -> None:
         raw = self._raw
         line = bytes(raw.line)
-        shown = raw.end_line(self._shown)
-        if self._in_string:
-            self._in_string = False
-            if self._of_string:
-                self._followed = None
+        shown = self._end_line(raw)
+        self._own.add(line)
+        self._in_string = False
+        self._drop()
         self._since_old += 1
         if not shown and _SEPARATOR.match(line):
             raw.section.pop()
-            self._end_section()
+            self._end_section(line)
 
-    def _end_section(self) -> None:
+    def _end_section(self, separator: bytes) -> None:
         raw = self._raw
         if raw.found and not raw.repeats and raw.section:
             self._old, self._since_old = raw.section, 0
+        self._separator = separator
         raw.begin()
+
+    def _open_string(self) -> None:
+        line = self._raw.line
+        self._in_string, self._escaped, self._string = True, False, Reading()
+        self._is_value = self._before in b":="
+        if self._is_value:
+            begin = max(line.rfind(sign, 0, len(line) - 1) for sign in (b",", b"{", b"("))
+            self._head = bytes(line[begin + 1 :][-MOST_HEAD:])
 
     def _end_string(self) -> None:
         string = self._string
         self._in_string = False
         self._before = 34
-        if self._of_string:
-            self._followed = None
+        self._drop()
+        self._mark = b""
+        self._closed = len(self._raw.line)
         if not self._is_value:
             return
-        known = string.found or (self._of_string and len(string.line) >= KEYS[0])
+        known = string.found
         if not known and len(string.line) >= KEYS[0]:
-            known = bool(string.places(self._shown)[0])
+            known = len(string.places(self._shown)[0])
         self._old = [*string.section, bytes(string.line)] if known and not string.repeats else None
+
+    def _drop(self) -> None:
+        """A string or a line has ended: forget what the answer did not follow to there."""
+        followed = self._followed
+        if followed is not None and followed.string and not followed.prediction.catch_up():
+            self._followed, self._others = None, []
 
     # What is followed
 
     def _repeated(self) -> list[bytes] | None:
-        """The text that the section which begins here is likely to repeat."""
+        """The text that the section which begins here, or is about to begin, is likely to repeat."""
         old = self._old
         if old is None:
             return None
         if self._in_string:
             string = self._string
             fits = self._is_value and not string.section and old[0].startswith(string.line) and not string.repeats
+        elif self._closed:
+            fits = len(self._raw.line) - self._closed < 2
         else:
             raw = self._raw
             fits = self._since_old < SOON and not raw.section and not raw.repeats and not raw.line
         return old if fits else None
 
+    def _find(self) -> None:
+        followed = self._followed
+        if followed is not None and followed.prediction.catch_up():
+            return
+        for other in self._others:
+            if other.prediction.catch_up() and other.prediction.level > other.level:
+                self._followed, self._others, self._mark = other, [], other.mark
+                return
+        if old := self._repeated():
+            self._repeat(old)
+        else:
+            self._look()
+
     def _repeat(self, old: list[bytes]) -> None:
+        if not self._in_string and self._closed:
+            between = self._after(self._head, bytes(self._raw.line[self._closed - 1 :]), _NEXT_VALUE)
+            if not between:
+                return
+            followed = Followed(self._spelling, old, True, b"", b'"')
+            self._allowance -= CALL + followed.begin(0, 0, START + 2, between)
+            self._followed = followed
+            return
         reading = self._string if self._in_string else self._raw
         reading.repeats = True
         self._old = None
-        end = b'"' if self._in_string else b"\n"
+        end = (self._after(self._head, b'"', _REST) or b'"') if self._in_string else b"\n" + self._ending()
+        if self._in_string and end != b'"':
+            end = b'"' + end
         followed = Followed(self._spelling, old, self._in_string, b"", end)
         written = len(reading.line.lstrip())
         self._allowance -= CALL + followed.begin(0, written, START + 2)
-        self._followed, self._of_string = followed, self._in_string
+        self._followed = followed
+
+    def _after(self, head: bytes, begun: bytes, pattern: re.Pattern[bytes]) -> bytes:
+        """What came after the value of `head` in an earlier call, from its closing quote on, without what has `begun`
+        of it.
+        """
+        line = bytes(self._raw.line)
+        at = line.rfind(head, 0, max(line.rfind(head), 0))
+        for before, following in ((line, b""), *self._earlier(line)) if at < 0 else ((line, b""),):
+            if before is not line:
+                at = before.find(head)
+            value = _STRING.match(before, at + len(head) - 1) if at >= 0 else None
+            if value is None:
+                continue
+            rest = (before[value.end() - 1 :] + following)[: 2 * MOST_HEAD]
+            found = pattern.match(rest)
+            if found is not None and found[0].startswith(begun):
+                return found[0][len(begun) :]
+            return b""
+        return b""
+
+    def _earlier(self, line: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Earlier lines that begin as the one that is written, each with its end and the line after it, newest first."""
+        key = line.lstrip()[: KEYS[-1]]
+        if len(key) < KEYS[0]:
+            return
+        for index in (self._own, self._shown.lines):
+            for place in reversed(index.beginning_with(key)[-4:]):
+                following = b"\n" + b"\n".join(index.lines[place + 1 : place + 2])
+                yield index.lines[place].lstrip(), following
+
+    def _ending(self) -> bytes:
+        """What ended the section after the last separator of this kind: the next separator and the line after it."""
+        for index in (self._own, self._shown.lines):
+            lines = index.lines
+            last = len(lines) - 1 if index is self._own else len(lines)  # the newest one is that of this section
+            for place in reversed(index.beginning_with(self._separator.strip())):
+                if place >= last:
+                    continue
+                for end in range(place + 1, min(place + SECTION_LINES, len(lines))):
+                    if _SEPARATOR.match(lines[end]):
+                        return b"\n".join(lines[end : end + 2]) + b"\n"
+        return b""
 
     def _look(self) -> None:
         """Look for the line that the answer is writing."""
@@ -416,11 +533,35 @@ class Edits:
         best = max(places, key=lambda place: place.run)
         equal = [place for place in places if place.run == best.run]
         best = equal[-1]
-        followed = self._followed
-        if followed is not None and best.run < 2:
+        if self._followed is not None and best.run < 2:
             return
-        string = reading is self._string
-        new = Followed(self._spelling, best.lines.lines, string, b"")
+        mark = b""
+        line, shown = bytes(reading.line), best.lines.lines[best.line]
+        if not line.lstrip().startswith(text) or (line[:1] in (b"-", b"+") and shown[:1] != line[:1]):
+            mark = line[:1]
+        elif line[:1] == b" " and len(line) - len(line.lstrip()) == len(shown) - len(shown.lstrip()) + 1:
+            mark = b" "
+        if not text and self._mark:
+            mark = self._mark
+        new = Followed(self._spelling, best.lines.lines, reading is self._string, mark)
         level = START if len(equal) == 1 else 4
         self._allowance -= CALL + new.begin(best.line, len(text), level)
-        self._followed, self._of_string = new, string
+        self._followed, self._mark, self._others = new, mark, []
+
+    def _branch(self, reading: Reading) -> None:
+        """A line of a patch has ended: the next one may have another mark."""
+        if self._allowance < ALLOWED // 2:
+            return
+        string = reading is self._string
+        if self._removed:
+            other = Followed(self._spelling, self._removed[:], string, b"+")
+            self._allowance -= CALL + other.begin(0, 0, OTHER, size=SHORT)
+            self._others.append(other)
+        places, _ = reading.places(self._shown)
+        if places:
+            best = max(places, key=lambda place: (place.run, place.line))
+            for mark in (b" ", b"-"):
+                if mark != self._mark:
+                    other = Followed(self._spelling, best.lines.lines, string, mark)
+                    self._allowance -= CALL + other.begin(best.line, 0, OTHER, size=SHORT)
+                    self._others.append(other)

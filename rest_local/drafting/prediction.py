@@ -114,7 +114,7 @@ class Prediction:
         """`at`: index of the token that is expected first, with evidence of this level."""
         self.tokens: Int32 = np.asarray(tokens, np.int32).reshape(-1)
         self._at = at  # index of the token that is expected next
-        self._level = level  # level of evidence for that; grows with each token that agrees
+        self.level = level  # level of evidence for that; grows with each token that agrees
         self._alignment: Alignment | None = None  # set while the place is uncertain
         self._pending: list[int] = []  # accepted tokens that were not compared yet
         self._everywhere: Segment | None = None
@@ -148,13 +148,18 @@ class Prediction:
         """Whether the answer followed the prediction at the last comparison, and the prediction has more tokens."""
         return self._alignment is None and self._at < len(self.tokens)
 
+    def catch_up(self) -> bool:
+        """Compare all tokens that were added; whether the answer follows."""
+        self._compare()
+        return self.follows
+
     def rows(self, context: Sequence[int], depth: int) -> Rows:
         """Up to MAX_PLACES continuations after `context` (newest last). 10 us while the answer follows, else 40 us."""
         if not len(self.tokens):
             return Rows.empty(depth)
         self._compare()
         if self._alignment is None:
-            return self._rows_at([(self._at, self._level)], depth)
+            return self._rows_at([(self._at, self.level)], depth)
         places = self._alignment.places()
         if not places or places[0][1] < 0.5:
             moved = self._anywhere(context)
@@ -170,7 +175,7 @@ class Prediction:
             if self._alignment is None:
                 agreed = common_prefix(pending, self.tokens[self._at : self._at + len(pending)])
                 self._at += agreed
-                self._level += agreed
+                self.level += agreed
                 if agreed == len(pending):
                     return
                 pending = pending[agreed:]
@@ -179,7 +184,7 @@ class Prediction:
             pending = pending[1:]
             places = self._alignment.places()
             if places and places[0][1] >= CERTAIN * KEEP:
-                self._at, self._level, self._alignment = places[0][0], START + 1, None
+                self._at, self.level, self._alignment = places[0][0], START + 1, None
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
         """Places in the whole prediction at which at least MOVED tokens agree."""
