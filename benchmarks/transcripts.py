@@ -13,6 +13,8 @@ write them (`rest_local.chat.tools`).
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -244,3 +246,30 @@ def transcripts(changes: Sequence[Change], form: Format, vocabulary: Vocabulary)
         )
         tokens = [vocabulary.tokenize(text, special=True).tolist() for text in (prompt, form.write(change))]
         yield Recorded(change.path, tokens[0], tokens[1])
+
+
+NAME = re.compile(r"\b[a-z_][a-z_0-9]{3,}\b")
+
+
+def renames_of(folder: Path, skip: int, most: int) -> list[Change]:
+    """Changes that are made here: in Python files of a folder, a regular sample of those of medium size, the most
+    common name of the file's own functions and variables becomes another one.
+    """
+    files = [file for file in sorted(folder.rglob("*.py")) if 2_000 < file.stat().st_size < LONGEST]
+    found = []
+    for file in files[:: max(1, len(files) // (4 * (skip + most + 1)))]:
+        text = file.read_text("utf-8", "replace")
+        own = set(re.findall(r"\b(?:def|for) ([a-z_][a-z_0-9]{3,})\b", text)) | set(
+            re.findall(r"^\s+([a-z_][a-z_0-9]{3,}) = ", text, re.MULTILINE)
+        )
+        names = Counter(name for name in NAME.findall(text) if name in own)
+        if not names or not 2 <= names.most_common(1)[0][1] <= 12:
+            continue
+        name = names.most_common(1)[0][0]
+        other = "current_" + name.lstrip("_")
+        new = re.sub(rf"\b{name}\b", other, text)
+        path = str(file.relative_to(folder))
+        found.append(Change(path, f"Rename {name} to {other} in {path}.", text, new))
+        if len(found) == skip + most + 1:
+            break
+    return found[skip:]

@@ -137,10 +137,11 @@ class Followed:
 
     def __init__(self, spelling: Spelling, lines: Sequence[bytes], string: bool, mark: bytes, end: bytes = b"") -> None:
         self._spelling, self._lines, self._end = spelling, lines, end
-        self.string, self.mark, self.level = string, mark, 0
+        self.string, self.mark, self.level, self.repeated = string, mark, 0, False
         self._next = 0  # line that is not tokenized yet
         self._text = b""  # the newest bytes that were tokenized
         self.prediction = Prediction(())
+        self._breaks = bytearray()
 
     def begin(self, line: int, written: int, level: int, prefix: bytes = b"", size: int = FIRST) -> int:
         """Expect what follows the first `written` bytes of a line without indentation; `prefix` comes before. At least
@@ -169,6 +170,7 @@ class Followed:
             tokens = np.concatenate([tokens[:place], self._tokens_of(rest)])
         self._text = text[-OVERLAP:]
         self.prediction = Prediction(tokens, place, level)
+        self._find_breaks(0)
         return len(text)
 
     def _encoded(self, end: int) -> bytes:
@@ -202,6 +204,26 @@ class Followed:
     def _tokens_of(self, text: bytes) -> Int32Array:
         return self._spelling.tokenize(text)
 
+    def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
+        """As `Edits.rows`."""
+        rows = self.prediction.rows(context, depth)
+        return rows, [bytes(self._breaks[place : place + depth]) for place in rows.positions.tolist()]
+
+    def _find_breaks(self, begin: int) -> None:
+        """Note where lines end in the tokens from `begin` on: at the end itself and at the token after it."""
+        breaks = self._breaks
+        del breaks[begin:]
+        before = self._spelling.piece(int(self.prediction.tokens[begin - 1])) if begin else b""
+        ended = False
+        for token in self.prediction.tokens[begin:].tolist():
+            piece = self._spelling.piece(token)
+            if self.string:
+                ends = b"\\n" in piece or piece[-1:] == b"\\" or (before[-1:] == b"\\" and piece[:1] == b"n")
+            else:
+                ends = b"\n" in piece
+            breaks.append(ends or ended)
+            before, ended = piece, ends
+
     def extend(self) -> int:
         """Tokenize more lines if few tokens are left. Returns the bytes."""
         prediction = self.prediction
@@ -225,10 +247,9 @@ class Followed:
         while behind not in old and place and behind < len(text):
             place -= 1
             behind += len(self._spelling.piece(int(tokens[place])))
-        if behind in old:
-            prediction.append(tokens[place:], old[behind])
-        else:
-            prediction.append(self._tokens_of(more), len(known))
+        keep = old.get(behind, len(known))
+        prediction.append(tokens[place:] if behind in old else self._tokens_of(more), keep)
+        self._find_breaks(keep)
         self._text = text[-OVERLAP:]
         return len(text)
 
@@ -288,27 +309,34 @@ class Edits:
         self._pending.extend(tokens)
 
     @property
+    def way(self) -> int:
+        """How the text of the newest rows was found, and is written: a number of evidence, below 4."""
+        followed = self._followed
+        return 0 if followed is None else 2 * followed.repeated + followed.string
+
+    @property
     def follows(self) -> bool:
         """Whether rows are likely: the answer follows a file, or begins to repeat what it has copied."""
         self._read_answer()
         followed = self._followed
         return (followed is not None and followed.prediction.catch_up()) or self._repeated() is not None
 
-    def rows(self, context: Sequence[int], depth: int) -> Rows:
-        """Rows that continue the answer after `context`, the likeliest first."""
+    def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
+        """Rows that continue the answer after `context`, the likeliest first; and for each 1 where a line ends, else 0.
+        """
         self._read_conversation()
         self._read_answer()
         self._find()
         followed = self._followed
         if followed is None:
-            return Rows.empty(depth)
+            return Rows.empty(depth), []
         if self._allowance > 0:
             self._allowance -= followed.extend()
-        rows = followed.prediction.rows(context, depth)
-        if self._others:
-            others = [other.prediction.rows(context, depth) for other in self._others]
-            return Rows.merge([rows, *others], MOST_ROWS, depth)
-        return rows
+        rows, breaks = followed.rows(context, depth)
+        for other in self._others:
+            further, ends = other.rows(context, depth)
+            rows, breaks = Rows.merge([rows, further], MOST_ROWS, depth), breaks + ends
+        return rows, breaks
 
     # What the conversation shows
 
@@ -463,6 +491,7 @@ class Edits:
             if not between:
                 return
             followed = Followed(self._spelling, old, True, b"", b'"')
+            followed.repeated = True
             self._allowance -= CALL + followed.begin(0, 0, START + 2, between)
             self._followed = followed
             return
@@ -473,6 +502,7 @@ class Edits:
         if self._in_string and end != b'"':
             end = b'"' + end
         followed = Followed(self._spelling, old, self._in_string, b"", end)
+        followed.repeated = True
         written = len(reading.line.lstrip())
         self._allowance -= CALL + followed.begin(0, written, START + 2)
         self._followed = followed

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, EditRows, SourceRows
 from rest_local.drafting.edits import Edits, Spelling
 from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.prediction import Prediction
@@ -155,15 +155,20 @@ class Sources:
             found.append(("history", self._search(self._history, context, limit or HISTORY_ROWS, depth), None))
         if "prediction" in only and self._prediction:
             found.append(("prediction", self._prediction.rows(context, depth), None))
-        if "edit" in only and self._edits:
-            found.append(("edit", self._edits.rows(context, depth), None))
+        own = None
         if "context" in only:
             self._index()
-            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
+            own = self._growing.rows(context, limit or CONTEXT_ROWS, depth)
+            found.append(("context", own, None))
         before, last = [*NO_BIGRAM, *context[-2:]][-2:]
-        return [
+        sources = [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
+        if "edit" in only and self._edits:
+            edited, breaks = self._edits.rows(context, depth)
+            if len(edited):
+                sources.append(EditRows(edited, breaks, self._edits.way, own, (before, last)))
+        return sources
 
     def _index(self) -> None:
         """Add the newest tokens to the searchable text."""
