@@ -4,15 +4,16 @@ as a prediction.
 Contract: token ids of a prompt and of its answer go in; rows that continue the answer come out. What the conversation
 shows is kept as lines of files (`rest_local.drafting.shown`). The line that the answer is writing is read in two ways:
 as it stands, and, inside a JSON string, decoded. Where lines of the answer, or the beginning of one, stand in the
-conversation, the lines after them are written as the answer writes (escaped in a string, marked in a patch), tokenized,
-and followed by `Prediction`, which finds its place again after a change. Text that was copied into a string or a block
-and is followed by another string or block is expected there again: the old and the new text of an edit.
+conversation in another spelling (numbered, escaped, marked in a patch), the lines after them are written as the answer
+writes, tokenized, and followed by `Prediction`, which finds its place again after a change. Text in the same spelling
+is left to the source `context`. A string that repeats lines of the conversation is expected to be repeated by the next
+one, after the text between the two in earlier calls: the old and the new text of an edit.
 
 No client, tool or key is named here. A wrong guess is a rejected draft, like one of any other source.
 
-Cost: 3 us for a token of the answer, 10 us for rows while nothing is recognised. Text that is tokenized is paid from an
-allowance of `EARNED` bytes for each token of the answer, so it takes 0.1 ms a token at most. The conversation is read
-`LUMP` tokens at a time, when rows are asked for.
+Cost: 3 us for a token of the answer, and 5 us for each call while nothing is recognised. Tokenizing is paid from an
+allowance of `EARNED` bytes for each token of the answer: at most 0.04 ms a token, and 5 ms more. The conversation is
+read `LUMP` tokens at a time, when rows are asked for (0.5 us a token).
 """
 
 from __future__ import annotations
@@ -29,29 +30,27 @@ from rest_local.drafting.prediction import START, Prediction
 from rest_local.drafting.shown import KEYS, Lines, Mark, Shown
 from rest_local.retrieval.rows import Int32Array, Rows
 
-LUMP = 8192  # tokens of the conversation that are read at once: 3 ms
+LUMP = 8192  # tokens of the conversation that are read at once
 MARKED = 1024  # tokens between two places to which the conversation can be cut back
 FIRST, FURTHER = 768, 2048  # bytes that are tokenized when a place is found, and when they are nearly used up
 AHEAD = 192  # tokens that are left when more are tokenized
 BACK = 6  # lines before the place, to which a change may go back
-OVERLAP = 48  # bytes that are tokenized again, so that tokens go on as those of the whole text
+OVERLAP = 48  # bytes that are tokenized again, so that the tokens are those of the whole text
 MOST = 1 << 16  # tokens of one file
 ALLOWED, EARNED, CALL = 16_384, 96, 128  # bytes that may be tokenized at first, for each token; and what a call costs
 MOST_RUNS = 32  # places that are compared line by line
-SECTION_LINES = 512  # of the text that the answer may repeat
-SOON = 3  # lines after a separator
-MOST_HEAD = 64  # bytes of the text between two values
-OTHER = 3  # level of evidence of another mark
-SHORT = 200  # bytes that are tokenized for it
+REPEATED_LINES = 512  # of a string that the next one may repeat
+MOST_BETWEEN = 64  # bytes between two values, and of the name of a value
+OTHER, SHORT = 3, 200  # level of evidence of another mark, and the bytes that are tokenized for it
 MOST_ROWS = 6
+UNSURE = 4  # level of evidence of one of several places
 
-# A line between two blocks: a fence, a row of signs with a word, a tag.
-_SEPARATOR = re.compile(rb"\s*(?:[=\-+<>*#~`@|]{3,}\s*\w*|</?[A-Za-z][\w.:=-]*>)\s*$")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NEXT_VALUE = re.compile(rb'"\s*,\s*(?:"[^"\\]{1,40}"\s*:|\w{1,40}=)\s*"')
 _REST = re.compile(rb".*", re.DOTALL)
-_QUOTE = b'<|"|>'
 _ESCAPES = {ord("n"): 10, ord("t"): 9, ord("r"): 13, ord("b"): 8, ord("f"): 12}
+_LINE_END, _QUOTE, _BACKSLASH, _N = 10, 34, 92, 110
+_BEFORE_VALUE, _SPACE = b":=", b" \t"
 
 
 class Spelling(Protocol):
@@ -70,120 +69,156 @@ class Place(NamedTuple):
 
 
 class Reading:
-    """One way to read what the answer writes: its lines since the last separator, and where they were shown."""
+    """One way to read what the answer writes, and where its lines were shown."""
 
     def __init__(self) -> None:
         self.line = bytearray()  # that is being written
-        self.section: list[bytes] = []  # whole lines
-        self.found = 0  # of them that were shown
-        self.repeats = False  # the section repeats the one before it
+        self.whole: list[bytes] = []  # the lines before it, to REPEATED_LINES
+        self.shown = 0  # lines that were shown
+        self.repeats = False  # it repeats an earlier string
         self._runs: dict[tuple[int, int], int] = {}  # by list and place of the next line: lines before it that agree
 
-    def begin(self, repeats: bool = False) -> None:
-        """Begin a section."""
-        self.section, self.found, self.repeats = [], 0, repeats
-
     def end_line(self, shown: Shown) -> bool:
-        """The line is complete. Returns whether it was shown. 3 us, and 1 us for each place."""
+        """The line is complete. Returns whether it was shown. 3 us, and 0.5 us for each place."""
         line = bytes(self.line)
         self.line.clear()
-        if len(self.section) < SECTION_LINES:
-            self.section.append(line)
-        key = line.lstrip()
-        stores = (shown.lines, shown.strings)
+        if len(self.whole) < REPEATED_LINES:
+            self.whole.append(line)
         found: dict[tuple[int, int], int] = {}
-        for text in _unmarked(key):
+        for text in _unmarked(line.lstrip()):
             for (store, place), run in self._runs.items():
-                lines = stores[store].lines
-                if place < len(lines) and lines[place].lstrip() == text and lines[place] != Lines.ENDS:
+                if _at(shown.both[store], place, text, True):
                     found[store, place + 1] = run + 1
-            if len(text) >= KEYS[0]:
-                for store, index in enumerate(stores):
-                    for place in index.beginning_with(text):
-                        if index.lines[place].lstrip() == text:
-                            found.setdefault((store, place + 1), 1)
+            if len(text) < KEYS[0]:
+                continue
+            for store, lines in enumerate(shown.both):
+                for place in lines.beginning_with(text):
+                    if _at(lines, place, text, True):
+                        found.setdefault((store, place + 1), 1)
         if len(found) > MOST_RUNS:
             best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_RUNS:]
             found = {place: found[place] for place in best}
         self._runs = found
-        self.found += bool(found)
+        self.shown += bool(found)
         return bool(found)
 
     def places(self, shown: Shown) -> tuple[list[Place], bytes]:
-        """Lines that the answer may be writing, and its beginning without indentation and mark."""
-        stores = (shown.lines, shown.strings)
+        """Lines that the answer may be writing, and its beginning without indentation and mark. 2 us where there is
+        none."""
         for text in _unmarked(bytes(self.line.lstrip())):
-            found = []
-            for (store, place), run in self._runs.items():
-                lines = stores[store].lines
-                if place < len(lines) and lines[place] != Lines.ENDS and lines[place].lstrip().startswith(text):
-                    found.append(Place(stores[store], place, run))
+            found = [
+                Place(shown.both[store], place, run)
+                for (store, place), run in self._runs.items()
+                if _at(shown.both[store], place, text, False)
+            ]
             if not found and len(text) >= KEYS[0]:
-                found = [Place(index, place, 0) for index in stores for place in index.beginning_with(text)]
+                found = [Place(lines, place, 0) for lines in shown.both for place in lines.beginning_with(text)]
             if found:
                 return found, text
         return [], b""
 
 
 def _unmarked(key: bytes) -> tuple[bytes, ...]:
-    """A line without indentation, and without the mark of a patch if it has one."""
+    """A line without indentation, and without the mark of a patch if it may have one."""
     return (key, key[1:].lstrip()) if key[:1] in (b"-", b"+") and len(key) > 1 else (key,)
 
 
+def _at(lines: Lines, place: int, text: bytes, whole: bool) -> bool:
+    """Whether the line at a place is `text`, or begins so, without indentation."""
+    if place >= len(lines.lines) or lines.lines[place] == Lines.ENDS:
+        return False
+    key = lines.lines[place].lstrip()
+    return key == text if whole else key.startswith(text)
+
+
 class Followed:
-    """Lines that are followed, in the way the answer writes them. `string`: escaped, for a JSON string; `mark`: before
-    each line.
+    """Lines that are followed, in the way the answer writes them. `string`: escaped, for a JSON string. `mark`: before
+    each line. `end`: bytes after the last line. `repeated`: the lines are of the answer.
     """
 
-    def __init__(self, spelling: Spelling, lines: Sequence[bytes], string: bool, mark: bytes, end: bytes = b"") -> None:
+    def __init__(
+        self,
+        spelling: Spelling,
+        lines: Sequence[bytes],
+        string: bool,
+        mark: bytes = b"",
+        end: bytes = b"",
+        repeated: bool = False,
+    ) -> None:
+        self.string, self.mark, self.level, self.repeated = string, mark, 0, repeated
+        self.prediction = Prediction(())
         self._spelling, self._lines, self._end = spelling, lines, end
-        self.string, self.mark, self.level, self.repeated = string, mark, 0, False
         self._next = 0  # line that is not tokenized yet
         self._text = b""  # the newest bytes that were tokenized
-        self.prediction = Prediction(())
-        self._breaks = bytearray()
+        self._breaks = bytearray()  # by token: 1 if a line ends at it or at the one before
 
     def begin(self, line: int, written: int, level: int, prefix: bytes = b"", size: int = FIRST) -> int:
         """Expect what follows the first `written` bytes of a line without indentation; `prefix` comes before. At least
         `size` bytes are tokenized; returns how many were.
         """
-        first, back = line, BACK
-        while first and line - first < back and self._lines[first - 1] != Lines.ENDS:
+        first = line
+        while first and line - first < BACK and self._lines[first - 1] != Lines.ENDS:
             first -= 1
-        self._next = first
-        before = self._encoded(line)
+        before = b"".join(self._escaped(self.mark + each + b"\n") for each in self._lines[first:line])
         whole = self._lines[line]
-        indentation = len(whole) - len(whole.lstrip())
-        at = min(indentation + written, len(whole))
+        at = min(len(whole) - len(whole.lstrip()) + written, len(whole)) if written else 0
         begun = self._escaped(self.mark + whole[:at]) if written else b""
-        self._next = line + 1
         rest = prefix + self._escaped(whole[at:] if written else self.mark + whole)
-        rest += self._encoded_from(line, size)
+        self._next = line + 1
+        rest += self._further(size)
         text = before + begun + rest
-        self.level = level
-        tokens = self._tokens_of(text)
-        place, behind = len(tokens), 0
-        while place and behind < len(rest):
-            place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
+        tokens = self._spelling.tokenize(text)
+        place, behind = self._from_end(tokens, len(rest))
         if behind != len(rest):  # a token reaches over the place
-            tokens = np.concatenate([tokens[:place], self._tokens_of(rest)])
+            tokens = np.concatenate([tokens[:place], self._spelling.tokenize(rest)])
         self._text = text[-OVERLAP:]
-        self.prediction = Prediction(tokens, place, level)
+        self.level, self.prediction = level, Prediction(tokens, place, level)
         self._find_breaks(0)
         return len(text)
 
-    def _encoded(self, end: int) -> bytes:
-        """The next lines before line `end`, each with its end."""
-        found = b"".join(self._escaped(self.mark + line + b"\n") for line in self._lines[self._next : end])
-        self._next = end
-        return found
+    def extend(self) -> int:
+        """Tokenize more lines if few tokens are left. Returns the bytes."""
+        prediction = self.prediction
+        if self._is_whole or prediction.left > AHEAD or prediction.place > MOST:
+            return 0
+        more = self._further(FURTHER)
+        text, known = self._text + more, prediction.tokens
+        kept = {}  # number of known tokens, by the bytes of `text` after them
+        behind = len(more)
+        for number in range(len(known) - 1, prediction.place, -1):
+            behind += len(self._spelling.piece(int(known[number])))
+            if behind > len(text) - 8:
+                break
+            kept[behind] = number
+        tokens = self._spelling.tokenize(text)
+        place, behind = self._from_end(tokens, len(more) + 1)
+        while behind not in kept and place and behind < len(text):
+            place -= 1
+            behind += len(self._spelling.piece(int(tokens[place])))
+        keep = kept.get(behind, len(known))
+        prediction.append(tokens[place:] if behind in kept else self._spelling.tokenize(more), keep)
+        self._find_breaks(keep)
+        self._text = text[-OVERLAP:]
+        return len(text)
 
-    def _encoded_from(self, line: int, size: int) -> bytes:
-        """The end of line number `line`, and whole lines after it, to about `size` bytes."""
+    def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
+        """As `Edits.rows`."""
+        rows = self.prediction.rows(context, depth)
+        return rows, [bytes(self._breaks[place : place + depth]) for place in rows.positions.tolist()]
+
+    def _from_end(self, tokens: Int32Array, size: int) -> tuple[int, int]:
+        """The last place in `tokens` with `size` bytes after it or more, and how many there are."""
+        place, behind = len(tokens), 0
+        while place and behind < size:
+            place -= 1
+            behind += len(self._spelling.piece(int(tokens[place])))
+        return place, behind
+
+    def _further(self, size: int) -> bytes:
+        """Line ends and whole lines from the next one on, to about `size` bytes; then the end."""
         found: list[bytes] = []
         length = 0
-        while length < size and self._next < len(self._lines) and self._lines[self._next] != Lines.ENDS:
+        while length < size and not self._is_whole:
             found.append(self._escaped(b"\n" + self.mark + self._lines[self._next]))
             length += len(found[-1])
             self._next += 1
@@ -201,20 +236,11 @@ class Followed:
             return text
         return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False)[1:-1].encode("utf-8", "replace")
 
-    def _tokens_of(self, text: bytes) -> Int32Array:
-        return self._spelling.tokenize(text)
-
-    def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
-        """As `Edits.rows`."""
-        rows = self.prediction.rows(context, depth)
-        return rows, [bytes(self._breaks[place : place + depth]) for place in rows.positions.tolist()]
-
     def _find_breaks(self, begin: int) -> None:
-        """Note where lines end in the tokens from `begin` on: at the end itself and at the token after it."""
+        """Note where lines end in the tokens from `begin` on."""
         breaks = self._breaks
         del breaks[begin:]
-        before = self._spelling.piece(int(self.prediction.tokens[begin - 1])) if begin else b""
-        ended = False
+        before, ended = b"", False
         for token in self.prediction.tokens[begin:].tolist():
             piece = self._spelling.piece(token)
             if self.string:
@@ -223,35 +249,6 @@ class Followed:
                 ends = b"\n" in piece
             breaks.append(ends or ended)
             before, ended = piece, ends
-
-    def extend(self) -> int:
-        """Tokenize more lines if few tokens are left. Returns the bytes."""
-        prediction = self.prediction
-        if self._is_whole or prediction.left > AHEAD or prediction.place > MOST:
-            return 0
-        more = self._encoded_from(self._next - 1, FURTHER)
-        text = self._text + more
-        tokens = self._tokens_of(text)
-        old = {}  # number of tokens to keep, by bytes that follow them in the old text
-        behind = 0
-        known = prediction.tokens
-        for kept in range(len(known) - 1, prediction.place, -1):
-            behind += len(self._spelling.piece(int(known[kept])))
-            if behind > len(self._text) - 8:
-                break
-            old[behind + len(more)] = kept
-        behind, place = 0, len(tokens)
-        while place and behind < len(more):
-            place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
-        while behind not in old and place and behind < len(text):
-            place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
-        keep = old.get(behind, len(known))
-        prediction.append(tokens[place:] if behind in old else self._tokens_of(more), keep)
-        self._find_breaks(keep)
-        self._text = text[-OVERLAP:]
-        return len(text)
 
 
 class Edits:
@@ -273,12 +270,9 @@ class Edits:
         self._head = b""  # what stands before the newest value: `"old_string": "`
         self._closed = 0  # bytes of the line up to the end of the newest string
         self._before = 0  # the last byte outside of strings that is not white space
-        self._old: list[bytes] | None = None  # the text that a new section may repeat
-        self._old_level = START + 2
-        self._separator = b""  # the line before the section
-        self._since_old = 0  # lines since the old text
+        self._old: list[bytes] | None = None  # the string that the next one may repeat
         self._followed: Followed | None = None
-        self._others: list[Followed] = []  # other ways to go on at the beginning of a line of a patch
+        self._others: list[Followed] = []  # other marks of the next line of a patch
         self._mark = b""  # of the newest lines of a patch
         self._removed: list[bytes] = []  # the newest lines that a patch removes
         self._allowance = ALLOWED
@@ -333,17 +327,20 @@ class Edits:
         if self._allowance > 0:
             self._allowance -= followed.extend()
         rows, breaks = followed.rows(context, depth)
-        for other in self._others:
-            further, ends = other.rows(context, depth)
-            rows, breaks = Rows.merge([rows, further], MOST_ROWS, depth), breaks + ends
-        return rows, breaks
+        if not self._others:
+            return rows, breaks
+        parts = [(rows, breaks), *(other.rows(context, depth) for other in self._others)]
+        ends = [each for _, several in parts for each in several]
+        match = np.concatenate([part.match for part, _ in parts])
+        best = np.argsort(-match, kind="stable")[:MOST_ROWS]
+        return Rows.merge([part for part, _ in parts], MOST_ROWS, depth), [ends[number] for number in best.tolist()]
 
     # What the conversation shows
 
     def _read_conversation(self) -> None:
+        piece = self._spelling.piece
         for _ in range(0, min(LUMP, len(self._waiting)), MARKED):
             part, self._waiting = self._waiting[:MARKED], self._waiting[MARKED:]
-            piece = self._spelling.piece
             self._shown.add(b"".join([piece(token) for token in part]))
             self._read += len(part)
             self._marks.append((self._read, self._shown.mark))
@@ -351,9 +348,10 @@ class Edits:
     # What the answer writes
 
     def _read_answer(self) -> None:
-        pending, self._pending = self._pending, []
+        pending = self._pending
         if not pending:
             return
+        self._pending = []
         self._allowance = min(self._allowance + EARNED * len(pending), ALLOWED)
         piece = self._spelling.piece
         for token in pending:
@@ -366,113 +364,81 @@ class Edits:
     def _feed(self, piece: bytes) -> None:
         raw, string = self._raw, self._string
         for byte in piece:
-            if byte == 10:
+            if byte == _LINE_END:
                 self._end_raw_line()
                 continue
             raw.line.append(byte)
             if not self._in_string:
-                if byte == 34:
+                if byte == _QUOTE:
                     self._open_string()
                     string = self._string
-                elif byte != 32 and byte != 9:
+                elif byte not in _SPACE:
                     self._before = byte
             elif self._escaped:
                 self._escaped = False
-                if byte == 110:
+                if byte == _N:
                     self._end_line(string)
                 else:
                     string.line.append(_ESCAPES.get(byte, byte))
-            elif byte == 92:
+            elif byte == _BACKSLASH:
                 self._escaped = True
-            elif byte == 34:
+            elif byte == _QUOTE:
                 self._end_string()
             else:
                 string.line.append(byte)
-        if raw.line.endswith(_QUOTE):
-            self._end_section(bytes(raw.line))
-            raw.line.clear()
-            self._in_string = False
 
-    def _end_line(self, reading: Reading) -> bool:
-        """A line is complete, in a string or outside. Returns whether it was shown."""
+    def _end_line(self, reading: Reading) -> None:
+        """A line is complete, in a string or outside."""
         self._others = []
         mark, line = bytes(reading.line[:1]), bytes(reading.line[1:])
         shown = reading.end_line(self._shown)
-        if self._mark:
-            if mark == b"-":
-                self._removed.append(line)
-            elif self._removed and mark != b"+":
-                self._removed = []
-            if shown and mark in (b" ", b"-"):
-                self._mark = mark
-            self._branch(reading)
-        return shown
+        if not self._mark:
+            return
+        if mark == b"-":
+            self._removed.append(line)
+        elif mark != b"+":
+            self._removed = []
+        if shown and mark in (b" ", b"-"):
+            self._mark = mark
+        self._branch(reading)
 
     def _end_raw_line(self) -> None:
-        raw = self._raw
-        line = bytes(raw.line)
-        shown = self._end_line(raw)
+        line = bytes(self._raw.line)
+        self._end_line(self._raw)
         self._own.add(line)
-        self._in_string = False
-        self._drop()
-        self._since_old += 1
-        if not shown and _SEPARATOR.match(line):
-            raw.section.pop()
-            self._end_section(line)
-
-    def _end_section(self, separator: bytes) -> None:
-        raw = self._raw
-        if raw.found and not raw.repeats and raw.section:
-            self._old, self._since_old = raw.section, 0
-        self._separator = separator
-        raw.begin()
+        if self._in_string:
+            self._in_string = False
+            self._drop()
+        self._old, self._closed = None, 0
 
     def _open_string(self) -> None:
         line = self._raw.line
         self._in_string, self._escaped, self._string = True, False, Reading()
-        self._is_value = self._before in b":="
+        self._is_value = bool(self._before) and self._before in _BEFORE_VALUE
         if self._is_value:
             begin = max(line.rfind(sign, 0, len(line) - 1) for sign in (b",", b"{", b"("))
-            self._head = bytes(line[begin + 1 :][-MOST_HEAD:])
+            self._head = bytes(line[begin + 1 :][-MOST_BETWEEN:])
 
     def _end_string(self) -> None:
         string = self._string
-        self._in_string = False
-        self._before = 34
-        self._drop()
-        self._mark = b""
+        self._in_string, self._before, self._mark = False, _QUOTE, b""
         self._closed = len(self._raw.line)
+        self._drop()
         if not self._is_value:
             return
-        known = string.found
-        if not known and len(string.line) >= KEYS[0]:
-            known = len(string.places(self._shown)[0])
-        self._old = [*string.section, bytes(string.line)] if known and not string.repeats else None
+        shown = string.shown > 0 or (len(string.line) >= KEYS[0] and bool(string.places(self._shown)[0]))
+        self._old = [*string.whole, bytes(string.line)] if shown and not string.repeats else None
 
     def _drop(self) -> None:
-        """A string or a line has ended: forget what the answer did not follow to there."""
+        """A string has ended: forget what the answer did not follow to there."""
         followed = self._followed
         if followed is not None and followed.string and not followed.prediction.catch_up():
             self._followed, self._others = None, []
 
     # What is followed
 
-    def _repeated(self) -> list[bytes] | None:
-        """The text that the section which begins here, or is about to begin, is likely to repeat."""
-        old = self._old
-        if old is None:
-            return None
-        if self._in_string:
-            string = self._string
-            fits = self._is_value and not string.section and old[0].startswith(string.line) and not string.repeats
-        elif self._closed:
-            fits = len(self._raw.line) - self._closed < 2
-        else:
-            raw = self._raw
-            fits = self._since_old < SOON and not raw.section and not raw.repeats and not raw.line
-        return old if fits else None
-
     def _find(self) -> None:
+        """Decide what is followed from here on."""
         followed = self._followed
         if followed is not None and followed.prediction.catch_up():
             return
@@ -480,50 +446,59 @@ class Edits:
             if other.prediction.catch_up() and other.prediction.level > other.level:
                 self._followed, self._others, self._mark = other, [], other.mark
                 return
+        if self._allowance <= CALL:
+            return
         if old := self._repeated():
             self._repeat(old)
+        elif self._in_string:
+            self._look(self._string)
         else:
-            self._look()
+            self._look(self._raw)
+
+    def _repeated(self) -> list[bytes] | None:
+        """The text that the string which begins here, or is about to begin, is likely to repeat."""
+        old = self._old
+        if old is None:
+            return None
+        if self._in_string:
+            string = self._string
+            fits = self._is_value and not string.whole and not string.repeats and old[0].startswith(string.line)
+        else:
+            fits = len(self._raw.line) - self._closed < 2
+        return old if fits else None
 
     def _repeat(self, old: list[bytes]) -> None:
-        if not self._in_string and self._closed:
+        """Follow `old`: from the end of the string that it is, if an earlier call shows what comes between; or from
+        the beginning of the next string."""
+        if self._in_string:
+            string, self._old = self._string, None
+            string.repeats = True
+            end = b'"' + self._after(self._head, b'"', _REST)
+            followed = Followed(self._spelling, old, True, end=end, repeated=True)
+            self._allowance -= CALL + followed.begin(0, len(string.line.lstrip()), START + 2)
+        else:
             between = self._after(self._head, bytes(self._raw.line[self._closed - 1 :]), _NEXT_VALUE)
             if not between:
                 return
-            followed = Followed(self._spelling, old, True, b"", b'"')
-            followed.repeated = True
+            followed = Followed(self._spelling, old, True, end=b'"', repeated=True)
             self._allowance -= CALL + followed.begin(0, 0, START + 2, between)
-            self._followed = followed
-            return
-        reading = self._string if self._in_string else self._raw
-        reading.repeats = True
-        self._old = None
-        end = (self._after(self._head, b'"', _REST) or b'"') if self._in_string else b"\n" + self._ending()
-        if self._in_string and end != b'"':
-            end = b'"' + end
-        followed = Followed(self._spelling, old, self._in_string, b"", end)
-        followed.repeated = True
-        written = len(reading.line.lstrip())
-        self._allowance -= CALL + followed.begin(0, written, START + 2)
         self._followed = followed
 
     def _after(self, head: bytes, begun: bytes, pattern: re.Pattern[bytes]) -> bytes:
         """What came after the value of `head` in an earlier call, from its closing quote on, without what has `begun`
-        of it.
+        of it; nothing if it does not fit `pattern`.
         """
         line = bytes(self._raw.line)
         at = line.rfind(head, 0, max(line.rfind(head), 0))
-        for before, following in ((line, b""), *self._earlier(line)) if at < 0 else ((line, b""),):
-            if before is not line:
-                at = before.find(head)
-            value = _STRING.match(before, at + len(head) - 1) if at >= 0 else None
+        for before, following in self._earlier(line) if at < 0 else ((line, b""),):
+            if at < 0 and (found := before.find(head)) < 0:
+                continue
+            value = _STRING.match(before, (found if at < 0 else at) + len(head) - 1)
             if value is None:
                 continue
-            rest = (before[value.end() - 1 :] + following)[: 2 * MOST_HEAD]
-            found = pattern.match(rest)
-            if found is not None and found[0].startswith(begun):
-                return found[0][len(begun) :]
-            return b""
+            rest = (before[value.end() - 1 :] + following)[: 2 * MOST_BETWEEN]
+            match = pattern.match(rest)
+            return match[0][len(begun) :] if match is not None and match[0].startswith(begun) else b""
         return b""
 
     def _earlier(self, line: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -536,47 +511,24 @@ class Edits:
                 following = b"\n" + b"\n".join(index.lines[place + 1 : place + 2])
                 yield index.lines[place].lstrip(), following
 
-    def _ending(self) -> bytes:
-        """What ended the section after the last separator of this kind: the next separator and the line after it."""
-        for index in (self._own, self._shown.lines):
-            lines = index.lines
-            last = len(lines) - 1 if index is self._own else len(lines)  # the newest one is that of this section
-            for place in reversed(index.beginning_with(self._separator.strip())):
-                if place >= last:
-                    continue
-                for end in range(place + 1, min(place + SECTION_LINES, len(lines))):
-                    if _SEPARATOR.match(lines[end]):
-                        return b"\n".join(lines[end : end + 2]) + b"\n"
-        return b""
-
-    def _look(self) -> None:
-        """Look for the line that the answer is writing."""
-        if self._allowance <= CALL:
+    def _look(self, reading: Reading) -> None:
+        """Look for the line that the answer is writing, and follow it if it was shown in another spelling."""
+        places, text = reading.places(self._shown)
+        if not places:
             return
-        for reading in (self._string, self._raw) if self._in_string else (self._raw,):
-            places, text = reading.places(self._shown)
-            if places:
-                self._anchor(reading, places, text)
-                return
-
-    def _anchor(self, reading: Reading, places: list[Place], text: bytes) -> None:
-        best = max(places, key=lambda place: place.run)
-        equal = [place for place in places if place.run == best.run]
+        run = max(place.run for place in places)
+        equal = [place for place in places if place.run == run]
         best = equal[-1]
-        if self._followed is not None and best.run < 2:
+        if self._followed is not None and run < 2:
             return
-        mark = b""
-        line, shown = bytes(reading.line), best.lines.lines[best.line]
-        if not line.lstrip().startswith(text) or (line[:1] in (b"-", b"+") and shown[:1] != line[:1]):
-            mark = line[:1]
-        elif line[:1] == b" " and len(line) - len(line.lstrip()) == len(shown) - len(shown.lstrip()) + 1:
-            mark = b" "
-        if not text and self._mark:
-            mark = self._mark
-        new = Followed(self._spelling, best.lines.lines, reading is self._string, mark)
-        level = START if len(equal) == 1 else 4
-        self._allowance -= CALL + new.begin(best.line, len(text), level)
-        self._followed, self._mark, self._others = new, mark, []
+        string, shown = reading is self._string, best.lines.lines[best.line]
+        mark = _mark_of(bytes(reading.line), shown, text) if text else self._mark
+        if not (string or mark or best.lines.changed[best.line] or best.lines is self._shown.strings):
+            return
+        followed = Followed(self._spelling, best.lines.lines, string, mark)
+        level = START if len(equal) == 1 else UNSURE
+        self._allowance -= CALL + followed.begin(best.line, len(text), level)
+        self._followed, self._mark, self._others = followed, mark, []
 
     def _branch(self, reading: Reading) -> None:
         """A line of a patch has ended: the next one may have another mark."""
@@ -584,14 +536,23 @@ class Edits:
             return
         string = reading is self._string
         if self._removed:
-            other = Followed(self._spelling, self._removed[:], string, b"+")
-            self._allowance -= CALL + other.begin(0, 0, OTHER, size=SHORT)
-            self._others.append(other)
+            self._add_other(Followed(self._spelling, self._removed[:], string, b"+"), 0)
         places, _ = reading.places(self._shown)
         if places:
             best = max(places, key=lambda place: (place.run, place.line))
             for mark in (b" ", b"-"):
                 if mark != self._mark:
-                    other = Followed(self._spelling, best.lines.lines, string, mark)
-                    self._allowance -= CALL + other.begin(best.line, 0, OTHER, size=SHORT)
-                    self._others.append(other)
+                    self._add_other(Followed(self._spelling, best.lines.lines, string, mark), best.line)
+
+    def _add_other(self, other: Followed, line: int) -> None:
+        self._allowance -= CALL + other.begin(line, 0, OTHER, size=SHORT)
+        self._others.append(other)
+
+
+def _mark_of(line: bytes, shown: bytes, text: bytes) -> bytes:
+    """The mark of a patch at the beginning of a line that was shown; empty if there is none."""
+    key = line.lstrip()
+    if line[:1] in (b"-", b"+") and (not key.startswith(text) or shown[:1] != line[:1]):
+        return line[:1]
+    indentation = len(line) - len(key)
+    return b" " if line[:1] == b" " and indentation == len(shown) - len(shown.lstrip()) + 1 else b""

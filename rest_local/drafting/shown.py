@@ -41,6 +41,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
+        self.changed = bytearray()  # for each line: 1 if its number was taken away
         self._places: tuple[dict[bytes, list[int]], ...] = tuple({} for _ in KEYS)
         self.forget_numbers()
 
@@ -70,22 +71,24 @@ class Lines:
         else:
             if self._plain is not None:
                 self._pop()
-                self._append(self._plain)
+                self._append(self._plain, 1)
                 self._plain = None
             at = match.end(1)
-            self._append(line[at + len(self._sign) :] if line.startswith(self._sign, at) else line[match.end() :])
+            self._append(line[at + len(self._sign) :] if line.startswith(self._sign, at) else line[match.end() :], 1)
         self._number = number
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes, changed: int = 0) -> None:
         key = line.lstrip()
         if key:
             place = len(self.lines)
             for size, places in zip(KEYS, self._places, strict=True):
                 places.setdefault(key[:size], []).append(place)
         self.lines.append(line)
+        self.changed.append(changed)
 
     def _pop(self) -> None:
         key = self.lines.pop().lstrip()
+        del self.changed[-1]
         if key:
             for size, places in zip(KEYS, self._places, strict=True):
                 found = places[key[:size]]
@@ -113,7 +116,7 @@ class Shown:
     """The lines of a conversation that grows."""
 
     def __init__(self) -> None:
-        self.lines, self.strings = Lines(), Lines()
+        self.lines, self.strings = self.both = (Lines(), Lines())
         self.rest = b""  # the line that has begun
 
     @property

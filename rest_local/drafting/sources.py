@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, EditRows, SourceRows
+from rest_local.drafting.candidates import LEAST_RIVAL, NO_BIGRAM, SOURCE_NUMBER, SOURCES, EditRows, SourceRows
 from rest_local.drafting.edits import Edits, Spelling
 from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.prediction import Prediction
@@ -166,7 +166,7 @@ class Sources:
         ]
         if "edit" in only and self._edits:
             edited, breaks = self._edits.rows(context, depth)
-            if len(edited):
+            if len(edited) and not _known(edited, own):
                 sources.append(EditRows(edited, breaks, self._edits.way, own, (before, last)))
         return sources
 
@@ -198,3 +198,12 @@ class Sources:
             self._datastores = [other for other in self._datastores if other is not store]
         name = f"datastore {store.path}" if isinstance(store, Datastore) else "history"
         log.warning("%s %s; going on without it", name, why)
+
+
+def _known(edited: Rows, own: Rows | None) -> bool:
+    """Whether the rows of an edit say no more than the likeliest row of the request's own text, whose evidence is
+    better known.
+    """
+    if own is None or not len(own) or len(edited) > 1 or own.matches()[0] < LEAST_RIVAL:
+        return False
+    return own.row(0)[:DEPTH] == edited.row(0)[:DEPTH]
