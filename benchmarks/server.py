@@ -5,8 +5,9 @@
 - `first`: time to the first token on a prompt that is in the KV cache, less the forward passes.
 - `overhead`: a stream of 300 tokens by HTTP, compared with the same request in an engine without a server and with one
   answer in one piece. The three are interleaved. The result has the medians over the rounds of the ratios within a
-  round, the ratio of the fastest runs, which counts on a busy machine, and the processor time of the server's event
-  loop in milliseconds.
+  round, the ratio of the fastest runs, which counts on a busy machine, and the processor time in milliseconds of the
+  event loops of both processes: that which clients reach, and that of the model.
+- `protocols`: the same stream by each protocol, compared with the engine, interleaved.
 - `keys`: an /infill request for each keystroke, each cancelled by the next; the wait of the user at a pause, and the
   slots that are lost.
 - `clients`: eight clients at once for `--seconds`: errors, the least served client relative to the most served,
@@ -62,21 +63,29 @@ _ENDLESS: dict[str, Any] = {
 
 @dataclass
 class Process:
-    """A running server. `pid`: of its process, whose first thread is the event loop."""
+    """A running server. `pid`: of the process that clients reach. The first thread of a process is its event loop."""
 
     port: int
     pid: int = 0
 
+    @property
+    def pids(self) -> list[int]:
+        """That process and those of its models."""
+        children = (each.read_text("ascii").split() for each in Path(f"/proc/{self.pid}/task").glob("*/children"))
+        return [self.pid, *(int(child) for some in children for child in some)]
+
     def loop_ms(self) -> float:
-        """Processor time of the event loop so far, in milliseconds; 0 if the system does not report it."""
-        times = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat")
-        return int(times.read_text("ascii").split()[0]) / 1e6 if times.exists() else 0.0
+        """Processor time of the event loops so far, in milliseconds; 0 if the system does not report it."""
+        times = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in self.pids]
+        return sum(int(each.read_text("ascii").split()[0]) for each in times if each.exists()) / 1e6
 
     def memory_mb(self, name: str) -> float:
-        """`VmRSS`, the resident memory, or `VmHWM`, its maximum so far, in MB; 0 if the system does not report it."""
-        status = Path(f"/proc/{self.pid}/status")
-        found = re.search(rf"^{name}:\s+(\d+) kB", status.read_text("ascii"), re.MULTILINE) if status.exists() else None
-        return round(int(found[1]) / 1024, 1) if found else 0.0
+        """`VmRSS`, the resident memory, or `VmHWM`, its maximum so far, of all processes in MB; 0 if the system does
+        not report it."""
+        statuses = [Path(f"/proc/{pid}/status") for pid in self.pids]
+        texts = [each.read_text("ascii") for each in statuses if each.exists()]
+        found = [re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE) for text in texts]
+        return round(sum(int(each[1]) for each in found if each) / 1024, 1)
 
     def connect(self) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
@@ -191,6 +200,52 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
     }
 
 
+_QUESTION = "Write the Python function `merge` that merges two sorted lists, with a docstring and tests."
+_PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": _QUESTION}], "stream_options": {"include_usage": True}},
+    ),
+    "responses": ("/v1/responses", {"input": _QUESTION, "store": False}),
+    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": _QUESTION}]}),
+}
+
+
+def protocols(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
+    """The same question by each protocol, greedy, and the same tokens from an engine without HTTP."""
+    took: dict[str, list[float]] = {"engine": [], **{name: [] for name in _PROTOCOLS}}
+    loop: dict[str, list[float]] = {name: [] for name in _PROTOCOLS}
+    tokens: dict[str, int] = {}
+    with (
+        Engine.load(model, slots=SLOTS, n_ctx=N_CTX) as engine,
+        Service(engine) as service,
+        contextlib.closing(server.connect()) as connection,
+    ):
+        prompt = engine.tokenize(engine.chat_prompt([{"role": "user", "content": _QUESTION}]))
+        for number in range(rounds + 1):
+            seconds = {"engine": _without_http(service, prompt, max(tokens.values(), default=STREAMED))}
+            spent = {}
+            for name, (path, body) in _PROTOCOLS.items():
+                limit = "max_output_tokens" if name == "responses" else "max_tokens"
+                begun = server.loop_ms()
+                wanted = {**SAME, **body, limit: STREAMED, "stream": True}
+                tokens[name], seconds[name] = _streamed(connection, path, wanted)
+                spent[name] = server.loop_ms() - begun
+            if number == 0:
+                continue  # the prompt was not in the KV cache, and the length of the answer not known
+            for name, value in seconds.items():
+                took[name].append(value)
+            for name, value in spent.items():
+                loop[name].append(value)
+    return {
+        "tokens": tokens,
+        "to_engine": {name: _ratio(took[name], took["engine"]) for name in _PROTOCOLS},
+        "quickest_to_engine": {name: round(min(took[name]) / min(took["engine"]), 4) for name in _PROTOCOLS},
+        "loop_ms": {name: round(median(values), 2) for name, values in loop.items()},
+        "target": 1.02,
+    }
+
+
 _COMPARED = (("stream", "engine"), ("stream", "whole"), ("whole", "engine"))
 
 
@@ -199,9 +254,18 @@ def _ratio(ones: list[float], others: list[float]) -> float:
     return round(median(one / other for one, other in zip(ones, others, strict=True)), 4)
 
 
-def _without_http(service: Service, prompt: list[int]) -> float:
+def _streamed(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[int, float]:
+    """Tokens of a streamed answer, as its usage tells, and seconds to its end."""
     begun = time.perf_counter()
-    request = Request(prompt, max_tokens=STREAMED, ignore_end=True, policy="off", sampling=Sampling(temperature=0.0))
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    data = connection.getresponse().read()
+    took = time.perf_counter() - begun
+    return int(re.findall(rb'"(?:completion|output)_tokens": ?(\d+)', data)[-1]), took
+
+
+def _without_http(service: Service, prompt: list[int], tokens: int = STREAMED) -> float:
+    begun = time.perf_counter()
+    request = Request(prompt, max_tokens=tokens, ignore_end=True, policy="off", sampling=Sampling(temperature=0.0))
     for _ in service.submit(request):
         pass
     return time.perf_counter() - begun
@@ -360,7 +424,7 @@ def _texts(n: int, characters: int) -> list[str]:
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
 
 
-PARTS = ("first", "overhead", "keys", "clients", "stalled", "schema")
+PARTS = ("first", "overhead", "protocols", "keys", "clients", "stalled", "schema")
 
 
 def main() -> None:
@@ -377,6 +441,7 @@ def main() -> None:
         measure = {
             "first": lambda: first_token(server, 4 * args.rounds),
             "overhead": lambda: overhead(server, args.model, args.rounds),
+            "protocols": lambda: protocols(server, args.model, args.rounds),
             "keys": lambda: keys(server, args.strokes),
             "clients": lambda: clients(server, args.seconds),
             "stalled": lambda: stalled(args.model),

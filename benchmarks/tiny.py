@@ -115,6 +115,12 @@ def _qwen2(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str,
     return _dense(builder, vocabulary, n_layers, bias=True)
 
 
+def _qwen2vl(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
+    """Positions of several parts (M-RoPE): time, height, width, and one that is not used."""
+    keys = _dense(builder, vocabulary, n_layers, bias=True)
+    return keys | {"rope.dimension_sections": [HEAD // 8, 3 * HEAD // 16, 3 * HEAD // 16, 0]}
+
+
 def _gemma3(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
@@ -184,6 +190,7 @@ _ARCHITECTURES: dict[str, Callable[[Builder, Vocabulary, int], dict[str, Any]]] 
     "llama": _llama,
     "mamba": _mamba,
     "qwen2": _qwen2,
+    "qwen2vl": _qwen2vl,
 }
 ARCHITECTURES = tuple(_ARCHITECTURES)
 
@@ -201,9 +208,9 @@ def tiny(
 ) -> Path:
     """Write a tiny model of `arch` (one of ARCHITECTURES) and return the path. It has about 1 MB and takes 20 ms.
 
-    llama and qwen2 are dense, gemma3 and gpt-oss (with experts) have a sliding window of 32 in every second layer,
-    mamba is recurrent, lfm2 is hybrid. `quant`: F32, F16 or Q8_0 for the matrices. `vocab`: number of tokens with
-    padding. `seed`: of the weights. `tensors_per_file`: write several files and return the first.
+    llama, qwen2 and qwen2vl (for images) are dense, gemma3 and gpt-oss (with experts) have a sliding window of 32 in
+    every second layer, mamba is recurrent, lfm2 is hybrid. `quant`: F32, F16 or Q8_0 for the matrices. `vocab`: number
+    of tokens with padding. `seed`: of the weights. `tensors_per_file`: write several files and return the first.
     """
     builder = Builder(seed, quant)
     vocabulary = gguf_file.byte_vocabulary(vocab)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rest_local.drafting.origins import Origin
     from rest_local.errors import (
         AdapterInvalid,
+        CannotGenerate,
         ClusterFailed,
         ConfigInvalid,
         CorpusEmpty,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         OptionError,
         OutputInvalid,
         OutputUnwritable,
+        ProjectorInvalid,
         PromptEmpty,
         PromptTooLong,
         QueueFull,
@@ -89,6 +91,7 @@ __all__ = [
     "AsyncChatStream",
     "AsyncEngine",
     "AsyncStream",
+    "CannotGenerate",
     "ChatStream",
     "ClusterFailed",
     "ConfigInvalid",
@@ -131,6 +134,7 @@ __all__ = [
     "Override",
     "Piece",
     "Placement",
+    "ProjectorInvalid",
     "PromptEmpty",
     "PromptTooLong",
     "QueueFull",

@@ -12,6 +12,7 @@
     │   │   └── ModelNotHere           a name of a hub that is not on the disk
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
     │   ├── AdapterInvalid             not a LoRA adapter, damaged, or of another model
+    │   ├── ProjectorInvalid           not a projector for images, damaged, or of another model
     │   ├── ModelNotOurs               another program's or the user's own, which is not deleted
     │   └── HubError                   the hub has no such model, refuses it, or cannot be reached
     │       └── DownloadFailed         broken off, no room on the disk, or not what the hub names
@@ -151,6 +152,15 @@ class AdapterInvalid(ModelError):
         self.cause = cause
 
 
+class ProjectorInvalid(ModelError):
+    """The file is not a projector for images of this model, or cannot be used here."""
+
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        way_out = way_out or "give another `mmproj`, one that was made for this very model, or none"
+        super().__init__(f"projector {path}: {cause}; {way_out}")
+        self.cause = cause
+
+
 class ModelNotOurs(ModelError):
     """The model belongs to another program, or to the user alone: rest-local does not delete it."""
 
@@ -181,6 +191,14 @@ class PromptTooLong(GenerationError):
         known = f"about {n_prompt}" if estimated else str(n_prompt)
         super().__init__(f"the prompt has {known} tokens and the context holds {n_ctx}; shorten it or raise `n_ctx`")
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+
+class CannotGenerate(GenerationError):
+    """The model makes vectors, or scores of documents (`ranks`), and no text."""
+
+    def __init__(self, *, ranks: bool = False) -> None:
+        what = "ranks documents for a query" if ranks else "makes embeddings"
+        super().__init__(f"the model {what} and generates no text; give one that does")
 
 
 class PromptEmpty(GenerationError):

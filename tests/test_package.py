@@ -48,8 +48,9 @@ BELOW: dict[str, set[str]] = {
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "batch": {"server", "decoding", "catalog", "llama"},
+    "router": {"batch", "server", "catalog", "decoding", "llama"},
     "cli": {
-        "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
+        "router", "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
         "retrieval", "llama", "chat", "grammar", "catalog",
     },
 }  # fmt: skip

@@ -95,7 +95,7 @@ def test_chat_templates_and_grammars_work_without_what_windows_lacks() -> None:
     code = """
 from rest_local.chat import renderer
 print(renderer.render_limited("{{ name }}", {"name": "it"}))
-from rest_local.server.run import connection_limit, outlives_terminal
+from rest_local.server.http import connection_limit, outlives_terminal
 print(connection_limit(), outlives_terminal())
 """
     done = run_hidden(code)

@@ -38,6 +38,7 @@ MOST_BYTES = 64 << 20  # of a line: a prompt of 10 million tokens is about 40 MB
 LONGEST_ID = 512
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
+_FIELDS = ("custom_id", "method", "url", "body")  # of OpenAI's lines
 _FIRST = ("tools", "messages", "prompt", "input")
 """Fields that a prompt begins with come first in a stored body. So bodies in alphabetical order have prompts that begin
 alike next to each other."""
@@ -92,8 +93,8 @@ def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) ->
     jobs: list[Job] = []
     lines: dict[str, int] = {}  # by custom_id
     try:
-        for number, data in _numbered(_unpacked(file)):
-            job = _job(number, data)
+        for number, data in numbered(_unpacked(file)):
+            job = job_of(number, data)
             if job.custom_id in lines:
                 job = _duplicate(job, lines)
             lines[job.custom_id] = number
@@ -117,7 +118,7 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
     return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == GZIP else buffered  # type: ignore[return-value]
 
 
-def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """The lines with text, and their numbers. Of a line that is too long, only the beginning."""
     number = 0
     while data := file.readline(MOST_BYTES):
@@ -130,11 +131,15 @@ def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, data
 
 
-def _job(number: int, data: bytes) -> Job:
+def job_of(number: int, data: bytes, urls: Sequence[str] = URLS, *, complete: bool = False) -> Job:
+    """The job of a line. `urls`: those it may name; `complete`: it has to have all fields of OpenAI's lines."""
     try:
         if len(data) >= MOST_BYTES:
             raise ApiError(400, f"the line is longer than {MOST_BYTES >> 20} MB", code="invalid_json_line")
-        name, url, body = _parts(number, _object(data))
+        line = _object(data)
+        if complete and (missing := [name for name in _FIELDS if line.get(name) is None]):
+            raise ApiError(400, f"{missing[0]}: missing", code="missing_field", param=missing[0])
+        name, url, body = _parts(number, line, urls)
     except ApiError as error:
         return _failed(number, f"line-{number}", data.strip(), error)
     ordered = {key: body[key] for key in _FIRST if key in body} | dict(sorted(body.items()))
@@ -152,7 +157,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return line
 
 
-def _parts(number: int, line: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+def _parts(number: int, line: dict[str, Any], urls: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
     """The name, the URL and the body of a line. Raises ApiError."""
     name = line.get("custom_id")
     if name is None:
@@ -166,20 +171,21 @@ def _parts(number: int, line: dict[str, Any]) -> tuple[str, str, dict[str, Any]]
         return name, url, {key: value for key, value in line.items() if key not in ("custom_id", "method")}
     if line.get("method", "POST") != "POST":
         raise ApiError(400, "method: give POST", param="method")
-    url = _known(line.get("url"))
+    url = _known(line.get("url"), urls)
     body = line.get("body")
     if not isinstance(body, dict):
         raise ApiError(400, "body: give the JSON object of the request", code="missing_field", param="body")
     return name, url, body
 
 
-def _known(url: Any) -> str:
-    """The URL as one of `URLS`; `/v1` may be missing. Raises ApiError."""
+def _known(url: Any, urls: Sequence[str]) -> str:
+    """The URL as one of `urls`; `/v1` may be missing. Raises ApiError."""
     if isinstance(url, str):
-        for known in URLS:
+        for known in urls:
             if url in (known, known.removeprefix("/v1")):
                 return known
-    raise ApiError(400, f"url: give one of {', '.join(URLS)}", code="invalid_url", param="url")
+    some = "one of " if len(urls) > 1 else ""
+    raise ApiError(400, f"url: give {some}{', '.join(urls)}", code="invalid_url", param="url")
 
 
 def _duplicate(job: Job, lines: Mapping[str, int]) -> Job:

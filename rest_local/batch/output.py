@@ -56,19 +56,22 @@ class Output:
 
     path      `-`: the standard output. A name that ends in `.gz`: compressed
     jobs      of this run
-    model     name of the model in the answers
+    model     name of the model in the answers; None: not compared
     replace   begin anew, whatever the file contains
+    locked    have a lock for it; without, the caller sees to it that nothing else writes the file
 
     `done` is what a regular file contains of these jobs already. Nothing is changed before `start`, except that a
     missing file is made. Raises OutputInvalid for a file of another input or model, and for one that another process
     writes; OutputUnwritable; BrokenPipeError where the reader of a pipe is gone.
     """
 
-    def __init__(self, path: Path, jobs: Iterable[Job], model: str, *, replace: bool = False) -> None:
+    def __init__(
+        self, path: Path, jobs: Iterable[Job], model: str | None, *, replace: bool = False, locked: bool = True
+    ) -> None:
         self.done = Done()
         self._path, self._gzip = path, path.name.endswith(".gz")
         self._pending, self._since, self._synced = b"", 0.0, time.monotonic()
-        self._lock = None if path == STDOUT else _locked(path)
+        self._lock = _locked(path) if locked and path != STDOUT else None
         self._descriptor = -1
         try:
             self._descriptor = self._opened()
@@ -91,7 +94,7 @@ class Output:
         except OSError as error:
             raise _unwritable(self._path, error) from error
 
-    def _look(self, expected: Mapping[str, str], model: str) -> None:
+    def _look(self, expected: Mapping[str, str], model: str | None) -> None:
         """Read what there is, into `done`."""
         with self._path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size
@@ -108,7 +111,7 @@ class Output:
                     raise OutputInvalid(self._path, f"is damaged after byte {self.done.size} ({error})") from error
         self.done.torn = end - self.done.size
 
-    def _note(self, line: bytes, expected: Mapping[str, str], model: str) -> None:
+    def _note(self, line: bytes, expected: Mapping[str, str], model: str | None) -> None:
         record = from_json(line)
         name, found = (record.get("custom_id"), record.get("id")) if isinstance(record, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(found, str) or expected.get(name) != found:
@@ -117,10 +120,15 @@ class Output:
         if name in self.done.names:
             raise OutputInvalid(self._path, f"answers {name!r} twice")
         body = (record.get("response") or {}).get("body") or {}
-        if body.get("model", model) != model:
+        if model is not None and body.get("model", model) != model:
             raise OutputInvalid(self._path, f"has answers of another model, {body['model']!r}")
         self.done.names.add(name)
         self.done.failed += is_error(record)
+
+    @property
+    def size(self) -> int:
+        """Bytes that stay and that were written."""
+        return self._at
 
     def start(self) -> None:
         """Remove what is not to stay. The next `write` adds to the rest."""

@@ -33,8 +33,9 @@ from rest_local.llama.sampling import MAX_SEED
 from rest_local.server.answering import Asked
 from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, check
 from rest_local.server.chat import Chat
-from rest_local.server.completions import Completion, Embedding
+from rest_local.server.completions import Completion
 from rest_local.server.errors import ApiError, at_field
+from rest_local.server.vectors import Embedding
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine

@@ -45,6 +45,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from rest_local import __version__
 from rest_local.catalog.find import HubName, hub_name
+from rest_local.catalog.projectors import is_projector_file
 from rest_local.catalog.quantization import in_bytes, is_meant, is_model_file, label_of, preferred, stem_of
 from rest_local.errors import DownloadFailed, HubError
 from rest_local.llama.gguf_header import part_of
@@ -80,14 +81,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Repository:
-    """What a repository offers at one commit, the smallest model first."""
+    """What a repository offers at one commit, the smallest model first. `projectors`: for images, one file each."""
 
     name: str
     commit: str
     choices: tuple[Choice, ...]
+    projectors: tuple[Choice, ...] = ()
 
     def choose(self, label: str | None) -> tuple[Choice, str]:
-        """The model of a quantization (or of a file's name), and why it was taken where none was named.
+        """The model of a quantization (or of a file's name), or the projector of a file's name; and why it was taken
+        where none was named.
 
         Raises HubError for one that is not there, and where several are meant; it lists what there is.
         """
@@ -103,6 +106,7 @@ class Repository:
     def _named(self, label: str) -> Choice:
         meant = [choice for choice in self.choices if is_meant(label, choice.files[0].name)]
         exact = [choice for choice in meant if choice.label.casefold() == label.casefold()] or meant
+        exact = exact or [choice for choice in self.projectors if choice.label == stem_of(label)]
         if len({stem_of(choice.files[0].name) for choice in exact}) == 1:
             return min(exact, key=lambda choice: len(choice.files))  # as one file, where it comes in parts as well
         if exact:
@@ -135,7 +139,9 @@ class Hub:
         choices = _choices(files)
         if not choices:
             raise HubError(name, "has no GGUF file", "look for a repository of the same model whose name ends in GGUF")
-        return Repository(name, about.sha or "", choices)
+        seeing = (file for file in files if is_projector_file(file.name))
+        projectors = tuple(Choice(stem_of(file.name), (file,)) for file in seeing)
+        return Repository(name, about.sha or "", choices, projectors)
 
     def missing(self, repository: Repository, choice: Choice) -> int:
         """Bytes of the files that are still to be downloaded."""

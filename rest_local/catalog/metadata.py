@@ -34,6 +34,13 @@ _NEXT = (b"tokenizer.", b"general.")  # what the keys after a vocabulary begin w
 _NEXT_KEY = re.compile(rb"tokenizer\.(ggml\.[a-z_]+|chat_template)|general\.(file_type|quantization_version)")
 
 
+# Architectures that llama.cpp evaluates without a KV cache (`llama_model::create_memory`) and that pool vectors.
+ENCODERS = frozenset({
+    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
+    "gemma-embedding",
+})  # fmt: skip
+
+
 @dataclass
 class Metadata:
     """`values`: by key; `counts`: lengths of arrays by key; `n_tensors`: of this file."""
@@ -46,6 +53,12 @@ class Metadata:
         """A text without control characters, at most LONGEST_TEXT long; empty where there is none."""
         value = self.values.get(key)
         return printable(value) if isinstance(value, str) else ""
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model reads text in both directions: it has no KV cache and generates nothing."""
+        architecture = self.text("general.architecture")
+        return architecture in ENCODERS or self.values.get(f"{architecture}.attention.causal") is False
 
     def number(self, key: str, default: int = 0) -> int:
         """A whole number; of a list the greatest."""

@@ -69,7 +69,8 @@ def preferred(labels: Iterable[str]) -> str | None:
 def is_model_file(path: str) -> bool:
     """Whether a file of this name can be a language model: not a projector, an importance matrix or a vocabulary."""
     name = path.replace("\\", "/").rpartition("/")[2].lower()
-    return name.endswith(".gguf") and not name.startswith(("mmproj", "ggml-vocab-")) and "imatrix" not in name
+    other = name.startswith("ggml-vocab-") or "imatrix" in name or "mmproj" in name
+    return name.endswith(".gguf") and not other
 
 
 def in_bytes(size: float) -> str:

@@ -162,6 +162,17 @@ def _model_digest(manifest: Path) -> str:
     return "" if "/" in named or os.sep in named or "\0" in named else named
 
 
+def models_in(folder: Path) -> list[StoredModel]:
+    """The models in a folder and those below it, each under the name of its file; of equal names the first."""
+    found: dict[str, StoredModel] = {}
+    for path in _model_files(folder):
+        name = stem_of(path.name)
+        found.setdefault(
+            name.casefold(), StoredModel(name=name, path=path, store=str(folder), label=label_of(path.name))
+        )
+    return list(found.values())
+
+
 def _model_files(folder: Path) -> Iterator[Path]:
     """The files below a folder that can be models by their names; of a model in several files the first."""
     for path in _files(folder, DEEPEST):

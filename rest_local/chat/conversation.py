@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_local.chat.capabilities import Capabilities, capabilities_of
+from rest_local.chat.images import Mark
 from rest_local.chat.renderer import render
 from rest_local.chat.tools.format import Call, Tool, write_calls
 from rest_local.errors import OptionError
@@ -113,15 +114,17 @@ class ChatTemplate:
 
 
 def content_text(content: Any, place: str) -> str:
-    """The text of a message's content: text, or parts, which are joined with line feeds as in llama-server.
+    """The text of a message's content: text, or parts, which are joined with line feeds as in llama-server, except
+    around the marks of images (`rest_local.chat.images`).
 
-    Raises OptionError, which names the place, for a part that is not text.
+    Raises OptionError, which names the place, for a part that is neither.
     """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise OptionError(f"{place}: give text or a list of parts")
-    texts = []
+    texts: list[str] = []
+    between = ""
     for i, part in enumerate(content):
         text = part
         if isinstance(part, Mapping) and part.get("type", "text") in _TEXT_PARTS:
@@ -129,8 +132,9 @@ def content_text(content: Any, place: str) -> str:
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise OptionError(f"{place}[{i}]: parts of type {str(kind)[:40]!r} are not supported, only text")
-        texts.append(text)
-    return "\n".join(texts)
+        texts += (text,) if isinstance(text, Mark) else (between, text)
+        between = "" if isinstance(text, Mark) else "\n"
+    return "".join(texts)
 
 
 def _message(message: Any, number: int) -> Message:

@@ -87,6 +87,18 @@ def read_text(path: Path, what: str) -> str:
         raise InputInvalid(what, path, error.strerror or str(error)) from error
 
 
+def read_image(path: Path) -> bytes:
+    """The bytes of an image. Raises InputInvalid where the file cannot be read, or is too large."""
+    from rest_local.chat.images import MAX_BYTES
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputInvalid("image", path, f"has more than {MAX_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputInvalid("image", path, error.strerror or str(error)) from error
+
+
 def clean(text: str, origin: str) -> str:
     """Return `text` with what was not UTF-8 (Python marks it with lone surrogates) as U+FFFD, warning if any was."""
     return decode(text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "replace"), origin)

@@ -25,6 +25,7 @@ OPTIONS = {
     "max_tokens": "--tokens",
     "memory": "--memory",
     "missing=True": "--missing",
+    "mmproj": "--mmproj",
     "n_ctx": "--ctx",
     "n_gpu_layers": "--gpu-layers",
     "repack=False": "--no-repack",

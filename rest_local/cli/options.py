@@ -18,7 +18,7 @@ from rest_local.cli import completion
 from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section
-from rest_local.decoding.config import LARGEST_DEFAULT, POLICY_NAMES, TRAINED, EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, LARGEST_DEFAULT, POLICY_NAMES, TRAINED, EngineConfig
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.sampling import Sampling
 
@@ -64,6 +64,12 @@ def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Rela
     return Relaxed.parse(value)
 
 
+class OneALine(click.types.StringParamType):
+    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces."""
+
+    envvar_list_splitter = "\n"
+
+
 _engine, _sampling = in_section("Engine"), in_section("Sampling")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -90,14 +96,24 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
     )
 
 
+_MODEL_OPTION = _engine(
+    "-m",
+    "--model",
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help=MODEL_HELP,
+)
+_MODELS_OPTION = _engine(
+    "-m",
+    "--model",
+    type=OneALine(),
+    multiple=True,
+    metavar="MODEL",
+    shell_complete=completion.models,
+    help="GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
+    "model; the first is the default. Default: the demo model.",
+)
 _ENGINE_OPTIONS = (
-    _engine(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        shell_complete=completion.models,
-        help=MODEL_HELP,
-    ),
     _engine(
         "-d",
         "--datastore",
@@ -208,6 +224,15 @@ history_option = _engine(
     show_default=True,
     help="Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
 )
+projector_option = _engine(
+    "--mmproj",
+    type=click.Path(path_type=Path),
+    default=AUTO_PROJECTOR,
+    show_default=True,
+    metavar="FILE|auto|none",
+    shell_complete=completion.paths,
+    help="Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
+)
 stop_option = click.option(
     "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."
 )
@@ -240,7 +265,18 @@ def engine_options(command: Command) -> Command:
         given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
         return command(config=EngineConfig(**given, options=load), **values)
 
-    return _with_options(_ENGINE_OPTIONS, load_options(gathered))
+    return _with_options((_MODEL_OPTION, *_ENGINE_OPTIONS), load_options(gathered))
+
+
+def engine_options_of_models(command: Command) -> Command:
+    """As `engine_options` for several models: the arguments are `models`, as they were named, and `config` without."""
+
+    @functools.wraps(command)
+    def gathered(*, load: ModelOptions, model: tuple[str, ...], **values: Any) -> Any:
+        given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
+        return command(config=EngineConfig(**given, options=load), models=model, **values)
+
+    return _with_options((_MODELS_OPTION, *_ENGINE_OPTIONS), load_options(gathered))
 
 
 def sampling_options(command: Command) -> Command:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 def pull(name: str, list_: bool, as_json: bool) -> None:
     """Download a model from the Hugging Face Hub, and print its path.
 
-    QUANT is a quantization (Q4_K_M) or the name of a file. Without it the usual one is taken, with about 5 bits a
-    weight. A download that was interrupted goes on where it stopped, and every file is compared with its checksum.
+    QUANT is a quantization (Q4_K_M) or the name of a file, also of a projector for images. Without it the usual one is
+    taken, with about 5 bits a weight. A download that was interrupted goes on where it stopped, and every file is
+    compared with its checksum.
 
     The files go to the cache of huggingface_hub, which other programs share. HF_TOKEN, HF_HOME, HF_ENDPOINT and
     HF_HUB_OFFLINE have their usual meaning.
@@ -72,14 +73,19 @@ def _announce(repository: Repository, choice: Choice, why: str, size: int) -> No
     others = [f"{each.label} {in_bytes(each.size)}" for each in repository.choices if each is not choice]
     if why and others:
         click.echo(f"There are also: {', '.join(others)}", err=True)
+    if repository.projectors and choice not in repository.projectors:
+        seeing = repository.projectors[0].files[0].name
+        click.echo(f"For images: rest-local pull {repository.name}:{seeing}", err=True)
 
 
 def _done(name: str, path: Path, size: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"name": name, "path": str(path), "downloaded": size}))
         return
+    from rest_local.catalog.projectors import is_projector_file
+
     click.echo(str(path))
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not is_projector_file(path.name):
         click.echo(f"Use it: rest-local chat -m {name}", err=True)
 
 

@@ -1,17 +1,16 @@
-"""`rest-local serve`: the model behind the HTTP interfaces of OpenAI and llama-server."""
+"""`rest-local serve`: models that answer HTTP requests, each in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import stat
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli import indexer, inputs, opening, options
 from rest_local.cli import live as live_options
+from rest_local.cli import options, served, sizes
 from rest_local.cli.live import Live
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
@@ -27,7 +26,8 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 
 
 @click.command(cls=SectionedCommand)
-@options.engine_options
+@options.engine_options_of_models
+@options.projector_option
 @options.history_option
 @live_options.code_options
 @click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")
@@ -36,7 +36,23 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0 takes a free one."
 )
 @click.option(
-    "--alias", multiple=True, metavar="NAME", help="Name of the model for clients; repeatable. '*' answers to any."
+    "--memory",
+    callback=sizes.size,
+    metavar="SIZE",
+    help="Memory of all models together, such as 24G; the least recently used are unloaded. Default: any for one "
+    "model, four fifths of the machine's for several.",
+)
+@click.option(
+    "--idle",
+    callback=sizes.duration,
+    metavar="TIME",
+    help="Unload a model that is not used for 90s, 10m, 2h. Default: never.",
+)
+@click.option(
+    "--alias",
+    multiple=True,
+    metavar="NAME",
+    help="Name of the (first) model for clients; repeatable. NAME=MODEL names another model, '*' answers to any name.",
 )
 @click.option(
     "--api-key-file",
@@ -84,9 +100,12 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 )
 def serve(
     config: EngineConfig,
+    models: tuple[str, ...],
     live: Live,
     host: str,
     port: int,
+    memory: int | None,
+    idle: float | None,
     alias: tuple[str, ...],
     api_key_file: Path | None,
     queue: int,
@@ -99,10 +118,14 @@ def serve(
 ) -> None:
     """Answer HTTP requests in the ways of OpenAI and llama-server, with a page to try it at /.
 
-    Ctrl-C, SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
+    Each model has a process of its own and is loaded when a request names it; the first -m is loaded at once. Ctrl-C,
+    SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
-    from rest_local.server.run import Serving, ignore_hangups, listen, log_to_stderr
+    from rest_local.paths import data_home
+    from rest_local.router.memory import default_limit
+    from rest_local.router.run import Routing
+    from rest_local.server.http import ignore_hangups, listen, log_to_stderr
     from rest_local.server.settings import Settings
 
     settings = Settings(
@@ -116,16 +139,20 @@ def serve(
         max_body=max_body,
         statistics=share_statistics,
     )
+    named = served.named(models)
+    aliases = served.aliases(alias, [each.name for each in named])
     live = live.chosen()
     if daemon:
         ignore_hangups()
     with listen(settings) as listening:
         log_to_stderr()
-        indexer.at_once()
-        load = partial(opening.open_engine, config, live)
-        serving = Serving(settings, inputs.model_name(config.model), load, queue=queue)
-        _announce(settings, listening.getsockname()[1])
-        serving.run(listening)
+        choices = [served.choice(each, config, live, aliases.get(each.name, ())) for each in named]
+        if memory is None and len(choices) > 1:
+            memory = default_limit()
+        kept = data_home() / "batches"
+        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue, kept=kept)
+        _announce(settings, listening.getsockname()[1], len(choices))
+        routing.run(listening)
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:
@@ -147,6 +174,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
         raise InputInvalid("API key file", path, str(error).removeprefix("API key file: ")) from error
 
 
-def _announce(settings: Settings, port: int) -> None:
+def _announce(settings: Settings, port: int, models: int) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    click.echo(f"rest-local: http://{host}:{port} (loading the model)", err=True)
+    what = "loading the model" if models == 1 else f"{models} models"
+    click.echo(f"rest-local: http://{host}:{port} ({what})", err=True)

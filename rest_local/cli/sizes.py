@@ -1,4 +1,4 @@
-"""The options for what a build may use: memory, processes, a cluster."""
+"""Sizes and times as options, and the options for what a build may use: memory, processes, a cluster."""
 
 from __future__ import annotations
 
@@ -17,16 +17,34 @@ def size_of(text: str) -> int:
     return int(size)
 
 
-def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+def size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    """The callback of an option for a size."""
     try:
         return None if text is None else size_of(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r} is no size; give one like 2G or 1500M") from error
 
 
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """The callback of an option for a time such as `90s`, `10m` or `2h`, in seconds; None for 0."""
+    if text is None or text == "0":
+        return None
+    unit = _SECONDS.get(text[-1:].lower())
+    try:
+        seconds = float(text[:-1] if unit else text) * (unit or 1.0)
+        if not 0 < seconds < 1e9:
+            raise ValueError(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no time; give one like 90s, 10m or 2h, or 0 for never") from error
+    return seconds
+
+
 memory_option = click.option(
     "--memory",
-    callback=_size,
+    callback=size,
     metavar="SIZE",
     help="Memory of all processes together, such as 2G. Default: a quarter of the machine's.",
 )

@@ -61,8 +61,8 @@ class Batch:
         self._core = core
         self._running: dict[int, tuple[Request, DecodingSequence]] = {}
         self._numbers = count()
-        self._width = len(core.slots)
-        core.lane.scheduler.stall_ms = PATIENT_MS
+        self._width = max(len(core.slots), 1)
+        core.stall_for(PATIENT_MS)
 
     @property
     def has_room(self) -> bool:
@@ -109,7 +109,7 @@ class Batch:
     def close(self) -> None:
         """End what still runs, and let the engine serve readers again."""
         self.cancel()
-        self._core.lane.scheduler.stall_ms = STALL_MS
+        self._core.stall_for(STALL_MS)
 
     def _best_width(self) -> int:
         """How many at a time give the most tokens per second. Weights are read once for all of them, but the attention

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # of rest_local.planning.policies; a test compares
 TRAINED: Final = "trained"
 NO_DRAFT_MODEL = Path("none")  # for `draft_model`
+AUTO_PROJECTOR, NO_PROJECTOR = Path("auto"), Path("none")  # for `mmproj`
 LARGEST_DEFAULT = 4096  # tokens: a longer context is opened only where it is asked for
 SMALLEST_CONTEXT = 8
 
@@ -52,6 +53,8 @@ class EngineConfig:
     draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers or an
                       EAGLE-3 head made for this model; None: the MTP layers in the model's file, if it has any; "none"
     draft_gpu_layers  its layers on the GPU, as `n_gpu_layers`
+    mmproj            projector for images in prompts, a GGUF file; "auto": the one that lies with the model's file, if
+                      any; None or "none": images are refused
 
     Raises OptionError for a value out of range, and for what cannot go together.
     """
@@ -73,12 +76,13 @@ class EngineConfig:
     options: ModelOptions = field(default_factory=ModelOptions)
     draft_model: str | Path | None = None
     draft_gpu_layers: int | None = None
+    mmproj: str | Path | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.datastores, (str, Path)):
             raise OptionError("datastores: give a sequence of names or paths, not one")
         object.__setattr__(self, "datastores", tuple(self.datastores))
-        for name in ("model", "draft_model"):
+        for name in ("model", "draft_model", "mmproj"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, Path(path).expanduser())
         if self.policy not in POLICY_NAMES:
@@ -123,6 +127,7 @@ class EngineOptions(TypedDict, total=False):
     options: ModelOptions
     draft_model: str | Path | None
     draft_gpu_layers: int | None
+    mmproj: str | Path | None
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

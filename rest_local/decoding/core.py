@@ -13,9 +13,9 @@ were accepted.
 - Errors are never fatal and never change an answer. The history and the memory of the planner warn where something is
   wrong with their files, and the engine goes on without them.
 
-The functions `open_...` open what an engine needs, in order: settings that work here, the model, its datastores, the
-draft model, the lane. Everything that was opened is registered with the caller's exit stack, so an error at any place
-closes it all.
+The functions `open_...` open what an engine needs, in order: settings that work here, the model, its projector, its
+datastores, the draft model, the lane. Everything that was opened is registered with the caller's exit stack, so an
+error at any place closes it all.
 """
 
 from __future__ import annotations
@@ -23,18 +23,29 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.find import model_file
+from rest_local.catalog.projectors import projector_of
 from rest_local.decoding import sequence as decoding
-from rest_local.decoding.config import LARGEST_DEFAULT, NO_DRAFT_MODEL, TRAINED, EngineConfig
+from rest_local.decoding.config import (
+    AUTO_PROJECTOR,
+    LARGEST_DEFAULT,
+    NO_DRAFT_MODEL,
+    NO_PROJECTOR,
+    TRAINED,
+    EngineConfig,
+)
 from rest_local.decoding.counts import Statistics, Totals
 from rest_local.decoding.following import Follower
 from rest_local.decoding.lane import WITHOUT_DRAFTER, Lane, Lanes
@@ -54,12 +65,15 @@ from rest_local.errors import (
     ModelInvalid,
     ModelNotFound,
     OptionError,
+    ProjectorInvalid,
     PromptEmpty,
     PromptTooLong,
 )
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
 from rest_local.llama.model import Model
+from rest_local.llama.placeholders import text_of
+from rest_local.llama.projector import Projector
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Detokenizer
@@ -100,6 +114,27 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
     return model, "; ".join(filter(None, (chosen.warning, refusal)))
+
+
+WAIT_S = 0.05  # for an image that all requests wait for, before commands are looked at again
+
+
+def open_projector(config: EngineConfig, model: Model, undo: ExitStack) -> tuple[Projector | None, str]:
+    """The projector for images, and a warning where one that was found with the model cannot be used. Raises
+    ProjectorInvalid for one that was named.
+    """
+    named = config.mmproj
+    if named is None or named == NO_PROJECTOR:
+        return None, ""
+    path = projector_of(model.path) if named == AUTO_PROJECTOR else named
+    if path is None:
+        return None, ""
+    try:
+        return undo.enter_context(Projector.open(path, model, threads=config.threads or 0)), ""
+    except ProjectorInvalid as error:
+        if named != AUTO_PROJECTOR:
+            raise
+        return None, f"images are refused: {error}"
 
 
 Unusable = Callable[[str | Path, DatastoreError, Model], bool]
@@ -178,6 +213,7 @@ def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]
         return NO_DRAFTER, f"{WITHOUT_DRAFTER}: {error}"
 
 
+NO_PROJECTOR_HERE = "the model has no projector here, so it takes no images; give its `mmproj`"
 log = logging.getLogger("rest_local.history")
 
 NAME_LENGTH = 40
@@ -236,15 +272,18 @@ class EngineCore:
     done since it was opened. Raises ModelError, DatastoreError, OptionError.
     """
 
+    generates = True
+
     def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
         self.config = config
         with ExitStack() as undo:
             self.model, warning = open_model(config, undo)
+            self.projector, no_images = open_projector(config, self.model, undo)
             self.datastores = open_datastores(config, self.model, undo, unusable or _build_missing(config))
             self.lane = open_lane(config, self.model, undo)
             self.lanes = Lanes(self.lane)
-            if warning:
-                self.lanes.warn(warning)
+            for told in filter(None, (warning, no_images)):
+                self.lanes.warn(told)
             self._failed_stores: list[Searchable] = self.lane.failed_stores
             self._persisted = PersistedLearning.open(self.model, self.lane.auto.acceptance) if config.history else None
             self.totals = Totals()
@@ -283,9 +322,10 @@ class EngineCore:
             prediction=self.predictions.take(request.prediction),
         )
         lane = self.lanes.exact() if exact else self.lane
+        self._check_images(request, lane)
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
-        sampler.observe(request.prompt)
+        sampler.observe(text_of(request.prompt) if request.images else request.prompt)
         answer = Answer(
             Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end
         )
@@ -301,6 +341,7 @@ class EngineCore:
             relaxed=relaxed,
             constraint=None if sampler.constraint.is_free else sampler.constraint,
             decode=self._decode if request.origins else None,
+            encode=self.projector.rows if self.projector else None,
         )
 
     def _check(self, request: Request, policy: str | Policy) -> None:
@@ -310,11 +351,23 @@ class EngineCore:
             raise PromptEmpty
         if n_prompt >= self.n_ctx and not request.context_shift:
             raise PromptTooLong(n_prompt, self.n_ctx)
-        if any(not 0 <= token < self.model.n_vocab for token in request.prompt):
+        if request.images and self.projector is None:
+            raise OptionError(f"images: {NO_PROJECTOR_HERE}")
+        least = -math.inf if request.images else 0
+        if any(not least <= token < self.model.n_vocab for token in request.prompt):
             raise OptionError(f"the prompt holds token ids outside 0..{self.model.n_vocab - 1}")
         if isinstance(policy, str) and policy not in POLICIES:
             raise OptionError(f"policy {policy}: choose one of {', '.join(POLICIES)}")
         self._stores(request.datastores)
+
+    def _check_images(self, request: Request, lane: Lane) -> None:
+        most = lane.context.n_ubatch
+        for chunk in request.images:
+            if not chunk.causal and len(chunk) > most:
+                raise OptionError(
+                    f"images: an image of {len(chunk)} tokens is evaluated at once, and a batch has {most}; open the "
+                    "model with a larger `n_ubatch`"
+                )
 
     def _connect(self, lane: Lane, names: Sequence[str] | None, slot: Slot) -> Sources:
         """The sources of a sequence that is admitted to a slot."""
@@ -338,14 +391,32 @@ class EngineCore:
         """One forward pass in each lane that has work; False where none has. `number`: a name for `abort`."""
         self.catch_up()
         busy = [lane for lane in self.lanes if lane.scheduler.busy]
+        passes = 0
         for lane in busy:
             lane.context.number_decodes(number)
             begun = time.perf_counter()
-            lane.scheduler.step()
-            lane.after_pass(time.perf_counter() - begun)
+            if lane.scheduler.step():
+                passes += 1
+                if not lane.scheduler.was_image:
+                    lane.after_pass(time.perf_counter() - begun)
             if len(busy) > 1:
                 lane.scheduler.deliver()  # text does not wait for the pass of the other lane
+        if not passes and (awaited := [future for lane in busy for future in lane.scheduler.awaited]):
+            wait(awaited, WAIT_S, FIRST_COMPLETED)
         return bool(busy)
+
+    def statistics(self) -> dict[str, Any]:
+        """As `Engine.statistics`."""
+        return {
+            **self.totals.to_dict(),
+            "cells_used": sum(slot.n_past for slot in self.slots),
+            "cells": self.lane.context.n_cells,
+            "cost_curve_age_s": round(self.lane.tuning.age, 1),
+        }
+
+    def stall_for(self, milliseconds: float) -> None:
+        """What a part of a prompt may add to a step of sequences that generate."""
+        self.lane.scheduler.stall_ms = milliseconds
 
     def use_idle_time(self, seconds: float) -> bool:
         """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
@@ -427,6 +498,8 @@ class EngineCore:
             if self._persisted:
                 self._persisted.close()
         finally:  # an interrupt while a lock is waited for frees them all the same
+            if self.projector:
+                self.projector.close()
             self.lanes.close()
             for store in self.datastores:
                 store.close()

@@ -31,16 +31,20 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
+from rest_local.chat.images import Images, take_images
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
-from rest_local.decoding.core import EngineCore, Unusable
+from rest_local.decoding.core import NO_PROJECTOR_HERE, Unusable
+from rest_local.decoding.images import ImagePrompt, image_prompt
 from rest_local.decoding.offers import Offers
+from rest_local.decoding.pooled import open_core
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
 from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, ChatStream, Stream
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.llama.model import Model
+from rest_local.llama.projector import Projector
 from rest_local.llama.sampling import Sampling
 from rest_local.retrieval.datastore import Datastore
 
@@ -65,7 +69,7 @@ class Engine:
         of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises ModelError,
         DatastoreError, OptionError.
         """
-        self._core = EngineCore(config, unusable)
+        self._core = open_core(config, unusable)
         self._running: Stream | None = None
         self._at_close = ExitStack()
 
@@ -81,6 +85,16 @@ class Engine:
     @property
     def model(self) -> Model:
         return self._core.model
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model makes text; one that reads in both directions makes vectors only (`decoding.pooled`)."""
+        return self._core.generates
+
+    @property
+    def projector(self) -> Projector | None:
+        """What lets prompts contain images; None where they are refused."""
+        return self._core.projector
 
     @property
     def datastores(self) -> list[Datastore]:
@@ -111,12 +125,7 @@ class Engine:
         """Totals since it was opened (`Totals`), and now: tokens in the cells of all slots (shared ones for each),
         how many cells there are, and the age of the cost curve in seconds.
         """
-        return {
-            **self._core.totals.to_dict(),
-            "cells_used": sum(slot.n_past for slot in self._core.slots),
-            "cells": self._core.lane.context.n_cells,
-            "cost_curve_age_s": round(self._core.lane.tuning.age, 1),
-        }
+        return self._core.statistics()
 
     @property
     def cost_curve(self) -> CostCurve:
@@ -193,7 +202,8 @@ class Engine:
         """Continue a conversation: the answer of the model to `messages`, as a stream whose `message` is the answer in
         OpenAI's form.
 
-        `messages`: in OpenAI's form, rendered by the model's own chat template.
+        `messages`: in OpenAI's form, rendered by the model's own chat template. Parts of type `image_url` hold images
+        as `data:` URLs, where the model has a projector.
         `tools`: functions that the model may call, in OpenAI's form. `tool_choice`: `auto`, `none`, `required`, or an
         object that names the function to call. `parallel_tool_calls`: a forced call may be several.
         `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
@@ -228,6 +238,8 @@ class Engine:
             prompt = self.tokenize(prompt, most=None if shifts else self.n_ctx)
         if isinstance(prediction := options.get("prediction"), str):
             given["prediction"] = self._core.predictions.tokenize(prediction)
+        if "images" in options:
+            given["images"] = tuple(options["images"])
         for name in ("stop", "datastores"):
             if isinstance(given.get(name), str):
                 raise OptionError(f"{name}: give a sequence of texts, not one text")
@@ -240,6 +252,7 @@ class Engine:
         Raises as `request`, ModelError, TemplateFailed.
         """
         options: dict[str, Any] = {**given}
+        messages, images = take_images(messages)
         chat = Chat(self.model, messages, **{name: options.pop(name) for name in CHAT_ONLY & options.keys()})
         sampling = options.get("sampling", Sampling())
         if chat.grammar is not None:
@@ -247,8 +260,26 @@ class Engine:
                 raise OptionError("sampling: a forced tool call or json_schema is a grammar as well; give one of them")
             options["sampling"] = replace(sampling, grammar=chat.grammar)
         if "keep_tokens" not in options and (self.config.context_shift or options.get("context_shift", False)):
-            options["keep_tokens"] = len(self.tokenize(chat.beginning()))
-        return self.request(chat.prompt, **options), chat
+            options["keep_tokens"] = len(self.image_prompt(chat.beginning(), images)[0])
+        if not images:
+            return self.request(chat.prompt, **options), chat
+        images.check_all_in(chat.prompt)
+        prompt, chunks = self.image_prompt(chat.prompt, images)
+        return self.request(prompt, images=chunks, **options), chat
+
+    def image_prompt(self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None) -> ImagePrompt:
+        """The tokens of a text with images: `prompt` and `images` of a request. From any thread.
+
+        `images`: by the text that stands for each of them in `text`, such as `<image>`, the bytes of a file in PNG,
+        JPEG, GIF or WebP. `most`: tokens. Takes a tenth of a second for each image that is new. Raises OptionError
+        where there is no projector, and for what cannot be read as an image; PromptTooLong.
+        """
+        if not images:
+            return self.tokenize(text, most=most), ()
+        given = images if isinstance(images, Images) else Images(dict(images))
+        if self.projector is None:
+            raise OptionError(f"{given.first_place}: {NO_PROJECTOR_HERE}")
+        return image_prompt(self.model.vocabulary, self.projector, text, given.data, given.places, most)
 
     def _begin(self, stream: S) -> S:
         """Evaluate the prompt of a stream. Raises what the request ends with."""

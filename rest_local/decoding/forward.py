@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.counts import PassClock, Step
-from rest_local.decoding.sequence import Sequence, Taken, error_of
+from rest_local.decoding.sequence import ImageRows, Sequence, Taken, error_of
 from rest_local.drafting.growth import Asker, Growth, grow_together
 from rest_local.drafting.models.seam import Drafter, Evaluated
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
-from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
@@ -203,15 +203,22 @@ class Forward:
         rebuilt = False
         while True:
             batch = BatchBuilder()
+            image = _image_of(running, parts)
             for sequence in running:
                 sequence.add_to(batch)
             for sequence, n in parts:
                 slot = sequence.slot
                 slot.add_prompt(batch, sequence.tokens[slot.n_past : slot.n_past + n])
-            batch.load(self.backend.batch)
+            if image is None:
+                batch.load(self.backend.batch)
             clock.submitting = time.perf_counter()
             self._broken_off = True
-            code = self.backend.decode()
+            if image is None:
+                code = self.backend.decode()
+            else:
+                assert isinstance(self.backend, EvaluatesRows)
+                rows, pos, causal = image
+                code = self.backend.decode_rows(rows, pos, batch.first_id[0], batch.n_ids[0], causal=causal)
             self._broken_off = code not in (0, 1, -1)
             if code == 0:
                 clock.submitted = time.perf_counter()
@@ -336,14 +343,14 @@ def _evaluated(
     found: list[Evaluated] = []
     row = 0
     for sequence, slot, n_past, outcome in zip(running, slots, before, outcomes, strict=False):
-        if isinstance(outcome, Taken):
+        if isinstance(outcome, Taken) and not sequence.has_images:
             order = sequence.layout.order if sequence.layout else []
             rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]
             if slot.draft_text and slot.n_past == n_past + len(rows):
                 found.append(Evaluated(slot.draft_text, n_past, slot.tokens[n_past : slot.n_past], rows))
         row += 1 + len(sequence.tree)
-    for slot, n_past, (_, n) in zip(slots[len(running) :], before[len(running) :], parts, strict=True):
-        if slot.draft_text and slot.n_past == n_past + n:
+    for slot, n_past, (sequence, n) in zip(slots[len(running) :], before[len(running) :], parts, strict=True):
+        if slot.draft_text and not sequence.has_images and slot.n_past == n_past + n:
             found.append(Evaluated(slot.draft_text, n_past, slot.tokens[n_past : n_past + n], range(row, row + n)))
         row += n
     return found
@@ -354,6 +361,15 @@ def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:
     back. `broken_off`: as for `Slot.rewind`.
     """
     slot.rewind(min(n_past, slot.n_past), broken_off)
+
+
+def _image_of(running: abc.Sequence[Sequence], parts: abc.Sequence[Part]) -> ImageRows | None:
+    """The rows of an image, which are a pass of their own: llama.cpp takes tokens or rows."""
+    if running or len(parts) != 1 or not parts[0][0].at_image:
+        return None
+    (sequence, n) = parts[0]
+    with _ErrorsOf(sequence):
+        return sequence.image_rows(n)
 
 
 def _all(running: abc.Sequence[Sequence], parts: abc.Sequence[Part]) -> list[Sequence]:

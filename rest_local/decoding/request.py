@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
+from rest_local.llama.placeholders import spans
+from rest_local.llama.projector import ImageChunk
 from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.policy import Policy
@@ -37,6 +39,7 @@ class Request:
 
     Attributes:
         prompt: evaluated first; at least one token
+        images: what the negative ids in the prompt stand for (`Engine.image_prompt` makes both); text follows the last
         max_tokens: the answer has at most as many tokens; 0 only evaluates the prompt
         sampling: how tokens are chosen, including the grammar and the biases
         stop: the answer ends before the first of these texts
@@ -61,6 +64,7 @@ class Request:
     """
 
     prompt: Sequence[int]
+    images: tuple[ImageChunk, ...] = ()
     max_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
@@ -87,15 +91,25 @@ class Request:
                 raise OptionError(f"{name} is {getattr(self, name)}: give 0 or more")
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             raise OptionError(f"logprobs is {self.logprobs}: give 0 to {MOST_LOGPROBS}")
+        if self.images:
+            self._check_images()
         for name in ("prompt_seconds", "seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OptionError(f"{name} is {value}: give a positive number")
 
+    def _check_images(self) -> None:
+        known = {chunk.ids for chunk in self.images}
+        if any(tuple(self.prompt[begin:end]) not in known for begin, end in spans(self.prompt)):
+            raise OptionError("images: the prompt holds ids of an image that is not among them")
+        if self.prompt and self.prompt[-1] < 0:
+            raise OptionError("images: text has to follow the last image of a prompt")
+
 
 class RequestOptions(TypedDict, total=False):
     """The keyword arguments of `Engine.generate`: the fields of `Request`, without the prompt."""
 
+    images: Sequence[ImageChunk]
     max_tokens: int
     sampling: Sampling
     stop: Sequence[str]

@@ -6,6 +6,8 @@ Contract: sequences over one backend, on one thread; `step` does one forward pas
 - Where the cells run out, these go, in this order: idle slots, drafts, parts of prompts, the youngest sequence (back to
   the queue). So the oldest always makes progress, and a request that fits the context alone is served in the end.
 - Long prompts are evaluated in parts, so that they do not hold up sequences that generate.
+- Images are evaluated in passes of their own, and no two of these follow each other while others could progress. A
+  sequence whose image is not encoded yet waits for it, and the others go on.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import time
 from collections import abc, deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,8 +26,10 @@ from rest_local.decoding.sequence import Sequence, error_of
 from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
-from rest_local.kv_cache.slot import Slot, count_cells
+from rest_local.kv_cache.slot import LOST, Slot, count_cells
 from rest_local.kv_cache.slots import LEAST_SHARED, Match, Slots
+from rest_local.llama.placeholders import is_first, whole
+from rest_local.llama.projector import Rows
 
 log = logging.getLogger("rest_local.scheduler")
 
@@ -81,6 +86,7 @@ class Scheduler:
         self._uncharged_ms = 0.0  # of the steps before
         self._charged_to = 0.0  # in this step
         self._turn = 0  # which of the prompts is first
+        self.was_image = False  # the newest pass evaluated an image
 
     @property
     def busy(self) -> bool:
@@ -89,15 +95,28 @@ class Scheduler:
     def submit(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
-    def step(self) -> None:
-        """Admit the sequences that can be admitted, and do one forward pass."""
+    def step(self) -> bool:
+        """Admit the sequences that can be admitted, and do one forward pass; False where all wait for images."""
         self._charged_to = time.perf_counter()
         self._expire()
         self._admit()
         self._shift()
-        if self.admitted:
-            self._pass(list(self.admitted))
+        self._look_ahead()
+        done = bool(self.admitted) and self._pass(list(self.admitted))
         self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
+        return done
+
+    @property
+    def awaited(self) -> list[Future[Rows]]:
+        """The images that sequences wait for."""
+        return [future for sequence in self.admitted if (future := sequence.waits_for) is not None]
+
+    def _look_ahead(self) -> None:
+        """Have the next image of each prompt encoded; one that cannot be ends its request."""
+        for sequence in list(self.admitted):
+            if sequence.has_images and sequence.is_prefilling:
+                with self._errors_of(sequence):
+                    sequence.look_ahead()
 
     def deliver(self) -> None:
         """Finish what the last pass left to be done, sequence by sequence."""
@@ -181,10 +200,14 @@ class Scheduler:
 
     # One forward pass
 
-    def _pass(self, sequences: list[Sequence]) -> None:
-        """One forward pass for these; where it cannot be done, another one for fewer of them or with less in it."""
+    def _pass(self, sequences: list[Sequence]) -> bool:
+        """One forward pass for these; where it cannot be done, another one for fewer of them or with less in it. False
+        where there was nothing to do.
+        """
         begun = time.perf_counter()
         tried = self._plan(sequences)
+        if tried is None:
+            return False
         while tried is not None:
             try:
                 outcomes = self.forward.step(tried.running, tried.parts, self.slots.idle_cells, self.deliver)
@@ -197,17 +220,24 @@ class Scheduler:
                         self._finish(sequence, "cancelled")
                 raise
             self._hand_out(tried, outcomes, begun)
-            return
+            break
+        return True
 
     def _plan(self, sequences: list[Sequence], with_parts: bool = True) -> _Pass | None:
         """A pass for these, None for none. Without parts of prompts only where some generate: all make progress."""
         if not sequences:
             return None
         running = [each for each in sequences if not each.is_prefilling]  # anew: one that failed may have taken cells
+        prompts = [each for each in sequences if each.is_prefilling]
         parts: list[Part] = []
-        if len(running) < len(sequences) and (with_parts or not running):
-            parts = self._parts([each for each in sequences if each.is_prefilling], len(running))
-        return _Pass(sequences, with_parts, running, parts)
+        if prompts and (with_parts or not running):
+            texts = [each for each in prompts if not each.at_image]
+            image = None if self.was_image and (running or texts) else self._image_part(prompts, len(running))
+            self.was_image = image is not None
+            if image is not None:
+                return _Pass(sequences, with_parts, [], [image])
+            parts = self._parts(texts, len(running)) if texts else []
+        return _Pass(sequences, with_parts, running, parts) if running or parts else None
 
     def _plan_again(self, tried: _Pass, error: DecodeFailed | SequenceFailed) -> _Pass | None:
         """What to try now that nothing was evaluated; None where no sequence is left to be served in this step."""
@@ -216,7 +246,7 @@ class Scheduler:
             return self._plan([each for each in tried.sequences if not each.done], tried.with_parts)
         if error.code == ABORTED and any(each.left for each in tried.sequences):
             return None  # they end before the next pass, which the others get
-        if error.code == NO_ROOM and tried.running and tried.parts:
+        if error.code == NO_ROOM and tried.parts and not all(each.is_prefilling for each in tried.sequences):
             return self._plan(tried.sequences, with_parts=False)
         if error.code == NO_ROOM and len(self.admitted) > 1:
             self._send_back(self.admitted[-1])
@@ -229,12 +259,27 @@ class Scheduler:
         """Nothing could be evaluated for these together."""
         if error.code == NO_ROOM and not together[0].is_prefilling:
             self._finish(together[0], "length")  # the cells are full before the context is: as if it were
-        elif len(together) > 1:  # one of them may be at fault: each by itself
-            for sequence in together:
+        elif len(together) > 1 or self._may_evaluate_again(together[0], error):
+            for sequence in together:  # one of them may be at fault: each by itself
                 if sequence in self.admitted:  # else sent back, or ended, by the pass of another
                     self._pass([sequence])
         else:
             self._finish(together[0], "error", error)
+
+    def _may_evaluate_again(self, sequence: Sequence, error: DecodeFailed) -> bool:
+        """Whether its cells were lost, images among them, for the first time."""
+        again = error.code == LOST and sequence.is_prefilling and not sequence.lost_images
+        sequence.lost_images |= again
+        return again
+
+    def _image_part(self, prompts: list[Sequence], n_running: int) -> Part | None:
+        """Rows of one image that is ready, another sequence's each time."""
+        ready = [each for each in prompts if each.at_image and each.image_is_ready]
+        if not ready:
+            return None
+        self._turn += 1
+        sequence = ready[self._turn % len(ready)]
+        return sequence, sequence.next_rows(min(self._largest_part(n_running), self.backend.n_batch))
 
     def _parts(self, prompts: list[Sequence], n_running: int) -> list[Part]:
         """Parts of prompts for one pass, another one first each time."""
@@ -246,7 +291,7 @@ class Scheduler:
                 n_pending = sequence.n_pending
                 if not self._shares and n_pending > 2 * LAST_PART:
                     n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
-                parts.append((sequence, min(left, n_pending)))
+                parts.append((sequence, sequence.next_text(min(left, n_pending))))
                 left -= parts[-1][1]
         return parts
 
@@ -382,9 +427,14 @@ def shifted(text: abc.Sequence[int], keep: int, n_ctx: int) -> list[int]:
     newer of what follows, with fewer than `n_ctx` tokens in all; the text as it is where it has fewer.
 
     What is dropped depends on positions alone, in blocks of one size. So a conversation that was shifted while it was
-    answered, and is sent again longer, is cut at the same place, and the cells hold the beginning of what is left.
+    answered, and is sent again longer, is cut at the same place, and the cells hold the beginning of what is left. No
+    image is cut: it goes as a whole.
     """
     keep = min(keep, n_ctx // 2)
+    keep = whole(text, keep)
     block = n_ctx + 1 - keep - max(1, int(SHIFT_KEEPS * (n_ctx - keep)))
     blocks = max(0, -(-(len(text) - n_ctx + 1) // block))
-    return [*text[:keep], *text[keep + blocks * block :]]
+    cut = keep + blocks * block
+    if whole(text, cut) != cut:  # in an image, which goes as a whole
+        cut = next(place for place in range(cut, len(text)) if text[place] >= 0 or is_first(text[place]))
+    return [*text[:keep], *text[cut:]]

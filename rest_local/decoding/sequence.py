@@ -16,6 +16,7 @@ import logging
 import time
 from collections import abc, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -35,6 +36,8 @@ from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
 from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.llama.placeholders import spans
+from rest_local.llama.projector import ImageChunk, Rows
 from rest_local.planning.policy import NEWEST, Policy, StepContext
 
 log = logging.getLogger("rest_local.faults")
@@ -49,6 +52,18 @@ class Chooser(Protocol):
     def sample(self, logits: NDArray[np.float32]) -> int: ...
     def accept(self, token: int) -> None: ...
     def close(self) -> None: ...
+
+
+Encode = Callable[[ImageChunk, Callable[[], bool]], "Future[Rows]"]
+"""Has the rows of an image computed, unless they are no longer wanted: `Projector.rows`."""
+
+
+class ImageRows(NamedTuple):
+    """Rows of an image to evaluate, as for `Backend.decode_rows`."""
+
+    rows: Rows
+    pos: NDArray[np.int32]
+    causal: bool
 
 
 class Taken(NamedTuple):
@@ -71,6 +86,7 @@ class Sequence:
     relaxed     the rule by which a retrieved token can replace the sampled one; None: never
     constraint  nodes that it forbids are never submitted
     decode      where set, the origins of tokens are reported
+    encode      computes the rows of the images in the prompt
     wake        called when there are pieces, and at the end, in the thread that steps
     """
 
@@ -87,6 +103,7 @@ class Sequence:
         relaxed: Relaxed | None = None,
         constraint: TokenConstraint | None = None,
         decode: Decode | None = None,
+        encode: Encode | None = None,
     ) -> None:
         self.request, self.policy, self.chooser, self.answer = request, policy, chooser, answer
         self.statistics = answer.statistics
@@ -99,6 +116,13 @@ class Sequence:
         self.tree = DraftTree()  # of the current step: what is left of the drafted one
         self.layout: Layout | None = None
         self.clock = StepClock()
+        self.lost_images = False  # cells of images were lost once, and evaluated again
+        self._chunks = {chunk.ids: chunk for chunk in request.images}
+        self._encode = encode
+        self._future: Future[Rows] | None = None  # of the image of `_encoding`
+        self._encoding: ImageChunk | None = None
+        self._waits_since: float | None = None  # for that image
+        self._find_images()
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
         self._connect, self._ends, self._finished = connect, ends, finished
@@ -194,13 +218,103 @@ class Sequence:
     def replace_text(self, tokens: list[int]) -> None:
         """Go on after another, shorter text, in the same slot."""
         self.tokens = tokens
+        self._find_images()
         self._follow_text()
         self.sources.restart(tokens)
 
     def _follow_text(self) -> int:
         self._entropies, self.clock.entropy = (), 0.0
-        self.sources.draft_text = self.slot.draft_text
-        return self.slot.follow(self.tokens)
+        self.sources.draft_text = None if self._images else self.slot.draft_text
+        return self.slot.follow(self.tokens, self._saved)
+
+    # Images in its text
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are images in its text. A drafting model then does not follow it."""
+        return bool(self._images)
+
+    @property
+    def at_image(self) -> bool:
+        """Whether what it evaluates next is an image."""
+        slot = self._slot
+        return bool(self._images) and slot is not None and self.tokens[slot.n_past] < 0
+
+    @property
+    def image_is_ready(self) -> bool:
+        """Whether the rows of the image that it evaluates next are computed."""
+        future = self._future
+        return future is not None and future.done() and self._image_at(self.slot.n_past)[1] is self._encoding
+
+    @property
+    def waits_for(self) -> Future[Rows] | None:
+        """The rows that it needs now and that are not computed yet."""
+        return self._future if self.at_image and not self.image_is_ready else None
+
+    def look_ahead(self) -> None:
+        """Have the rows of the next image computed, which the text before it is evaluated meanwhile. Raises what has
+        become of them.
+        """
+        if not self._images:
+            return
+        n_past = self.slot.n_past
+        chunk = next((chunk for _, end, chunk in self._images if n_past < end), None)
+        if chunk is None:
+            self._encoding = self._future = None
+        elif chunk is not self._encoding or self._future is None or self._future.cancelled():
+            assert self._encode is not None
+            self._encoding, self._future = chunk, self._encode(chunk, lambda: not (self.done or self.left))
+        self._time_waiting()
+        if self._future is not None and self._future.done() and (error := self._future.exception()):
+            self._encoding = self._future = None
+            raise error
+
+    def _time_waiting(self) -> None:
+        """Count the time in which there was nothing but the image to wait for."""
+        if self.waits_for is not None:
+            self._waits_since = self._waits_since or time.perf_counter()
+        elif self._waits_since is not None:
+            self.statistics.prompt_ms += 1e3 * (time.perf_counter() - self._waits_since)
+            self._waits_since = None
+
+    def next_rows(self, most: int) -> int:
+        """How many rows of the image that it evaluates next to evaluate at once: `most`, or all."""
+        n_past = self.slot.n_past
+        begin, chunk = self._image_at(n_past)
+        return min(most, begin + len(chunk) - n_past) if chunk.causal else len(chunk)
+
+    def next_text(self, most: int) -> int:
+        """How many pending tokens, up to `most`, come before the next image."""
+        n_past = self.slot.n_past
+        return min(most, next((begin for begin, _, _ in self._images if begin >= n_past), n_past + most) - n_past)
+
+    def image_rows(self, n: int) -> ImageRows:
+        """The next `n` rows, where they are ready."""
+        assert self._future is not None
+        slot = self.slot
+        begin, chunk = self._image_at(slot.n_past)
+        first = slot.n_past - begin
+        rows, place = self._future.result()[first : first + n], slot.position(begin)
+        if chunk.offsets is None:
+            return ImageRows(rows, np.arange(place + first, place + first + n, dtype=np.int32), chunk.causal)
+        return ImageRows(rows, place + chunk.offsets[:, first : first + n], chunk.causal)
+
+    def _image_at(self, place: int) -> tuple[int, ImageChunk]:
+        return next((begin, chunk) for begin, end, chunk in self._images if begin <= place < end)
+
+    def _find_images(self) -> None:
+        """Where images are in the text, and which of them take fewer positions than rows."""
+        self._images: list[tuple[int, int, ImageChunk]] = []
+        self._saved: list[tuple[int, int]] = []
+        if not self._chunks:
+            return
+        saved = 0
+        for begin, end in spans(self.tokens):
+            chunk = self._chunks[tuple(self.tokens[begin:end])]
+            self._images.append((begin, end, chunk))
+            saved += len(chunk) - chunk.n_pos
+            if saved:
+                self._saved.append((end, saved))
 
     # One step
 

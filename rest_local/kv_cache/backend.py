@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,15 @@ class Backend(Protocol):
     def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool: ...
     def load_file(self, path: str | PathLike[str], seq: int) -> list[int]: ...
     def clear(self) -> None: ...
+
+
+@runtime_checkable
+class EvaluatesRows(Protocol):
+    """A backend that evaluates images: `Context`, with a projector. Only requests with images need it."""
+
+    def decode_rows(
+        self, rows: NDArray[np.float32], pos: NDArray[np.int32], first_id: int, n_ids: int, *, causal: bool = True
+    ) -> int: ...
 
 
 def remove_tail(backend: Backend, p0: int) -> bool:

@@ -9,6 +9,8 @@ Contract:
   step makes one for each leaf, not for each id. A copy covers what an id missed (all of 7 000 cells take 0.6 ms).
 - A failed removal is never ignored: the cells are cleared, and the tokens are evaluated again at the next use.
 - Memory that cannot be cut back (recurrent state) goes back to a checkpoint. Each part of a prompt leaves one.
+- Rows of images stand in the text as negative ids (`llama.placeholders`). An image is kept whole or not at all. Where a
+  model has M-RoPE, an image takes fewer positions than rows: `position` says where a token is.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.llama.batch import Batch
+from rest_local.llama.placeholders import whole
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class BatchBuilder:
 
 
 MOST_CHECKPOINTS = 6
+LOST = -100  # no code of `llama_decode`: cells of images were lost, and the text has to be evaluated as a prompt again
 _runs = itertools.count()
 
 
@@ -77,23 +81,31 @@ class Slot:
         self.n_past = 0
         self.runs = [(0, next(_runs))]
         self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
+        self.saved: Sequence[tuple[int, int]] = ()  # end of each image that saves positions, and how many up to there
         self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
         self._held = [0] * self.n_branches  # of the others: to how many
 
     def common_prefix(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens the cells hold, from the first on."""
-        return common_prefix(self.tokens[: self.n_past], tokens)
+        """How many of these tokens the cells hold, from the first on; no part of an image."""
+        return whole(tokens, common_prefix(self.tokens[: self.n_past], tokens))
 
-    def follow(self, tokens: list[int]) -> int:
+    def follow(self, tokens: list[int], saved: Sequence[tuple[int, int]] = ()) -> int:
         """Make `tokens` the text of this slot. Keep what the cells share with it, without its last token, and free the
-        rest; return how many tokens are kept.
+        rest; return how many tokens are kept. `saved`: as the attribute, of this text.
         """
         kept = min(self.common_prefix(tokens), len(tokens) - 1)
+        self.saved = saved  # what is kept has the same images in both
         self.rewind(kept)  # even to the end: an interrupt may leave cells that were never committed
         self.tokens = tokens
         if self.draft_text:
             self.draft_text.restart(tokens, self.n_past)
         return self.n_past
+
+    def position(self, n: int) -> int:
+        """The position of token `n` of the text, which is `n` unless there are images that take fewer."""
+        if not self.saved:
+            return n
+        return n - max((saved for end, saved in self.saved if end <= n), default=0)
 
     def share_prefix(self, other: Slot, n: int) -> None:
         """Begin anew with the first `n` tokens of another slot: the cells themselves are shared, nothing is evaluated.
@@ -101,8 +113,8 @@ class Slot:
         Costs a pass over the cells; only for memory that can remove a tail.
         """
         self.clear()
-        self.backend.copy(other.first_id, self.first_id, 0, n)
-        self.tokens, self.n_past = other.tokens, n
+        self.backend.copy(other.first_id, self.first_id, 0, other.position(n))
+        self.tokens, self.n_past, self.saved = other.tokens, n, other.saved
         self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
         self._joined, self._held = 1, [0] * self.n_branches
         if self.draft_text and other.draft_text:
@@ -115,6 +127,7 @@ class Slot:
     def load_file(self, path: str | PathLike[str]) -> bool:
         """Have the cells of such a file in the place of those here; whether that succeeded, else the slot is empty."""
         self.clear()
+        self.saved = ()  # until a text is followed
         tokens = self.backend.load_file(path, self.first_id)
         self.tokens, self.n_past, self.runs = tokens, len(tokens), [(0, next(_runs))]
         self._joined, self._held = 1, [0] * self.n_branches
@@ -129,6 +142,7 @@ class Slot:
         not reliable either where committed tokens are removed: llama.cpp says that it rolled back, but has kept only
         the states of the last decode.
         """
+        n_past = whole(self.tokens, n_past)
         suspect = self._keeps_checkpoints and (broken_off or n_past < self.n_past)
         self._forget(n_past)
         removed = self._remove_all(n_past)
@@ -154,6 +168,8 @@ class Slot:
             self.clear()
         while self.n_past < n_tokens:
             part = self.tokens[self.n_past : min(n_tokens, self.n_past + self.backend.n_batch)]
+            if min(part) < 0:  # the sequence evaluates images, as parts of its prompt
+                raise DecodeFailed(LOST, len(part))
             batch = BatchBuilder()
             self.add_prompt(batch, part)
             batch.load(self.backend.batch)
@@ -195,27 +211,27 @@ class Slot:
 
     def add_prompt(self, batch: BatchBuilder, tokens: Sequence[int]) -> None:
         """Put the next tokens to commit into the batch, without logits."""
-        n = len(tokens)
+        n, begin = len(tokens), self.position(self.n_past)
         batch.token += tokens
-        batch.pos += range(self.n_past, self.n_past + n)
+        batch.pos += range(begin, begin + n)
         batch.first_id += [self.first_id] * n
         batch.n_ids += [self._joined] * n
         batch.output += [0] * n
 
     def add_step(self, batch: BatchBuilder, tree: DraftTree, layout: Layout | None) -> None:
         """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each."""
-        n_past, first_id = self.n_past, self.first_id
+        first_id, begin = self.first_id, self.position(self.n_past)
         if tree.n_leaves > self._joined:
             self._join(tree.n_leaves)
-        batch.token.append(self.tokens[n_past])
-        batch.pos.append(n_past)
+        batch.token.append(self.tokens[self.n_past])
+        batch.pos.append(begin)
         batch.first_id.append(first_id)
         batch.n_ids.append(self._joined)
         batch.output.append(1)
         if layout is not None:
             token, depth = tree.token, tree.depth
             batch.token += [token[node] for node in layout.order]
-            batch.pos += [n_past + depth[node] for node in layout.order]
+            batch.pos += [begin + depth[node] for node in layout.order]
             batch.first_id += [first_id + layout.low[node] for node in layout.order]
             batch.n_ids += [layout.count[node] for node in layout.order]
             batch.output += [1] * len(layout.order)
@@ -251,19 +267,20 @@ class Slot:
 
         `below`: there are some below the last accepted one.
         """
-        alone = self._is_alone
-        if below and alone and not remove_tail(self.backend, first + accepted):  # one call for all of them
+        alone, begin = self._is_alone, self.position(first)
+        if below and alone and not remove_tail(self.backend, begin + accepted):  # one call for all of them
             return False
         for leaf, depth in enumerate(along):
             wrong = depth < accepted or (below and not alone)
-            if wrong and not self.backend.remove(self.first_id + leaf, first + depth, -1):
+            if wrong and not self.backend.remove(self.first_id + leaf, begin + depth, -1):
                 return False
         return True
 
     def _follow(self, first: int, along: Sequence[int], accepted: int, leader: int) -> None:
         """Note which ids hold the accepted tokens, from position `first` on; the first id always does."""
         if along[0] < accepted:
-            self.backend.copy(self.first_id + leader, self.first_id, first + along[0], first + accepted)
+            begin = self.position(first)
+            self.backend.copy(self.first_id + leader, self.first_id, begin + along[0], begin + accepted)
         for branch in range(1, self._joined):
             self._held[branch] = first + (along[branch] if branch < len(along) else 0)
         self._joined = next((b for b in range(1, self._joined) if self._held[b] < self.n_past), self._joined)
@@ -272,7 +289,8 @@ class Slot:
         """Attach the first `n` ids to all tokens."""
         for branch in range(self._joined, n):
             if self._held[branch] < self.n_past:
-                self.backend.copy(self.first_id, self.first_id + branch, self._held[branch], self.n_past)
+                held, end = self.position(self._held[branch]), self.position(self.n_past)
+                self.backend.copy(self.first_id, self.first_id + branch, held, end)
         self._joined = n
 
     def release_branches(self) -> bool:
@@ -294,15 +312,15 @@ class Slot:
         return self.n_branches == self.backend.n_branches * self.backend.n_slots
 
     def _remove_all(self, p0: int) -> bool:
-        """Remove [p0, infinity) from every sequence id. From an id that is not attached to all tokens, remove also what
-        an interrupted `copy` may have left.
+        """Remove the tokens from `p0` on from every sequence id. From an id that is not attached to all tokens, remove
+        also what an interrupted `copy` may have left.
         """
         starts = [p0 if b < self._joined else min(held, p0) for b, held in enumerate(self._held)]
         self._held = starts
         if self._is_alone:
-            if not remove_tail(self.backend, p0):
+            if not remove_tail(self.backend, self.position(p0)):
                 return False
             starts = starts[self._joined :]
         ids = range(self.first_id + self.n_branches - len(starts), self.first_id + self.n_branches)
-        removed = [self.backend.remove(seq, start, -1) for seq, start in zip(ids, starts, strict=True)]
+        removed = [self.backend.remove(seq, self.position(start), -1) for seq, start in zip(ids, starts, strict=True)]
         return all(removed)  # every id is tried, also after one that failed

@@ -254,6 +254,40 @@ class Context:
         with self._breaker:
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
+    def decode_rows(
+        self, rows: NDArray[np.float32], pos: NDArray[np.int32], first_id: int, n_ids: int, *, causal: bool = True
+    ) -> int:
+        """Evaluate rows of embeddings in the place of tokens, without outputs. Returns the code of `llama_decode`.
+
+        `rows`: float32 [n, width of the model's input]. `pos`: int32 [n], or [4, n] for a model with M-RoPE. They
+        belong to the sequences `first_id .. first_id + n_ids - 1`. Without `causal` each row attends to all of them;
+        `n` is then at most `n_ubatch`, because llama.cpp aborts beyond. Raises ValueError for more rows than fit.
+        """
+        n, most = len(rows), self.n_batch if causal else self.n_ubatch
+        if not 0 < n <= most:
+            raise ValueError(f"{n} rows do not fit a batch of {most}")
+        rows, pos = np.ascontiguousarray(rows, np.float32), np.ascontiguousarray(pos, np.int32)
+        ids = np.arange(first_id, first_id + n_ids, dtype=np.int32)
+        counts, output = np.full(n, n_ids, np.int32), np.zeros(n, np.int8)
+        places = np.full(n, ids.ctypes.data, np.uint64)
+        batch = llama_cpp.llama_batch(
+            n,
+            None,
+            rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
+            counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            ctypes.cast(places.ctypes.data, ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
+            output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+        with self._breaker:
+            if not causal:
+                llama_cpp.llama_set_causal_attn(self._pointer, False)
+            try:
+                return int(llama_cpp.llama_decode(self._pointer, batch))
+            finally:
+                if not causal:
+                    llama_cpp.llama_set_causal_attn(self._pointer, True)
+
     def use_threads(self, n: int) -> None:
         """Decode with `n` threads from now on, at most `threads` and `threads_batch`. The bits of logits can change."""
         llama_cpp.llama_set_n_threads(self._pointer, min(n, self.threads), min(n, self.threads_batch))

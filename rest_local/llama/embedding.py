@@ -1,11 +1,14 @@
-"""Embeddings: a vector for a text. Only for models whose file names a pooling method, which combines token vectors.
+"""What is computed of whole texts: a vector for a text, and the score of a document for a query.
 
-It has its own context, because a llama.cpp context computes either logits or pooled vectors.
+The model's file names how the vectors of its tokens become one. `Embedder` is for those whose result is a vector,
+`Ranker` for those whose classification head makes scores of it. Both have a context of their own, because a llama.cpp
+context computes either logits or pooled vectors.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 
 import llama_cpp
@@ -16,27 +19,39 @@ from numpy.typing import NDArray
 from rest_local.errors import ModelError, PromptEmpty, PromptTooLong
 from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
+from rest_local.llama.vocabulary import Vocabulary
 
 MAX_CONTEXT = 8192
-_POOLINGS = {"1": "mean", "2": "cls", "3": "last"}  # enum llama_pooling_type; 4 ranks pairs of texts
+RANK = 4
+_POOLINGS = {1: "mean", 2: "cls", 3: "last", RANK: "rank"}  # enum llama_pooling_type
+
+
+def pooling_of(model: Model) -> str | None:
+    """How the file says that vectors of tokens become one: `mean`, `cls`, `last`, `rank`; None where it does not."""
+    key = f"{model.metadata.get('general.architecture', '')}.pooling_type"
+    given = [each.value for each in model.options.override_kv if each.key == key]
+    found = given[-1] if given else model.metadata.get(key, "")
+    return _POOLINGS.get(int(found)) if re.fullmatch(r"\d{1,9}", str(found)) else None
 
 
 def pooling(model: Model) -> str | None:
-    """The pooling method: `mean`, `cls` or `last`; None for a model without embeddings."""
-    architecture = model.metadata.get("general.architecture", "")
-    return _POOLINGS.get(model.metadata.get(f"{architecture}.pooling_type", ""))
+    """As `pooling_of`, for models of embeddings; None for a model without."""
+    found = pooling_of(model)
+    return None if found == "rank" else found
 
 
-class Embedder:
-    """Computes embeddings. Close it before the model. Not thread safe. Raises ModelError if the model has no pooling
-    method, or memory is short.
+def longest_text(model: Model) -> int:
+    """Tokens of the longest text that `Embedder` and `Ranker` take."""
+    return min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
+
+
+class Pooled:
+    """A context whose result is `size` numbers for a text. Close it before the model. Not thread safe. Raises
+    ModelError if memory is short.
     """
 
-    def __init__(self, model: Model) -> None:
-        if pooling(model) is None:
-            raise ModelError(f"model {model.path}: has no embeddings; use a model that was trained for them")
-        self.n_ctx = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
-        self.size = model.n_embd
+    def __init__(self, model: Model, size: int) -> None:
+        self.n_ctx, self.size = longest_text(model), size
         params = llama_cpp.llama_context_default_params()
         # Most of these models have bidirectional attention, so a text has to be one batch.
         params.n_ctx = params.n_batch = params.n_ubatch = self.n_ctx
@@ -47,8 +62,8 @@ class Embedder:
             raise ModelError(f"model {model.path}: no context for embeddings of {self.n_ctx} tokens; memory is short")
         self._memory = llama_cpp.llama_get_memory(self._pointer)
 
-    def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The vector of a text, float32 [size], of length 1. Raises PromptEmpty, PromptTooLong, ModelError."""
+    def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The numbers of a text, float32 [size]. Raises PromptEmpty, PromptTooLong, ModelError."""
         if not len(tokens):
             raise PromptEmpty
         if len(tokens) > self.n_ctx:
@@ -60,14 +75,80 @@ class Embedder:
         code = llama_cpp.llama_decode(self._pointer, llama_cpp.llama_batch_get_one(address, len(ids)))
         if code:
             raise ModelError(f"embeddings: llama_decode returned {code} for {len(ids)} tokens")
-        vector = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)
-        floats = ctypes.cast(vector, ctypes.POINTER(ctypes.c_float * self.size))
-        found = np.array(floats.contents, np.float32)
-        length = float(np.linalg.norm(found))
-        return found / np.float32(length) if length else found
+        found = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)
+        if not found:
+            raise ModelError("embeddings: llama.cpp gave no result for the text")
+        floats = ctypes.cast(found, ctypes.POINTER(ctypes.c_float * self.size))
+        return np.array(floats.contents, np.float32)
 
     def close(self) -> None:
         """Free the context. A second call does nothing."""
         pointer, self._pointer = self._pointer, None
         if pointer:
             llama_cpp.llama_free(pointer)
+
+
+class Embedder(Pooled):
+    """Computes embeddings. Raises ModelError also if the model has no pooling method."""
+
+    def __init__(self, model: Model) -> None:
+        if pooling(model) is None:
+            raise ModelError(f"model {model.path}: has no embeddings; use a model that was trained for them")
+        super().__init__(model, model.n_embd)
+
+    def embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The vector of a text, float32 [size], of length 1. Raises PromptEmpty, PromptTooLong, ModelError."""
+        found = self.evaluate(tokens)
+        length = float(np.linalg.norm(found))
+        return found / np.float32(length) if length else found
+
+
+class Ranker(Pooled):
+    """Computes how relevant documents are to a query. Raises ModelError also if the model has no head for that."""
+
+    def __init__(self, model: Model) -> None:
+        if pooling_of(model) != "rank":
+            raise ModelError(f"model {model.path}: cannot rerank; use a model that was trained for it")
+        super().__init__(model, int(bindings.llama_model_n_cls_out(model.pointer)))
+
+    def score(self, tokens: Sequence[int]) -> float:
+        """The first output of the head for a pair (`pair_tokens`): higher is more relevant. Raises as `evaluate`."""
+        return float(self.evaluate(tokens)[0])
+
+
+_GAPS = re.compile(r"\{(query|document)\}")
+
+
+class Pairs:
+    """Makes the tokens of a query and a document, as llama-server does: in the file's own template for that
+    (`tokenizer.chat_template.rerank`), else as two texts with the marks between them that the vocabulary asks for.
+
+    Special tokens that a text spells count only where there is a template, which spells some itself.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._vocabulary = model.vocabulary
+        template = bindings.llama_model_chat_template(model.pointer, b"rerank")
+        self._template: str | None = template.decode("utf-8", "replace") if template else None
+
+    def tokens(self, query: str, document: str, most: int) -> list[int]:
+        """The tokens. Raises PromptTooLong where there are more than `most`; their number is then an estimate."""
+        texts = {"query": query, "document": document}
+        if self._template is not None:
+            text = _GAPS.sub(lambda gap: texts[gap[1]], self._template)
+            found: list[int] = self._vocabulary.tokenize(text, special=True, most=most).tolist()
+        else:
+            parts = [self._vocabulary.tokenize(text, most=most).tolist() for text in texts.values()]
+            found = _marked(self._vocabulary, *parts)
+        if len(found) > most:
+            raise PromptTooLong(len(found), most, estimated=True)
+        return found
+
+
+def _marked(vocabulary: Vocabulary, query: list[int], document: list[int]) -> list[int]:
+    """[BOS] query [EOS] [SEP] document [EOS], each mark where the vocabulary adds it."""
+    end = vocabulary.eos if vocabulary.eos is not None else vocabulary.sep
+    ends = [end] if vocabulary.add_eos and end is not None else []
+    begin = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
+    between = [vocabulary.sep] if vocabulary.add_sep and vocabulary.sep is not None else []
+    return [*begin, *query, *ends, *between, *document, *ends]

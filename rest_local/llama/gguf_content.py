@@ -1,6 +1,7 @@
 """What a GGUF file holds, read from its header: the architecture, a few keys, and the names of its tensors.
 
-It decides what a file given as a draft model is, before llama.cpp loads it. O(keys): 50 ms for 150 000 tokens.
+It decides what a file given as a draft model or as a projector is, before llama.cpp loads it. O(keys): 50 ms for
+150 000 tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rest_local.llama.gguf_header import check_header
 from rest_local.llama.vocabulary_file import HEADER, TEXT, U32, U64, after
 
 ARCHITECTURE = "general.architecture"
+PROJECTOR_TYPE = "projector_type"  # the end of `clip.projector_type`, `clip.vision.projector_type` and others
 MTP_LAYERS = ".nextn_predict_layers"  # after the architecture
 _U32_KIND = 4
 _FIRST_LAYER = "blk.0."
@@ -22,11 +24,14 @@ _FIRST_LAYER = "blk.0."
 
 @dataclass(frozen=True)
 class GgufContent:
-    """`n_mtp_layers`: as the file declares them. `tensors`: names, without those of further files of the model."""
+    """`n_mtp_layers`: as the file declares them. `tensors`: names, without those of further files of the model.
+    `projectors`: the kinds of projectors that it declares.
+    """
 
     architecture: str
     n_mtp_layers: int
     tensors: frozenset[str]
+    projectors: tuple[str, ...] = ()
 
     @property
     def has_mtp(self) -> bool:
@@ -55,6 +60,7 @@ def _content(data: mmap.mmap) -> GgufContent:
     _, _, n_tensors, n_keys = HEADER.unpack_from(data)
     at = HEADER.size
     architecture, n_mtp = "", 0
+    projectors = []
     for _ in range(n_keys):
         name, at = _text(data, at)
         (kind,) = U32.unpack_from(data, at)
@@ -63,6 +69,8 @@ def _content(data: mmap.mmap) -> GgufContent:
             architecture, _ = _text(data, value)
         elif name.endswith(MTP_LAYERS) and kind == _U32_KIND:
             (n_mtp,) = U32.unpack_from(data, value)
+        elif name.endswith(PROJECTOR_TYPE) and kind == TEXT:
+            projectors.append(_text(data, value)[0])
         at = after(data, value, kind)
     tensors = []
     for _ in range(n_tensors):
@@ -72,7 +80,7 @@ def _content(data: mmap.mmap) -> GgufContent:
         tensors.append(name)
     if at > len(data):
         raise ValueError("after the end of the file")
-    return GgufContent(architecture, int(n_mtp), frozenset(tensors))
+    return GgufContent(architecture, int(n_mtp), frozenset(tensors), tuple(projectors))
 
 
 def _text(data: mmap.mmap, at: int) -> tuple[str, int]:

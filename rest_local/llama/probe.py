@@ -149,10 +149,16 @@ def _adapter_status(path: Path) -> os.stat_result:
 
 
 def _cause(files: Files, vocab_only: bool, options: ModelOptions) -> str | None:
-    task = _task(files[0][0], vocab_only, options)
+    return cause_of(__name__, files, _task(files[0][0], vocab_only, options))
+
+
+def cause_of(module: str, files: Files, task: str) -> str | None:
+    """Why a child process cannot load the files, None where it can, now or in an earlier run.
+
+    `module`: its `main` loads what `task`, JSON with the path among it, describes, and prints `{"error": ...}`."""
     if _remembered(files, task):
         return None
-    cause = _cause_in_child(task, timeout_seconds(files))
+    cause = _cause_in_child(module, task, timeout_seconds(files))
     if not cause:
         _remember(files, task)
     return cause
@@ -216,9 +222,9 @@ def one_line(errors: list[str]) -> str:
     return f"llama.cpp cannot load it: {cause[:300]}" if cause else "llama.cpp cannot load it"
 
 
-def _cause_in_child(task: str, timeout: float) -> str | None:
+def _cause_in_child(module: str, task: str, timeout: float) -> str | None:
     try:
-        ended = run(__name__, task, timeout)
+        ended = run(module, task, timeout)
     except OSError as error:
         library.logger.warning("model %s: not probed in a child process: %s", json.loads(task)["path"], error)
         return None

@@ -16,12 +16,15 @@ from starlette.responses import Response
 
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece
+from rest_local.errors import CannotGenerate
+from rest_local.llama.embedding import pooling_of
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
+from rest_local.server.errors import ApiError
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
 from rest_local.server.state import State, state_of
-from rest_local.server.streaming import DONE, EventStream, Pulse, StreamGroup, event, json_response
+from rest_local.server.streaming import DONE, EVENT_STREAM, EventStream, Pulse, StreamGroup, event, json_response
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -69,9 +72,11 @@ class Generating(Asked[BodyT]):
 
     @staticmethod
     def of(request: HttpRequest, body: BodyT) -> Generating[BodyT]:
-        """Raises ApiError 503 while the model loads, 404 for an unknown model."""
+        """Raises ApiError 503 while the model loads, 404 for an unknown model; CannotGenerate."""
         state = state_of(request)
         service, engine = state.loaded()
+        if not engine.generates:
+            raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
         return Generating(
             engine,
             body,
@@ -194,7 +199,13 @@ class Choice:
 class Answer(Generic[BodyT]):
     """The answers to one request. `answered`: what each is made of. `per_prompt`: answers to each prompt, which are
     neighbours in `choices`.
+
+    MEDIA_TYPE     of a stream; a protocol without server-sent events has another one
+    QUIET_SECONDS  after so long without an event of a stream, `quiet` makes one; None: never
     """
+
+    MEDIA_TYPE = EVENT_STREAM
+    QUIET_SECONDS: float | None = None
 
     def __init__(
         self, asked: Asked[BodyT], answered: Sequence[Answered], *, per_prompt: int = 1, n_indent: int = 0
@@ -236,6 +247,14 @@ class Answer(Generic[BodyT]):
         """The answer to a request that is not streamed."""
         raise NotImplementedError
 
+    def quiet(self) -> list[bytes]:
+        """Events of a stream in which nothing has happened for `QUIET_SECONDS`, so that its client goes on waiting."""
+        return []
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails after it has begun."""
+        return event(error.body)
+
     @property
     def results(self) -> list[Result]:
         """One for each answer; final once `end` or `whole` is called."""
@@ -249,7 +268,7 @@ class Answer(Generic[BodyT]):
         """The response. The streams, of which the answer was made, run until it is sent or the client disconnects."""
         if self.body.stream:
             streams.bound()
-            return EventStream(streams, self._events(request, streams))
+            return EventStream(streams, self._events(request, streams), self.MEDIA_TYPE, self.error_event)
         async with streams.attended(request.receive):
             async for news in streams.pieces(meanwhile=any(choice.can_end for choice in self.choices)):
                 for number, pieces in news:
@@ -269,7 +288,8 @@ class Answer(Generic[BodyT]):
         """The events of a stream; events of one moment are sent together."""
         if begin := self.begin():
             yield b"".join(begin)
-        async for news in streams.pieces():
+        sent = time.monotonic()
+        async for news in streams.pieces(every=self.QUIET_SECONDS):
             events: list[bytes] = []
             for number, pieces in news:
                 if part := self._add(number, pieces, streams):
@@ -279,8 +299,11 @@ class Answer(Generic[BodyT]):
             if not self.remaining:
                 self._note(request)
                 events += self.end()
+            if not events and self.QUIET_SECONDS is not None and time.monotonic() - sent >= self.QUIET_SECONDS:
+                events = self.quiet()
             if events:
                 yield b"".join(events)
+                sent = time.monotonic()
 
     def _add(self, number: int, pieces: Sequence[Piece] | None, streams: StreamGroup) -> Part:
         """Adds pieces to an answer, or ends it for None; what can be sent."""
@@ -332,7 +355,9 @@ class OpenAIAnswer(Answer[BodyT]):
         """Further fields of the last event of an answer."""
         fields = self._counts() if not self._includes_usage and not self.remaining else {}
         if self.sends_origins:
-            fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}
+            draft = self.results[number].draft
+            plain = {"plain_steps": draft.plain_steps, "plain_ms_per_step": round(draft.plain_ms_per_step, 4)}
+            fields["rest_local"] = {"draft": draft.to_dict() | plain}
         return fields
 
     def _head(self, kind: str) -> dict[str, Any]:

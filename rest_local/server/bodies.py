@@ -16,11 +16,12 @@ of memory.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import anyio
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 from starlette.requests import ClientDisconnect, Request
 
 from rest_local.server.errors import ApiError
@@ -28,6 +29,7 @@ from rest_local.server.errors import ApiError
 MAX_CHOICES = 16
 MAX_STOPS = 16_384  # the cost of a search hardly depends on their number (`StopFinder`)
 MAX_PROMPTS = 256
+MAX_DOCUMENTS = 1024
 
 Milliseconds = Annotated[float, Field(le=1e9)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -64,8 +66,14 @@ Content = str | Many[JsonObject] | None
 """Text, or parts, which `rest_local.chat.conversation.content_text` reads."""
 
 
+_IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "refusal")
+
+
 class Message(BaseModel):
-    """One message. Further fields (`tool_calls`, `name`, `reasoning_content` ...) reach the template unchanged."""
+    """One message. Further fields (`tool_calls`, `name`, `reasoning_content` ...) reach the template unchanged.
+
+    Only an assistant's message may be without content: where it calls tools, or was cut off or refused before any.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -74,8 +82,12 @@ class Message(BaseModel):
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
-        if self.role == "user" and self.content is None:
-            raise ValueError("a message of the user needs content")
+        others = (self.model_extra or {}) if self.role in ("assistant", "model") else {}
+        if self.content is None and not any(others.get(name) for name in _IN_PLACE_OF_CONTENT):
+            role = self.role if self.role.isidentifier() and len(self.role) < 20 else "other"
+            more = ", or tool_calls" if role == "assistant" else ""
+            told = {"field": "content", "role": role, "more": more}
+            raise PydanticCustomError("missing", "a message of the role {role} needs content{more}", told)
         return self
 
 
@@ -160,6 +172,7 @@ class GenerationBody(Body):
     t_max_predict_ms: Milliseconds | None = None
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
+    prompt_cache_key: str | None = None
     rest_local: Extension | None = None
 
 
@@ -211,6 +224,34 @@ class EmbeddingBody(Body):
     input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class DocumentText(Body):
+    """A document as an object, as Cohere and Jina take it."""
+
+    text: str
+
+
+Document = str | DocumentText
+Documents = Annotated[Many[Document], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class RerankBody(Body):
+    """POST /v1/rerank. `texts` and `return_text` are TEI's names, which give an answer in its shape."""
+
+    model: str | None = None
+    query: str
+    documents: Documents | None = None
+    texts: Documents | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+    return_text: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_documents(self) -> RerankBody:
+        if self.documents is None and self.texts is None:
+            raise ValueError("documents: give at least one")
+        return self
 
 
 class NativeBody(GenerationBody):
@@ -286,14 +327,19 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 async def parse(request: Request, kind: type[Checked]) -> Checked:
     """The body of a request. Raises ApiError 400, 408 (the client stopped sending), 413."""
+    data = await read(request)
+    return check(data, kind) if len(data) < 1 << 14 else await anyio.to_thread.run_sync(check, data, kind)
+
+
+async def read(request: Request) -> bytes:
+    """The bytes of a request's body. Raises ApiError 400, 408 (the client stopped sending), 413."""
     try:
         with anyio.fail_after(SLOW_BODY_SECONDS):
-            data = await request.body()
+            return await request.body()
     except TimeoutError as error:
         raise ApiError(408, "the body did not arrive in time", headers={"connection": "close"}) from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client disconnected before its request was complete") from error
-    return check(data, kind) if len(data) < 1 << 14 else await anyio.to_thread.run_sync(check, data, kind)
 
 
 def check(data: bytes, kind: type[Checked]) -> Checked:
@@ -337,8 +383,14 @@ def _is_field(part: str) -> bool:
 
 def _explain(error: ValidationError) -> ApiError:
     """The first error with its place. The value is not repeated, because it may be a prompt."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    first = error.errors(include_url=False, include_input=False)[0]
     # The place also contains names of a union's members (`str`, `list[...]`), which a client does not know.
-    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _is_field(part))
+    parts = [*first["loc"], *filter(None, [first.get("ctx", {}).get("field")])]
+    where = ""
+    for part in parts:
+        if isinstance(part, int):
+            where += f"[{part}]"
+        elif _is_field(part):
+            where += f".{part}" if where else part
     message = f"{where}: {first['msg']}" if where else first["msg"]
-    return ApiError(400, message, code="invalid_type", param=where.partition(".")[0] or None)
+    return ApiError(400, message, code="invalid_type", param=re.split(r"[.\[]", where)[0] or None)

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.chat.conversation import fixed_beginning
+from rest_local.chat.images import Images, take_images
 from rest_local.chat.tools import (
     AnswerFormat,
     AnswerParser,
@@ -19,7 +20,10 @@ from rest_local.chat.tools import (
     message_of,
     tools_of,
 )
+from rest_local.decoding.core import NO_PROJECTOR_HERE
+from rest_local.decoding.images import ImagePrompt
 from rest_local.decoding.request import Request
+from rest_local.errors import OptionError
 from rest_local.server.answer_fields import chat_logprobs
 from rest_local.server.answering import Answered, Asked, Generating, OpenAIAnswer, Part
 from rest_local.server.bodies import ChatBody, NamedTool, parse
@@ -37,44 +41,68 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 
 class Chat:
-    """One chat: `requests` must be called first, in a worker thread, then `answer`. Knows no HTTP.
+    """One chat: `requests` must be called first, in a worker thread, then `answer` or `parser`. Knows no HTTP.
 
-    Raises ApiError 501 if the model has no chat template.
+    `begun`: text with which the client has begun the answer; the model goes on after it. Raises ApiError 501 if the
+    model has no chat template.
     """
 
-    def __init__(self, asked: Asked[ChatBody]) -> None:
-        self._asked, self._engine, self._body = asked, asked.engine, asked.body
+    def __init__(self, asked: Asked[ChatBody], *, begun: str = "") -> None:
+        self._asked, self._engine, self._body, self._begun = asked, asked.engine, asked.body, begun
         self._tools = tools_of(asked.body.tools) if asked.body.tool_choice != "none" else []
         self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
-        self._prompt = ""
+        self._prompt = self._rendered = self._opening = ""
+
+    def count(self) -> int:
+        """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
+        return len(self._engine.tokenize(self._begin([m.model_dump(exclude_none=True) for m in self._body.messages])))
 
     def requests(self) -> list[Request]:
         """One for each choice. Raises ApiError, OptionError, TemplateFailed."""
         engine, body = self._engine, self._body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        self._prompt = self._render(messages)
-        prompt = engine.tokenize(self._prompt, most=longest_prompt(engine, body))
+        messages, images = take_images([message.model_dump(exclude_none=True) for message in body.messages])
+        if images and engine.projector is None:
+            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
+        self._prompt = self._begin(messages)
+        images.check_all_in(self._prompt)
+        prompt, chunks = self._tokens(self._prompt, images, longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
         grammar = chat_grammar(body, self._form, self._tools, choice, self._prompt)
         kept = 0
         if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
-            kept = len(engine.tokenize(fixed_beginning(messages, self._prompt, self._render)))
+            kept = len(self._tokens(fixed_beginning(messages, self._prompt, self._render), images)[0])
         return [
-            request_of(engine, body, prompt, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
+            request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
             for i in range(body.n or 1)
         ]
+
+    def _begin(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt, with what the client has begun of the answer."""
+        self._rendered = self._render(messages)
+        self._opening = self._form.opening(self._rendered) if self._begun else ""
+        return self._rendered + self._opening + self._begun
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         begins = self._body.add_generation_prompt is not False
         return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
 
+    def parser(self) -> AnswerParser:
+        """What splits the text of one answer."""
+        parser = self._form.parser(self._tools, self._rendered)
+        parser.feed(self._opening)
+        return parser
+
+    def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
+        if images:
+            return self._engine.image_prompt(text, images, most=most)
+        return self._engine.tokenize(text, most=most), ()
+
     def answer(self, answered: Sequence[Answered]) -> ChatAnswer:
         """The answer. `answered`: for each of the requests."""
-        parsers = [self._form.parser(self._tools, self._prompt) for _ in answered]
-        return ChatAnswer(self._asked, answered, parsers)
+        return ChatAnswer(self._asked, answered, [self.parser() for _ in answered])
 
 
 def _openai(delta: Delta) -> dict[str, Any]:

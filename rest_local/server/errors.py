@@ -1,13 +1,18 @@
 """Errors as HTTP responses: one exception for the routes to raise, and the mapping of the package's own errors.
 
-Every error response has OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+An error response has the shape of the protocol that its path belongs to (`shape_of`):
+
+- OpenAI's, `{"error": {"message", "type", "param", "code"}}`, unless the path says otherwise
+- Anthropic's under /v1/messages, `{"type": "error", "error": {"type", "message"}}`
+- Ollama's under /api/, `{"error": "message"}`
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic_core import to_json
@@ -16,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rest_local.errors import (
+    CannotGenerate,
     CorpusEmpty,
     DatastoreError,
     DatastoreLocked,
@@ -38,6 +44,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
+_INPUT = ("/embeddings", "/responses")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -66,15 +73,71 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
+        """OpenAI's object."""
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _TYPES.get(self.status, fallback)
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": fields | self.extra}
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        return Response(to_json(self.body), self.status, self.headers, "application/json")
+    def response(self, path: str = "") -> Response:
+        """The HTTP response to a call of `path`."""
+        headers = self.headers | headers_of(path)
+        return Response(to_json(shape_of(path)(self)), self.status, headers, "application/json")
+
+
+Shape = Callable[[ApiError], dict[str, Any]]
+
+
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    """OpenAI's object."""
+    return error.body
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_shape(error: ApiError) -> dict[str, Any]:
+    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more.
+
+    Agents find a prompt that is too long, and shorten it, by the words and the two numbers of Anthropic's message.
+    """
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if error.code == "context_length_exceeded" and "n_prompt_tokens" in error.extra:
+        message = f"prompt is too long: {error.extra['n_prompt_tokens']} tokens > {error.extra['n_ctx']} maximum"
+    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": message}
+    more = {"param": error.param, "code": error.code} | error.extra | fields
+    return {"type": "error", "error": {name: value for name, value in more.items() if value is not None}}
+
+
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    """Ollama's object."""
+    return {"error": error.message}
+
+
+def responses_error(error: ApiError) -> dict[str, Any]:
+    """The event `error` of a stream of OpenAI's Responses API. Most clients read the object in it, not its fields."""
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return fields | error.body
+
+
+def shape_of(path: str) -> Shape:
+    """The shape of errors of a call. `path`: of its URL."""
+    if path.startswith("/v1/messages"):
+        return anthropic_shape
+    return ollama_shape if path.startswith("/api/") else openai_shape
+
+
+def headers_of(path: str) -> dict[str, str]:
+    """Headers of every response to a call of `path`, of an error too: Anthropic's clients report the id."""
+    return {"request-id": f"req_{secrets.token_hex(12)}"} if shape_of(path) is anthropic_shape else {}
 
 
 def loading() -> ApiError:
@@ -106,6 +169,8 @@ def _answer(error: RestLocalError) -> ApiError:
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
+    if isinstance(error, CannotGenerate):
+        return ApiError(501, text, code="no_generation")
     if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
@@ -128,7 +193,8 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
     """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
     answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
-        answer.param = "messages" if "/chat/" in path else "input" if path.endswith("/embeddings") else "prompt"
+        of_chat = "/chat/" in path or shape_of(path) is anthropic_shape
+        answer.param = "messages" if of_chat else "input" if path.endswith(_INPUT) else "prompt"
     elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
         answer.param = field[1]
     return answer
@@ -137,13 +203,13 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
 async def on_api_error(request: Request, error: Exception) -> Response:
     """Handles ApiError."""
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def on_own_error(request: Request, error: Exception) -> Response:
     """Handles RestLocalError."""
     assert isinstance(error, RestLocalError)
-    return answer_to(request, error).response()
+    return answer_to(request, error).response(request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -151,9 +217,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: "no such route", 405: "this route does not support the method"}
     message = messages.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
 async def on_any_error(request: Request, error: Exception) -> Response:
     """Handles every other exception: a fault of the server. The response shows nothing of it, the log does."""
-    return ApiError(500, "the server failed at this request; see its log").response()
+    return ApiError(500, "the server failed at this request; see its log").response(request.url.path)

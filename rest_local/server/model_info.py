@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,12 @@ from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
 
 if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
     from rest_local.decoding.service import Service
+    from rest_local.llama.model import Model
 
 
 _SAMPLING = Sampling()
-
-if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine
 
 
 async def models(request: HttpRequest) -> Response:
@@ -52,17 +52,41 @@ async def model(request: HttpRequest) -> Response:
 def _model(state: State, name: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": name, "object": "model", "created": state.started, "owned_by": "rest-local"}
     if state.engine is not None:
-        of_model = state.engine.model
-        fields["meta"] = {
-            "vocab_type": of_model.vocabulary.type,
-            "n_vocab": of_model.n_vocab,
-            "n_ctx": state.engine.n_ctx,
-            "n_ctx_train": of_model.n_ctx_train,
-            "n_embd": of_model.n_embd,
-            "n_params": of_model.n_params,
-            "size": of_model.size_bytes,
-        }
+        fields["meta"] = meta(state.engine)
     return fields
+
+
+def meta(engine: Engine) -> dict[str, Any]:
+    """What lists of models say of one that is loaded: llama-server's fields, and those that Ollama's lists need."""
+    model = engine.model
+    return {
+        "vocab_type": model.vocabulary.type,
+        "n_vocab": model.n_vocab,
+        "n_ctx": engine.n_ctx,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_params": model.n_params,
+        "size": model.size_bytes,
+        "size_vram": _on_gpu(model),
+        "architecture": model.metadata.get("general.architecture", ""),
+        "quantization": quantization(model.description),
+    }
+
+
+def _on_gpu(model: Model) -> int:
+    """Bytes of the layers on a GPU, as if all layers had one size."""
+    layers = model.n_layer + 1
+    share = layers if model.n_gpu_layers < 0 else min(model.n_gpu_layers, layers)
+    return model.size_bytes * share // layers
+
+
+_SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
+
+
+def quantization(description: str) -> str:
+    """Such as Q4_K_M, of llama.cpp's description of a model: `qwen2 7B Q4_K - Medium`."""
+    found = re.search(r"\b(I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4)(?: - (Small|Medium|Large))?", description)
+    return "" if found is None else "_".join(filter(None, (found[1], _SIZES.get(found[2] or ""))))
 
 
 async def health(request: HttpRequest) -> Response:
@@ -95,7 +119,7 @@ async def props(request: HttpRequest) -> Response:
             "model_path": of_model.path.name,
             "chat_template": of_model.chat_template or "",
             "chat_template_caps": caps,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": engine.projector is not None, "audio": False},
             "bos_token": special_text(vocabulary, vocabulary.bos) or "",
             "eos_token": special_text(vocabulary, vocabulary.eos) or "",
             "build_info": f"rest-local {__version__}",

@@ -58,11 +58,14 @@ def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
     return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
 
 
-def plain_prompts(engine: Engine, prompt: PromptField, most: int, longest: int | None = None) -> list[list[int]]:
+def plain_prompts(
+    engine: Engine, prompt: PromptField, most: int, longest: int | None = None, field: str = "prompt"
+) -> list[list[int]]:
     """Token ids of each prompt: one text, several texts, one list of ids, or several lists.
 
     most      prompts at once
     longest   tokens of one text
+    field     its name in the body
 
     Raises ApiError 400 for no prompt and for more than `most`, OptionError for an unknown id, PromptTooLong.
     """
@@ -71,7 +74,8 @@ def plain_prompts(engine: Engine, prompt: PromptField, most: int, longest: int |
     if prompt and isinstance(prompt[0], int):
         return [checked_ids(engine, prompt)]
     if not 1 <= len(prompt) <= most:
-        raise ApiError(400, f"give 1 to {most} prompts at once, not {len(prompt)}", code="invalid_value")
+        message = f"{field}: give 1 to {most} prompts at once, not {len(prompt)}"
+        raise ApiError(400, message, code="invalid_value", param=field)
     return [
         engine.tokenize(each, most=longest) if isinstance(each, str) else checked_ids(engine, each) for each in prompt
     ]

@@ -17,6 +17,7 @@ from rest_local.server.errors import ApiError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
+    from rest_local.llama.projector import ImageChunk
     from rest_local.llama.vocabulary import Vocabulary
 
 TEMPERATURE = 0.8  # llama-server's default, as are those of `Sampling`
@@ -28,6 +29,7 @@ def request_of(
     body: GenerationBody,
     prompt: Sequence[int],
     *,
+    images: Sequence[ImageChunk] = (),
     logprobs: int | None = None,
     grammar: Grammar | None = None,
     choice: int = 0,
@@ -35,6 +37,7 @@ def request_of(
 ) -> Request:
     """The engine's request.
 
+    images   what the placeholders in the prompt stand for
     choice   number of the answer among several to one prompt; each draws with a seed of its own
     kept     tokens of the prompt that a context shift keeps, unless the body says how many
 
@@ -47,6 +50,7 @@ def request_of(
     wanted = _max_tokens(body)
     return engine.request(
         prompt,
+        images=images,
         max_tokens=room if wanted is None else min(wanted, most),
         sampling=_sampling(body, engine.model.vocabulary, grammar, choice),
         stop=_stops(body),

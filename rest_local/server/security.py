@@ -22,7 +22,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -55,7 +55,7 @@ class Gate:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
 
     def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
         name = host_name(host)
@@ -67,11 +67,38 @@ class Gate:
         return ApiError(403, "pages of this origin may not call; see --allow-origin", code="origin_not_allowed")
 
 
-class Guard:
-    """Requires the key on every route except /health, and limits the body."""
+SECRET, CLIENT = "x-rest-local-secret", "x-rest-local-client"
+FORWARDED = "rest_local.forwarded"  # in the scope: another process answers the request, and logs it
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+
+class Inner:
+    """In the process of one model: admits only the process that clients reach, which knows `secret`, has checked where
+    a request comes from, and names the client's address.
+    """
+
+    def __init__(self, app: ASGIApp, secret: bytes) -> None:
+        self._app, self._secret = app, secret
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        if hmac.compare_digest(headers.get(SECRET, "").encode("latin-1"), self._secret):
+            scope["client"] = (headers.get(CLIENT, "?"), 0)
+            await self._app(scope, receive, send)
+        else:
+            await _closing_error(403, "this port is the server's own", "internal").response()(scope, receive, send)
+
+
+class Guard:
+    """Requires the key on every route except /health, and limits the body.
+
+    uploads   paths whose POST takes a form with a file instead of JSON, each with its limit in bytes
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, uploads: Mapping[str, int] | None = None) -> None:
         self._app, self._keys, self._max_body = app, settings.keys, settings.max_body
+        self._uploads = dict(uploads or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,9 +107,13 @@ class Guard:
         headers = Headers(scope=scope)
         error = self._wrong(scope, headers)
         if error is not None:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send)
+        await self._app(scope, self._bounded(receive, self._limit(scope)), send)
+
+    def _limit(self, scope: Scope) -> int:
+        """Bytes of a body."""
+        return self._uploads.get(scope["path"], self._max_body) if scope["method"] == "POST" else self._max_body
 
     def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
         if self._keys and scope["path"] not in OPEN and not _opens(self._keys, given_keys(headers)):
@@ -93,14 +124,16 @@ class Guard:
             return _closing_error(415, "compressed bodies are not supported", "unsupported_encoding")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                return _closing_error(415, "send the body as application/json", "unsupported_media_type")
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or len(length) > 18 or int(length) > self._max_body:
-            return self._too_large()
+            uploads = scope["method"] == "POST" and scope["path"] in self._uploads
+            wanted = "multipart/form-data" if uploads else "application/json"
+            if kind != wanted and not _unsaid(kind, scope["path"], headers):
+                return _closing_error(415, f"send the body as {wanted}", "unsupported_media_type")
+        length, most = headers.get("content-length", "0"), self._limit(scope)
+        if not length.isdecimal() or len(length) > 18 or int(length) > most:
+            return _too_large(most)
         return None
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive, most: int) -> Receive:
         """`receive` with the limit for bodies in chunks, whose length is not known in advance."""
         seen = 0
 
@@ -108,14 +141,29 @@ class Guard:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self._max_body:
-                raise self._too_large()
+            if seen > most:
+                raise _too_large(most)
             return message
 
         return bounded
 
-    def _too_large(self) -> ApiError:
-        return _closing_error(413, f"the body is larger than {self._max_body} bytes", "body_too_large")
+
+def _too_large(most: int) -> ApiError:
+    return _closing_error(413, f"the body is larger than {most} bytes", "body_too_large")
+
+
+_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # of fetch and curl, where none is given
+
+
+def _unsaid(kind: str, path: str, headers: Headers) -> bool:
+    """Whether a body counts as JSON although it is of another type, as clients of Ollama send it.
+
+    Browsers send these types for pages of any site without asking first. But they name the page's origin, which `Gate`
+    has checked, or at least the kind of its site.
+    """
+    if not path.startswith("/api/") or kind not in _DEFAULT_TYPES:
+        return False
+    return "origin" in headers or "sec-fetch-site" not in headers
 
 
 def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
@@ -211,4 +259,5 @@ class AccessLog:
                 **scope.get(LOG, {}),
             }
             level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
-            log.log(level, "request", extra={"fields": fields})
+            if not scope.get(FORWARDED):
+                log.log(level, "request", extra={"fields": fields})

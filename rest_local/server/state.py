@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -20,6 +22,8 @@ from starlette.requests import Request as HttpRequest
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
 from rest_local.server.errors import ApiError, loading
+from rest_local.server.names import find_name
+from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import watched
 from rest_local.stop import Stop
@@ -27,7 +31,7 @@ from rest_local.stop import Stop
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.service import Service
-    from rest_local.llama.embedding import Embedder
+    from rest_local.llama.embedding import Embedder, Ranker
 
 
 MAX_SCORING = 4  # requests that are scored or wait for it
@@ -152,9 +156,11 @@ class State:
 
     name              of the model, known before it is loaded
     engine, service   set when the model is loaded
-    embedder          made for the first request that needs it
+    embedder, ranker  made for the first request that needs one
+    folder            private to this server, outlives the process of a model and is removed when the server ends; None
+                      where there is none, and state is kept in memory
 
-    `Serving` closes the engine, the service, the embedder and `scoring`.
+    `Serving` closes the engine, the service, the embedder, the ranker and `scoring`.
     """
 
     settings: Settings
@@ -162,9 +168,16 @@ class State:
     engine: Engine | None = None
     service: Service | None = None
     embedder: Embedder | None = None
+    ranker: Ranker | None = None
+    folder: Path | None = None
     scoring: Scoring = field(default_factory=Scoring)
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def responses(self) -> Store:
+        """Responses of /v1/responses that are kept. Must be read first in the server's loop."""
+        return Store(self.folder)
 
     @property
     def model_id(self) -> str:
@@ -179,10 +192,10 @@ class State:
         return list(dict.fromkeys([self.model_id, *aliases, self.name]))
 
     def check_model(self, name: str | None) -> str:
-        """The name for the answer. A name is only compared, never used as a path. Raises ApiError 404."""
+        """The name for the answer: as the client wrote it (`find_name`). Raises ApiError 404."""
         if not name:
             return self.model_id
-        if name in self.names or ANY_MODEL in self.settings.aliases:
+        if find_name(name, self.names) or ANY_MODEL in self.settings.aliases:
             return name
         raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
 

@@ -23,12 +23,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rest_local.errors import ReaderTooSlow, RestLocalError, ServiceClosed
-from rest_local.server.errors import answer_to
+from rest_local.server.errors import ApiError, answer_to
 
 if TYPE_CHECKING:
     from rest_local.decoding.stream import Piece
     from rest_local.decoding.streaming import Stream
 
+EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 
 PACE = 0.010
@@ -121,8 +122,10 @@ class StreamGroup:
         for stream in self.streams:
             stream.cancel()
 
-    async def pieces(self, *, meanwhile: bool = True) -> AsyncIterator[list[News]]:
+    async def pieces(self, *, meanwhile: bool = True, every: float | None = None) -> AsyncIterator[list[News]]:
         """New pieces, until all streams are done. Without `meanwhile`, only the pieces of streams that are done.
+
+        `every`: an empty list where there was nothing for so many seconds.
 
         Raises the error of a stream, and ServiceClosed if the service cancelled one.
         """
@@ -138,7 +141,9 @@ class StreamGroup:
             for number in done:
                 del open_[number]
             if not news:
-                await self._pulse.wait()
+                await self._pulse.wait(every)
+                if every is not None and time.monotonic() - begun >= every:
+                    yield []
             elif open_ and (left := begun + PACE - time.monotonic()) > 0:
                 await self._pulse.wait(left)
 
@@ -202,15 +207,19 @@ async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[N
 
 
 class EventStream(Response):
-    """Server-sent events. After streaming has started, an error arrives as the last event, because the HTTP status is
-    already sent."""
+    """A stream of events, server-sent ones unless `media_type` says otherwise. After streaming has started, an error
+    arrives as the last event, which `error_event` makes, because the HTTP status is already sent."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, streams: StreamGroup, events: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        streams: StreamGroup,
+        events: AsyncIterator[bytes],
+        media_type: str,
+        error_event: Callable[[ApiError], bytes],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
-        self._streams, self._events = streams, events
+        self._streams, self._events, self._error_event = streams, events, error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._streams.attended(receive):
@@ -219,14 +228,15 @@ class EventStream(Response):
                 async for data in self._events:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except RestLocalError as error:
-                told = event(answer_to(Request(scope), error).body)
+                told = self._error_event(answer_to(Request(scope), error))
                 await send({"type": "http.response.body", "body": told, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def event(value: Any) -> bytes:
-    """One event with a JSON value."""
-    return b"data: " + to_json(value, inf_nan_mode="null") + b"\n\n"
+def event(value: Any, name: str | None = None) -> bytes:
+    """One event with a JSON value, and with a name where the protocol has named events."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(value, inf_nan_mode="null") + b"\n\n"
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -20,6 +20,7 @@ from support.hub_server import COMMIT, TOKEN, HubServer, serving
 
 from rest_local.catalog import hub as hub_module
 from rest_local.catalog.hub import Hub, pull_model
+from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.stores import stored_models
 from rest_local.errors import DownloadFailed, HubError
 
@@ -48,6 +49,13 @@ def test_without_a_quantization_the_usual_one_is_taken_and_the_reason_given(hub:
 
 def test_a_file_can_be_named(hub: Hub) -> None:
     assert pull_model(f"{REPO}:tiny-Q8_0.gguf", hub=hub).name == "tiny-Q8_0.gguf"
+
+
+def test_a_projector_can_be_named_and_is_found_with_the_model(hub: Hub) -> None:
+    model = pull_model(f"{REPO}:Q8_0", hub=hub)
+    assert projector_of(model) is None
+    path = pull_model(f"{REPO}:mmproj-tiny-f16.gguf", hub=hub)
+    assert projector_of(model) == path
 
 
 def test_all_parts_are_downloaded_and_the_first_returned(hub: Hub, hub_server: HubServer) -> None:

@@ -88,6 +88,7 @@ class FakeEngine:
     prompts: list[Any] = field(default_factory=list)
     messages: list[list[dict[str, str]]] = field(default_factory=list)  # of `chat`
     datastores: Sequence[Any] = ()
+    projector: Any = None
     n_ctx: int = 1024
     arguments: list[dict[str, Any]] = field(default_factory=list)
     closed: bool = False

@@ -27,6 +27,7 @@ from rest_local.paths import demo_model
 class FakeEngine:
     """The part of an engine that the server reads."""
 
+    generates = True
     tokenize = Engine.tokenize
     request = Engine.request
 
@@ -36,6 +37,7 @@ class FakeEngine:
         self.config = EngineConfig()
         self._core = SimpleNamespace(predictions=Predictions(self.model.vocabulary, n_ctx))
         self.datastores: list[Any] = []
+        self.projector = None
         self.offers = Offers()
 
     def catch_up(self) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from rest_local.server.run import Serving, listen
+from rest_local.server.http import listen
+from rest_local.server.run import Serving
 
 
 @dataclass

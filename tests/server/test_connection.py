@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from live import Live
 
-from rest_local.server import run as module
+from rest_local.server import http as module
 
 Scripted = Callable[..., Live]
 WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from rest_local.server.run import listen
+from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 
 

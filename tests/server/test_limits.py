@@ -18,8 +18,8 @@ from live import Live
 
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.llama.tokenizer import Tokenizer
-from rest_local.server import run, streaming
-from rest_local.server.run import SPARE_DESCRIPTORS, connection_limit
+from rest_local.server import http, run, streaming
+from rest_local.server.http import SPARE_DESCRIPTORS, connection_limit
 
 Scripted = Callable[..., Live]
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
@@ -46,8 +46,8 @@ def test_connections_beyond_the_limit_are_refused_when_they_are_made(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Idle connections count, and refused ones do not fill the log."""
-    monkeypatch.setattr(run, "connection_limit", lambda: 8)
-    monkeypatch.setattr(run, "_logged_at", -run.LOG_SECONDS)
+    monkeypatch.setattr(http, "connection_limit", lambda descriptors: 8)
+    monkeypatch.setattr(http, "_logged_at", -http.LOG_SECONDS)
     live = scripted()
     with caplog.at_level(logging.WARNING):
         clients = [socket.create_connection(("127.0.0.1", live.port), timeout=60) for _ in range(40)]
@@ -84,7 +84,7 @@ def test_the_connection_limit_follows_the_descriptor_limit(
 
 
 def test_a_kept_connection_is_closed_after_a_while(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(http, "IDLE_SECONDS", 1)
     live = scripted()
     with socket.create_connection(("127.0.0.1", live.port), timeout=60) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -108,7 +108,7 @@ def fill(live: Live, number: int = 0) -> int:
 
 
 def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(http, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live = scripted()
     live.service.answer = None
@@ -121,7 +121,7 @@ def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest
 def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     paused, resumed = threading.Event(), threading.Event()
 
-    class Watched(run.TimedProtocol):
+    class Watched(http.TimedProtocol):
         def pause_writing(self) -> None:
             super().pause_writing()
             paused.set()
@@ -130,8 +130,8 @@ def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
             super().resume_writing()
             resumed.set()
 
-    monkeypatch.setattr(run, "TimedProtocol", Watched)
-    monkeypatch.setattr(run, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(http, "TimedProtocol", Watched)
+    monkeypatch.setattr(http, "STALL_SECONDS", 2.0)
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live, read = scripted(), bytearray()
     live.service.answer = None
@@ -167,7 +167,7 @@ def test_alternatives_count_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit ends the request long before the stall limit; a client that reads on gets the error."""
-    monkeypatch.setattr(run, "STALL_SECONDS", 3600.0)
+    monkeypatch.setattr(http, "STALL_SECONDS", 3600.0)
     monkeypatch.setattr(streaming, "BACKLOG", 500)
     live = scripted()
     live.service.answer = None

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from live import Live
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
-from rest_local.server.app import create_app, describe
+from rest_local.server.app import create_app
+from rest_local.server.operations import describe
 from rest_local.server.settings import Settings
 from rest_local.server.state import State
 

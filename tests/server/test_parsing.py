@@ -182,5 +182,6 @@ def test_a_body_without_a_prompt_is_refused(kind: Any, body: dict[str, Any], fie
 
 def test_optional_fields_may_be_absent() -> None:
     """The content of an assistant's message with calls, and the beginning of a gap's text."""
-    check(b'{"messages": [{"role": "user", "content": ""}, {"role": "assistant", "tool_calls": []}]}', bodies.ChatBody)
+    called = b'{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}'
+    check(b'{"messages": [{"role": "user", "content": ""}, ' + called + b"]}", bodies.ChatBody)
     assert check(b'{"input_prefix": "x"}', bodies.InfillBody).prompt == ""

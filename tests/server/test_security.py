@@ -26,7 +26,7 @@ from rest_local.errors import (
     Unexpected,
 )
 from rest_local.server.errors import from_error
-from rest_local.server.run import MAX_HEAD, listen
+from rest_local.server.http import MAX_HEAD, listen
 from rest_local.server.settings import Settings, parse_keys
 
 Scripted = Callable[..., Live]

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from rest_local.cli.main import cli
-from rest_local.server.run import DRAIN_SECONDS
+from rest_local.server.http import DRAIN_SECONDS
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "SERVER.md").read_text("utf-8")
 ANALYZE = shutil.which("systemd-analyze")

@@ -27,7 +27,7 @@ from typing import Any
 from rest_local.chat.tools.deepseek import CALL, DEEPSEEK
 from rest_local.chat.tools.format import Tool, ToolFormat
 from rest_local.chat.tools.gemma import GEMMA
-from rest_local.chat.tools.harmony import HARMONY, final
+from rest_local.chat.tools.harmony import FINAL, HARMONY, final
 from rest_local.chat.tools.hermes import HERMES, LISTED
 from rest_local.chat.tools.llama3 import LLAMA3
 from rest_local.chat.tools.mistral import MISTRAL, MISTRAL_LIST
@@ -131,6 +131,14 @@ class AnswerFormat:
         """
         offered = {tool.name: dict(tool.parameters) for tool in tools}
         return AnswerParser(self.format, offered, ReasoningTags.of(self.template, prompt), new_id or self._new_id)
+
+    def opening(self, prompt: str) -> str:
+        """What has to stand between a rendered prompt and text that begins the answer: the end of reasoning that the
+        prompt opened, or the header of a message. A parser of the rest of the answer has to be fed with it."""
+        if self.format is HARMONY:
+            return FINAL
+        tags = ReasoningTags.of(self.template, prompt)
+        return f"{tags.closing}\n\n" if tags.opened else ""
 
     def forced(self, tools: Sequence[Tool], choice: Any, prompt: str, *, parallel: bool = True) -> Grammar | None:
         """The grammar for `tool_choice`: at least one call for "required", a call of the function that an object names,

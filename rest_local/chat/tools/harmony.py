@@ -18,6 +18,7 @@ from rest_local.chat.tools.source import Source, Wait
 from rest_local.grammar.grammar import Lark
 
 _MESSAGE = "<|message|>"
+FINAL = f"<|channel|>final{_MESSAGE}"  # the header of the answer
 _BEGINS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", *_BEGINS)
 _LONGEST_HEADER = 400
@@ -86,7 +87,7 @@ def after_analysis(lark: Lark) -> str:
 
 def final(lark: Lark, body: str) -> str:
     """A constrained answer in its channel."""
-    return f"{after_analysis(lark)} {lark.literal(f'<|channel|>final{_MESSAGE}')} {body}"
+    return f"{after_analysis(lark)} {lark.literal(FINAL)} {body}"
 
 
 def _write(calls: Sequence[Call]) -> str:

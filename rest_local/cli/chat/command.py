@@ -32,9 +32,18 @@ if TYPE_CHECKING:
 @click.command(cls=SectionedCommand)
 @click.argument("question", required=False, metavar="[QUESTION | -]")
 @options.engine_options
+@options.projector_option
 @options.history_option
 @live_options.code_options
 @options.tokens_option(-1, "At most N tokens an answer; -1: until it ends or the context is full.")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Image that goes with the question; may be repeated. Needs a projector (--mmproj).",
+)
 @click.option("--system", metavar="TEXT", help="System message that the conversation starts with.")
 @click.option(
     "--session", metavar="NAME", help="Keep the conversation under this name, and go on with it where it exists."
@@ -55,6 +64,7 @@ def chat(
     live: Live,
     sampling: Sampling,
     tokens: int,
+    images: tuple[Path, ...],
     system: str | None,
     session: str | None,
     chat_template_file: Path | None,
@@ -71,6 +81,7 @@ def chat(
     from rest_local.cli.chat.talk import Settings, Talk
 
     asked = _question(question)
+    pictures = [inputs.read_image(path) for path in images]
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     open_ = partial(_open, template=template, live=live.chosen())
     with ExitStack() as stack:
@@ -84,6 +95,7 @@ def chat(
             talk.resume(named, kept)
         if system is not None:
             talk.conversation.system = system
+        talk.attach_images(pictures)
         if asked is None:
             converse(talk, keep=config.history, greet=not as_json)
         elif talk.ask(asked):

@@ -200,6 +200,7 @@ def _edit(talk: Talk, argument: str) -> None:
         note("nothing was changed")
         return
     if before is not None:
+        talk.conversation.images = talk.conversation.question_images + talk.conversation.images
         talk.conversation.undo()
     talk.ask(text)
 
@@ -213,6 +214,14 @@ def _file(talk: Talk, argument: str) -> None:
         raise InputInvalid("file", path, "not a text file")
     talk.conversation.attachments.append(Attachment(path.name, text))
     note(f"{path.name}: {len(text.splitlines())} lines go with the next message")
+
+
+def _image(talk: Talk, argument: str) -> None:
+    if not argument:
+        raise OptionError("/image: give a path")
+    path = Path(unwrapped(argument)).expanduser()
+    talk.attach_images([inputs.read_image(path)])
+    note(f"{path.name} goes with the next message")
 
 
 def unwrapped(path: str) -> str:
@@ -309,6 +318,7 @@ COMMANDS = {
     "retry": Command(lambda talk, argument: talk.retry(), "", "answer the newest question again, as things are set"),
     "edit": Command(_edit, "", "change the newest question in $EDITOR, and ask it"),
     "file": Command(_file, "PATH", "send a file with the next message"),
+    "image": Command(_image, "PATH", "send an image with the next message, where the model has a projector"),
     "datastore": Command(_datastore, "add|remove|list", "what drafts are looked up in"),
     "drafts": Command(_drafts, "[on|off]", "underline drafted tokens, in the colour of their source"),
     "stats": Command(_stats, "", "what drafting did in this chat"),
@@ -334,7 +344,7 @@ def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
     """What may follow a command; all that begin with the end of `rest` are among them."""
     from rest_local.retrieval.home import list_datastores
 
-    if word == "file":
+    if word in ("file", "image"):
         yield from paths(rest)
     elif word == "set":
         yield from KEYS

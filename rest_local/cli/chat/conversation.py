@@ -39,6 +39,7 @@ class Conversation:
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
     attachments: list[Attachment] = field(default_factory=list)
+    images: list[Message] = field(default_factory=list)  # content parts that go with the next question
 
     @property
     def prompt(self) -> list[Message]:
@@ -47,14 +48,22 @@ class Conversation:
 
     @property
     def question(self) -> str | None:
-        """The newest message of the user."""
-        return next((message["content"] for message in reversed(self.messages) if message["role"] == "user"), None)
+        """The text of the newest message of the user."""
+        return next((text_of(message) for message in reversed(self.messages) if message["role"] == "user"), None)
+
+    @property
+    def question_images(self) -> list[Message]:
+        """The images of that message."""
+        content = next((each["content"] for each in reversed(self.messages) if each["role"] == "user"), None)
+        return content[1:] if isinstance(content, list) else []
 
     def ask(self, text: str) -> None:
         """Add a question, with all that was attached; one that was not answered is replaced."""
         self.take_back()
-        self.messages.append({"role": "user", "content": with_attachments(text, self.attachments)})
-        self.attachments = []
+        whole = with_attachments(text, self.attachments)
+        content: str | list[Message] = [{"type": "text", "text": whole}, *self.images] if self.images else whole
+        self.messages.append({"role": "user", "content": content})
+        self.attachments, self.images = [], []
 
     def answer(self, message: Message) -> None:
         """Add the model's answer to the newest question."""
@@ -79,7 +88,24 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget everything but the system message."""
-        self.messages, self.attachments = [], []
+        self.messages, self.attachments, self.images = [], [], []
+
+
+def text_of(message: Message) -> str:
+    """The text of a message, without its images."""
+    content = message["content"]
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if part.get("type") == "text")
+    return content or ""
+
+
+def is_content(content: object) -> bool:
+    """Whether a message can have this content: a text, or one and images."""
+    if not isinstance(content, list):
+        return isinstance(content, (str, type(None)))
+    return all(
+        isinstance(part, dict) and (part.get("type") != "text" or isinstance(part.get("text"), str)) for part in content
+    )
 
 
 def with_attachments(text: str, attachments: Iterable[Attachment]) -> str:

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rest_local.cli.chat.conversation import Conversation
+from rest_local.cli.chat.conversation import Conversation, is_content
 from rest_local.cli.messages import warn
 from rest_local.errors import InputInvalid, OptionError
 
@@ -103,7 +103,7 @@ def _problem(data: Any) -> str:
     for number, message in enumerate(data["messages"], 1):
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
             return f"message {number} has no role"
-        if not isinstance(message.get("content"), (str, type(None))):
+        if not is_content(message.get("content")):
             return f"the content of message {number} is not a text"
     return ""
 

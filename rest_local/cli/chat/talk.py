@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import interrupt
-from rest_local.cli.chat.conversation import Conversation
+from rest_local.cli.chat.conversation import Conversation, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
 from rest_local.cli.chat.prompt import quiet_keyboard
 from rest_local.cli.chat.sessions import NamedSession
@@ -115,6 +115,22 @@ class Talk:
         self.conversation.ask(text)
         return self._answer(self.settings.sampling)
 
+    def attach_images(self, images: Sequence[bytes]) -> None:
+        """Send images with the next question. Raises OptionError where the model has no projector, and for what is no
+        image.
+        """
+        if not images:
+            return
+        from rest_local.chat.images import part_of
+        from rest_local.decoding.core import NO_PROJECTOR_HERE
+
+        projector = self.engine.projector
+        if projector is None:
+            raise OptionError(NO_PROJECTOR_HERE)
+        for data in images:
+            projector.image(data)
+        self.conversation.images += map(part_of, images)
+
     def retry(self) -> bool:
         """Answer the newest question anew, or one that waits, with the present settings. As `ask`; OptionError where
         there is no question.
@@ -169,7 +185,7 @@ class Talk:
         return max(self._n_characters() - self._n_read, 0)
 
     def _n_characters(self) -> int:
-        return sum(len(message["content"] or "") for message in self.conversation.prompt)
+        return sum(len(text_of(message)) for message in self.conversation.prompt)
 
     def _display(self) -> Display:
         """How the next answer is shown."""

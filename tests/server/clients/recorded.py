@@ -35,6 +35,8 @@ CLINE = "cline/cline src/core/api/providers/openai.ts df61315"
 ROO = "RooCodeInc/Roo-Code src/api/providers/openai.ts 003d9d4"
 OPEN_WEBUI = "open-webui/open-webui backend/open_webui/routers/openai.py 671f577"
 AIDER = "aider-chat 0.86.2, recorded from a run against this server: fields, roles and lengths; the words are our own"
+CODEX = "@openai/codex 0.169.0, recorded from runs against this server: fields, types and order; the words are our own"
+OPENCODE = "opencode-ai 1.18.33 with @ai-sdk/openai, recorded from a run against this server; the words are our own"
 NO_KEY = (("authorization", "Bearer"),)  # as the server reads it; the client sends a space after it
 
 VIM_INFILL = Recorded(
@@ -375,3 +377,129 @@ AIDER_EDITS = {
     for form, lengths in (("diff", _DIFF), ("whole", _WHOLE))
     for stream in (True, False)
 }
+
+
+def _said(role: str, *texts: str) -> dict[str, Any]:
+    parts = [{"type": "input_text", "text": text} for text in texts]
+    return {"type": "message", "id": f"msg_{role}", "role": role, "content": parts}
+
+
+def _function(name: str, **properties: str) -> dict[str, Any]:
+    described = {key: {"type": kind, "description": "An argument."} for key, kind in properties.items()}
+    schema = {"type": "object", "properties": described, "required": [*properties][:1], "additionalProperties": False}
+    return {"type": "function", "name": name, "description": "A tool.", "strict": False, "parameters": schema}
+
+
+_EXEC = _function("exec_command", cmd="string", workdir="string", yield_time_ms="number")
+_LINES = 'start: first rest*\nfirst: "*** Begin" LF\nrest: /[^\\n]*/ LF\n\n%import common.LF\n'
+_LARK = {"type": "grammar", "syntax": "lark", "definition": _LINES}
+_WEB = {"type": "web_search", "external_web_access": False}
+_SEARCH = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "# Tool discovery",
+    "parameters": _function("", query="string", limit="number")["parameters"],
+}
+
+
+def _codex(form: str, tools: list[dict[str, Any]], *, in_items: bool = False, **fields: Any) -> Recorded:
+    """The first request of a task. `in_items`: its tools come as an item."""
+    items = [
+        _said("developer", "You are a coding agent.\n" * 20),
+        _said("developer", "<skills_instructions>", "<permissions instructions>"),
+        _said("user", "<environment_context>\n  <cwd>/work</cwd>\n</environment_context>"),
+        _said("user", "fix the sign in m.py"),
+    ]
+    if in_items:
+        items.insert(0, {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": tools})
+    body = {
+        "model": "demo",
+        "stream": True,
+        "input": items,
+        **({} if in_items else {"tools": tools}),
+        "tool_choice": "auto",
+        "parallel_tool_calls": not in_items,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a204fc-6e14-78e0-bbc5-43cd36037ee6",
+        "client_metadata": {"session_id": "01a204fc-6e14-78e0-bbc5-43cd36037ee6", "x-codex-turn-metadata": "{}"},
+    }
+    headers = (("accept", "text/event-stream"), ("originator", "codex_exec"), ("x-codex-window-id", "01a204fc:0"))
+    return Recorded(f"Codex, {form}", CODEX, "/v1/responses", body | fields, headers)
+
+
+CODEX_TASKS = {
+    "functions": _codex(
+        "functions",
+        [
+            _EXEC,
+            _function("write_stdin", session_id="number", chars="string"),
+            {"type": "namespace", "name": "agents", "description": "", "tools": [_function("close", target="string")]},
+            _WEB,
+        ],
+    ),
+    "apply_patch": _codex(
+        "apply_patch",
+        [_EXEC, {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": _LARK}, _SEARCH, _WEB],
+        reasoning={"effort": "medium", "summary": "auto"},
+        text={"verbosity": "low"},
+    ),
+    "exec": _codex(
+        "exec",
+        [
+            {
+                "type": "namespace",
+                "name": "functions",
+                "description": "",
+                "tools": [
+                    {"type": "custom", "name": "exec", "description": "Runs a script.", "format": _LARK},
+                    _function("wait", cell_id="string"),
+                ],
+            },
+            {"type": "namespace", "name": "clock", "description": "", "tools": [_function("sleep", ms="number")]},
+        ],
+        in_items=True,
+        reasoning={"effort": "low", "summary": "auto", "context": "all_turns"},
+        text={"verbosity": "low"},
+    ),
+}
+OPENCODE_TASK = Recorded(
+    "opencode",
+    OPENCODE,
+    "/v1/responses",
+    {
+        "model": "demo",
+        "input": [
+            {"role": "developer", "content": "You are a coding agent."},
+            {"role": "user", "content": [{"type": "input_text", "text": "fix the sign in m.py"}]},
+        ],
+        "max_output_tokens": 4096,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "ses_dfaed91bdffe7maFBp3oIHWiKq",
+        "tools": [_function("bash", command="string", description="string"), _function("edit", filePath="string")],
+        "tool_choice": "auto",
+        "stream": True,
+    },
+    (("authorization", "Bearer any"),),
+)
+OPENCODE_TITLE = Recorded(
+    "opencode, title",
+    OPENCODE,
+    "/v1/responses",
+    {
+        "model": "demo",
+        "input": [
+            {"role": "developer", "content": "You are a title generator."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Generate a title:\n"}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "fix the sign in m.py"}]},
+        ],
+        "max_output_tokens": 4096,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "stream": True,
+    },
+    (("authorization", "Bearer any"),),
+)

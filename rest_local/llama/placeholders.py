@@ -1,0 +1,73 @@
+"""Images in a list of token ids: each row of an image is one negative id, so that a text is still one list of ids.
+
+- The ids follow from the content of the image. So two texts share a prefix exactly where they share the images in it,
+  in this process and in cells that an earlier one has saved.
+- The first id of each image is marked. So the list alone tells where images begin and end, also where two are
+  neighbours.
+- No vocabulary has a negative id: indexes of text see the end of a document, and nothing is drafted across an image.
+
+Pure functions of ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+_FIRST = 1 << 30  # of a value v, whose id is -1 - v
+_ANY = 1 << 29  # set in every value: no id is close to zero, where -1 has other meanings
+_MASK = _ANY - 1
+
+
+def is_placeholder(token: int) -> bool:
+    """Whether an id stands for a row of an image."""
+    return token < 0
+
+
+def ids_of(digest: bytes, n: int) -> tuple[int, ...]:
+    """The ids of an image of `n` rows. `digest`: of its content. 29 bits of each id depend on it."""
+    import hashlib  # takes milliseconds
+
+    values = np.frombuffer(hashlib.shake_256(digest).digest(4 * n), "<u4").astype(np.int64) & _MASK | _ANY
+    values[:1] |= _FIRST
+    return tuple((-1 - values).tolist())
+
+
+def is_first(token: int) -> bool:
+    """Whether an image begins with this id."""
+    return token < 0 and bool((-1 - token) & _FIRST)
+
+
+def whole(tokens: Sequence[int], n: int) -> int:
+    """How many of the first `n` tokens there are without the image that place `n` lies in, if any."""
+    if not 0 < n < len(tokens) or tokens[n] >= 0 or is_first(tokens[n]):
+        return n
+    while n and not is_first(tokens[n]):
+        n -= 1
+    return n
+
+
+def spans(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each image."""
+    ids = np.fromiter(tokens, np.int64, len(tokens))
+    places = np.flatnonzero(ids < 0)
+    if not len(places):
+        return
+    begins = ((-1 - ids[places]) & _FIRST) != 0
+    begins[0] = True
+    begins[1:] |= np.diff(places) > 1
+    starts = np.flatnonzero(begins)
+    ends = [*starts[1:], len(places)]
+    for start, end in zip(starts, ends, strict=True):
+        yield int(places[start]), int(places[end - 1]) + 1
+
+
+def next_image(tokens: Sequence[int], n: int) -> int:
+    """The place of the first image at or after place `n`; the length of the text where there is none."""
+    return next((place for place in range(n, len(tokens)) if tokens[place] < 0), len(tokens))
+
+
+def text_of(tokens: Sequence[int]) -> list[int]:
+    """The tokens that are text."""
+    return [token for token in tokens if token >= 0]

@@ -1,0 +1,202 @@
+"""The application of the process that clients reach: which calls it answers itself, and where it sends the others.
+
+Every route of `rest_local.server` is one of this application, too. A call marked `of_server` is answered here; any
+other is forwarded to the process of the model that it names: in the field `model` of a body, else in the query
+(`?model=NAME`), else the default model. Host, origin, key and size are checked here.
+
+Calls that only look (`GET /slots`, `GET /metrics`) do not load a model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rest_local.errors import RestLocalError
+from rest_local.router import ollama
+from rest_local.router.forwarding import Forwarded, ask
+from rest_local.router.pool import Entry, Pool
+from rest_local.server import app as model_app
+from rest_local.server.bodies import Body, load, parse, read
+from rest_local.server.errors import ApiError, from_error, loading
+from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.page import page
+from rest_local.server.responses.store import Store
+from rest_local.server.settings import ANY_MODEL, Settings
+from rest_local.server.streaming import json_response
+
+_SMALL = 1 << 14  # bytes of a body that is read in the event loop
+_ONLY_LOOK = ("/slots", "/metrics")
+
+
+@dataclass
+class RouterState:
+    """What the endpoints of a router share.
+
+    ready   whether the models that are loaded at the start are
+    """
+
+    settings: Settings
+    pool: Pool
+    folder: Path
+    ready: bool = False
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def responses(self) -> Store:
+        """Responses of /v1/responses, which the models' processes keep in the same folder."""
+        return Store(self.folder)
+
+    def entry(self, name: str | None) -> Entry:
+        """The model of that name. Raises ApiError 404."""
+        return self.pool.entry(name, anything=ANY_MODEL in self.settings.aliases)
+
+    async def ask(self, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+        """A call that the server itself makes, to the model that it names: status and body, errors too.
+
+        Raises ProcessEnded and OSError if the process of the model ends meanwhile.
+        """
+        parts = urlsplit(target)
+        try:
+            name = load(body).get("model") if body else dict(parse_qsl(parts.query)).get("model")
+            entry = self.entry(name)
+            if method == "GET" and entry.status != "loaded":
+                return 200, b"[]"
+            return await ask(self.pool, entry, method, target, body, key)
+        except (ApiError, RestLocalError) as error:
+            answer = error if isinstance(error, ApiError) else from_error(error, is_local=self.settings.is_local)
+            return answer.status, bytes(answer.response(parts.path).body)
+
+
+def router_of(request: HttpRequest) -> RouterState:
+    """The router's state."""
+    state: RouterState = request.app.state.server
+    return state
+
+
+class ModelBody(Body):
+    """POST /models/load and /models/unload."""
+
+    model: str
+
+
+async def forward(request: HttpRequest) -> Response:
+    """The answer of the model's process. Raises ApiError 400, 404, and what `Pool.using` raises."""
+    router = router_of(request)
+    body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
+    entry = router.entry(await _model_of(request, router, body))
+    looks = request.method == "GET" and request.url.path in _ONLY_LOOK
+    if looks and entry.status != "loaded":
+        return _nothing_to_see(request.url.path, router)
+    return Forwarded(router.pool, entry, body, looks=looks)
+
+
+async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:
+    """The name of the model in a request. Raises ApiError 400 for a body that is no JSON object."""
+    if len(router.pool.entries) == 1 and ANY_MODEL in router.settings.aliases:
+        return None  # any name will do
+    if not body:
+        return request.query_params.get("model")
+    value = load(body) if len(body) < _SMALL else await anyio.to_thread.run_sync(load, body)
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is not a JSON object", code="invalid_json")
+    name = value.get("model")
+    if not name and request.url.path.startswith("/api/"):
+        name = value.get("name")  # as older clients of Ollama write it
+    if name is not None and not isinstance(name, str):
+        raise ApiError(400, "model: Input should be a valid string", code="invalid_type", param="model")
+    return name or request.query_params.get("model")
+
+
+def _nothing_to_see(path: str, router: RouterState) -> Response:
+    if path == "/metrics" and not router.settings.metrics:
+        raise ApiError(501, "start the server with --metrics", code="metrics_off")
+    return Response(b"", media_type="text/plain") if path == "/metrics" else json_response([])
+
+
+async def models(request: HttpRequest) -> Response:
+    """All models under all their names, loaded or not."""
+    router = router_of(request)
+    return json_response({"object": "list", "data": rows(router)})
+
+
+async def model(request: HttpRequest) -> Response:
+    """One name of a model. Any other name is 404."""
+    name = request.path_params["name"]
+    for row in rows(router_of(request)):
+        if row["id"] == name:
+            return json_response(row)
+    raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+
+
+def rows(router: RouterState) -> list[dict[str, Any]]:
+    """A row of `GET /v1/models` for each name of each model. `meta`: of a model that was loaded before."""
+    return [_row(router, entry, name) for entry in router.pool.entries for name in entry.served.names]
+
+
+def _row(router: RouterState, entry: Entry, name: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": router.started,
+        "owned_by": "rest-local",
+        "status": {"value": entry.status},
+    }
+    return row | ({"meta": entry.meta} if entry.meta else {})
+
+
+async def health(request: HttpRequest) -> Response:
+    """503 while the models that are loaded at the start are not."""
+    if not router_of(request).ready:
+        raise loading()
+    return json_response({"status": "ok"})
+
+
+async def load_model(request: HttpRequest) -> Response:
+    """Loads a model before it is used."""
+    router, body = router_of(request), await parse(request, ModelBody)
+    await router.pool.load(router.entry(body.model))
+    return json_response({"success": True})
+
+
+async def unload_model(request: HttpRequest) -> Response:
+    """Unloads a model when its running answers have ended; the next request loads it again."""
+    router, body = router_of(request), await parse(request, ModelBody)
+    await router.pool.unload(router.entry(body.model))
+    return json_response({"success": True})
+
+
+OWN: dict[str, Endpoint] = {
+    "/": page,
+    "/health": health,
+    "/v1/models": models,
+    "/v1/models/{name}": model,
+    "/api/tags": ollama.list_models,
+    "/api/ps": ollama.list_running,
+}
+"""Calls that the router answers in another way than the server of one model."""
+
+ROUTES: Routes = (
+    (post("/models/load", "Load a model", ModelBody, of_server=True), load_model),
+    (post("/models/unload", "Unload a model", ModelBody, of_server=True), unload_model),
+)
+
+
+def create_router(state: RouterState, more: Routes = (), uploads: Mapping[str, int] | None = None) -> Starlette:
+    """The application. `more`: further routes of the server itself. `uploads`: as for `Guard`."""
+    shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
+    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings, uploads=uploads)
+
+
+def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:
+    return OWN.get(operation.path, endpoint) if operation.of_server else forward

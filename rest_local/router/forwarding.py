@@ -1,0 +1,193 @@
+"""Forwards one request to the process of a model, and its answer back as it comes.
+
+- Each request has a connection of its own to the process, on the loopback. When the client disconnects, that connection
+  is closed, which the process sees as its client's end. What the client does not read is not read from the process.
+- If the process ends before it has answered, the answer is 502. After an answer has begun, an error is its last event,
+  in the form of the protocol, if it is a stream of events; any other answer is cut off.
+- A request that did not reach a process, because that had just ended, is sent to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+import h11
+from pydantic_core import to_json
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rest_local.router.pool import Entry, Pool
+from rest_local.router.process import ModelProcess
+from rest_local.server.errors import ApiError, responses_error, shape_of
+from rest_local.server.security import CLIENT, FORWARDED, SECRET
+from rest_local.server.streaming import EVENT_STREAM, event, watched
+
+NDJSON = "application/x-ndjson"
+_READ = 1 << 16
+_TRIES = 3  # processes that a request is sent to, if it reaches none of them
+_OF_CONNECTION = frozenset(
+    name.encode()
+    for name in (
+        "connection", "content-length", "date", "expect", "keep-alive", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade", SECRET, CLIENT,
+    )
+)  # fmt: skip
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ProcessEnded(Exception):
+    """The process closed the connection before its answer was complete."""
+
+
+class Forwarded(Response):
+    """The answer of a model's process. `body`: of the request, which has been read. `looks`: as for `Pool.using`."""
+
+    def __init__(self, pool: Pool, entry: Entry, body: bytes, *, looks: bool = False) -> None:
+        super().__init__()
+        self._pool, self._entry, self._body, self._looks = pool, entry, body, looks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for attempt in range(1, _TRIES + 1):
+            async with self._pool.using(self._entry, looks=self._looks) as process:
+                try:
+                    exchange = await Exchange.begin(process, *_of_client(scope), self._body)
+                except OSError as error:
+                    if attempt == _TRIES:
+                        raise _unreachable(self._entry) from error
+                    with contextlib.suppress(asyncio.TimeoutError):  # else the pool does not know yet that it has ended
+                        await asyncio.wait_for(process.ended.wait(), 1.0)
+                    continue
+                async with watched(receive, exchange.abort):
+                    await self._pass_on(exchange, scope, send)
+                return
+
+    async def _pass_on(self, exchange: Exchange, scope: Scope, send: Send) -> None:
+        path = scope["path"]
+        try:
+            try:
+                status, headers = await exchange.head()
+            except ProcessEnded as error:
+                raise self._ended() from error
+            scope[FORWARDED] = True  # the process logs it
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            try:
+                async for data in exchange.body():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except ProcessEnded:
+                scope[FORWARDED] = False
+                last = _last_event(path, dict(headers).get(b"content-type", b"").decode(), self._ended())
+                if last is None:
+                    raise
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            exchange.abort()
+
+    def _ended(self) -> ApiError:
+        name = self._entry.served.names[0]
+        return ApiError(502, f"the process of model {name} ended; it is started again", code="model_crashed")
+
+
+async def ask(pool: Pool, entry: Entry, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+    """One call that the server itself makes: the status and the body. `target`: path and query; `key`: an API key.
+
+    Raises ProcessEnded, OSError, and what `Pool.using` raises.
+    """
+    headers = [(b"host", b"localhost"), (CLIENT.encode(), b"batch")]
+    headers += [(b"content-type", b"application/json")] if body else []
+    headers += [(b"authorization", b"Bearer " + key)] if key is not None else []
+    async with pool.using(entry, looks=method == "GET") as process:
+        exchange = await Exchange.begin(process, method.encode(), target.encode(), headers, body)
+        try:
+            status, _ = await exchange.head()
+            return status, await exchange.whole()
+        finally:
+            exchange.abort()
+
+
+def _unreachable(entry: Entry) -> ApiError:
+    return ApiError(503, f"model {entry.served.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
+
+
+def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
+    """An error after an answer has begun; None where the protocol has no form for it."""
+    value = shape_of(path)(error)
+    media_type = media_type.partition(";")[0]
+    if media_type == NDJSON:
+        return to_json(value) + b"\n"
+    if media_type != EVENT_STREAM:
+        return None
+    if path in ("/v1/responses", "/responses"):
+        return event(responses_error(error), "error")
+    return event(value, "error" if path.startswith("/v1/messages") else None)
+
+
+def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
+    """Method, target and headers of a client's request, with the client's address."""
+    query = scope["query_string"]
+    target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
+    address = (scope.get("client") or ("?",))[0]
+    headers = [(name, value) for name, value in scope["headers"] if name not in _OF_CONNECTION]
+    return scope["method"].encode(), target, [*headers, (CLIENT.encode(), str(address).encode())]
+
+
+class Exchange:
+    """One request to a process and its answer. `begin` it, then read `head` and `body`; `abort` in any case."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._conn = h11.Connection(h11.CLIENT)
+
+    @classmethod
+    async def begin(
+        cls, process: ModelProcess, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> Exchange:
+        """Connect and send a request. Raises OSError if the process does not take it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        exchange = cls(reader, writer)
+        own = [(SECRET.encode(), process.setup.secret), (b"connection", b"close")]
+        own.append((b"content-length", str(len(body)).encode()))
+        events = (h11.Request(method=method, target=target, headers=[*headers, *own]), h11.Data(data=body))
+        try:
+            writer.write(b"".join(exchange._conn.send(each) or b"" for each in (*events, h11.EndOfMessage())))
+            await writer.drain()
+        except BaseException:
+            exchange.abort()
+            raise
+        return exchange
+
+    async def head(self) -> tuple[int, Headers]:
+        """The status and the headers. Raises ProcessEnded."""
+        found = await self._next()
+        assert isinstance(found, h11.Response)
+        length = [pair for pair in found.headers if pair[0] == b"content-length"]
+        return found.status_code, [*(pair for pair in found.headers if pair[0] not in _OF_CONNECTION), *length]
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ProcessEnded."""
+        while isinstance(found := await self._next(), h11.Data):
+            yield bytes(found.data)
+
+    async def whole(self) -> bytes:
+        """All of the body. Raises ProcessEnded."""
+        return b"".join([part async for part in self.body()])
+
+    def abort(self) -> None:
+        """Close the connection. Idempotent."""
+        self._writer.transport.abort()
+
+    async def _next(self) -> h11.Event:
+        while True:
+            try:
+                found = self._conn.next_event()
+                if found is h11.NEED_DATA:
+                    self._conn.receive_data(await self._reader.read(_READ))
+                elif isinstance(found, (h11.ConnectionClosed, h11.PAUSED)):
+                    raise ProcessEnded
+                elif not isinstance(found, h11.InformationalResponse):
+                    return found  # type: ignore[return-value]
+            except (h11.RemoteProtocolError, OSError) as error:
+                raise ProcessEnded from error

@@ -1,0 +1,85 @@
+"""How much memory a model will take, known before it is loaded: from the header of its file and the settings.
+
+The estimate is the size of its files, the KV cache of all slots, and PROCESS_BYTES for the process with the buffers of
+a forward pass. What a GPU holds is counted too: the limit is of both together.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rest_local.catalog.describe import header_of
+from rest_local.catalog.metadata import read_metadata
+from rest_local.catalog.projectors import projector_of
+from rest_local.catalog.quantization import in_bytes
+from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
+from rest_local.llama.gguf_header import shards_of
+
+PROCESS_BYTES = 300 << 20
+DEFAULT_SHARE = 0.8  # of the machine's memory, for several models
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model will take: its files, its KV cache, its process."""
+
+    files: int
+    cache: int
+    process: int = PROCESS_BYTES
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.files + self.cache + self.process
+
+    def __str__(self) -> str:
+        return f"about {in_bytes(self.total)} ({in_bytes(self.files)} of files, {in_bytes(self.cache)} of KV cache)"
+
+
+def need_of(config: EngineConfig) -> Need:
+    """What the model of `config` will take. `config.model`: a file. Raises ModelError, OSError."""
+    path = Path(config.model or "")
+    metadata = read_metadata(path)
+    if metadata.is_encoder:
+        return Need(_bytes_of(path), 0)
+    header = header_of(metadata, path)
+    cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
+    projector = config.mmproj if config.mmproj != AUTO_PROJECTOR else projector_of(path)
+    seeing = 0 if projector is None or projector == NO_PROJECTOR else Path(projector).stat().st_size
+    need = Need(_bytes_of(path) + seeing, cells * header.kv_bytes)
+    if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:
+        return need
+    draft = Path(config.draft_model)
+    cache = cells * header_of(read_metadata(draft), draft).kv_bytes
+    return Need(need.files + _bytes_of(draft), need.cache + cache)
+
+
+def _bytes_of(path: Path) -> int:
+    return sum(part.stat().st_size for part in shards_of(path))
+
+
+def default_limit() -> int:
+    """DEFAULT_SHARE of the machine's memory in bytes."""
+    return int(DEFAULT_SHARE * _physical())
+
+
+def _physical() -> int:
+    if sys.platform == "win32":
+        return _physical_windows()
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _physical_windows() -> int:
+    import ctypes
+
+    class Status(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong)] + [
+            (name, ctypes.c_ulonglong) for name in ("total", "free", "page", "page_free", "virtual", "v_free", "ext")
+        ]
+
+    status = Status(ctypes.sizeof(Status))
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined, unused-ignore]
+    return int(status.total)

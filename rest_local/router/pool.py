@@ -1,0 +1,363 @@
+"""The models of a server and their processes: loaded on demand, restarted after a crash, unloaded for room or idleness.
+
+    async with pool.using("qwen") as process: ...
+
+Contract:
+
+- A model is loaded by the first request that names it; the others wait for the same load. Requests that wait count as
+  users of no model, so no model is kept or unloaded because of them.
+- What a model will take is estimated before it is loaded. If that exceeds the limit by itself, it is refused. Else the
+  least recently used models are unloaded until there is room; one that is in use is unloaded when its running answers
+  have ended, and its new requests wait until it is loaded again.
+- If loading fails while other models are loaded, though the file has a sane header, as on a GPU whose memory is full,
+  the models without users are unloaded and it is tried once more.
+- A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS; then the
+  next request starts it.
+- A model whose file has changed since it was loaded is loaded anew, when its running answers have ended.
+
+All methods must be called in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rest_local.catalog.quantization import in_bytes
+from rest_local.errors import QueueFull, RestLocalError
+from rest_local.llama.gguf_header import shards_of
+from rest_local.router.memory import Need
+from rest_local.router.process import ModelProcess, ModelProcessFailed
+from rest_local.router.worker import Setup
+from rest_local.server.errors import ApiError
+from rest_local.server.names import find_name
+
+log = logging.getLogger("rest_local.server")
+
+STEADY_SECONDS = 5.0
+LOOK_SECONDS = 1.0  # between two looks for idle models, at most
+
+State = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass
+class Served:
+    """A model that can be served.
+
+    setup     of its process
+    path      its first file
+    aliases   further names
+    need      what it will take; called before each load, as the file may have changed
+    """
+
+    setup: Setup
+    path: Path
+    need: Callable[[], Need]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name that it is called by."""
+        return self.setup.name
+
+    @property
+    def names(self) -> list[str]:
+        """All names, those that were given first."""
+        return list(dict.fromkeys([*self.aliases, self.name]))
+
+
+@dataclass
+class Entry:
+    """A model and its process.
+
+    users     requests that use the process
+    used_at   when the last of them ended
+    leaving   it is to be unloaded: new requests wait
+    """
+
+    served: Served
+    process: ModelProcess | None = None
+    loading: asyncio.Task[ModelProcess] | None = None
+    users: int = 0
+    waiting: int = 0
+    used_at: float = 0.0
+    leaving: bool = False
+    need: int = 0
+    files: State = ()
+    meta: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        """`loaded`, `loading`, `unloading` or `unloaded`."""
+        if self.process is not None:
+            return "unloading" if self.leaving else "loaded" if self.process.is_serving else "loading"
+        return "loading" if self.loading is not None else "unloaded"
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a file of the model has changed since it was loaded."""
+        return self.files != _state_of(self.served.path)
+
+
+class Pool:
+    """The models of one server, the default one first.
+
+    limit   bytes that all models may take together; None: any
+    idle    seconds without a request after which a model is unloaded; None: never
+    queue   requests that may wait for a model to be loaded
+    """
+
+    def __init__(
+        self, models: Sequence[Served], *, limit: int | None = None, idle: float | None = None, queue: int = 64
+    ) -> None:
+        self.entries = [Entry(served) for served in models]
+        self.idle, self._limit, self._queue = idle, limit, queue
+        self._changed = asyncio.Condition()
+        self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closing = False
+
+    def start(self) -> None:
+        """Begin to look for idle models."""
+        if self.idle is not None:
+            self._spawn(self._unload_idle(self.idle))
+
+    def entry(self, name: str | None, *, anything: bool = False) -> Entry:
+        """The model of that name, or the default one for none and, with `anything`, for an unknown one.
+
+        Raises ApiError 404.
+        """
+        if not name:
+            return self.entries[0]
+        for entry in self.entries:
+            if find_name(name, entry.served.names):
+                return entry
+        if anything:
+            return self.entries[0]
+        raise ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
+
+    @contextlib.asynccontextmanager
+    async def using(self, entry: Entry, *, looks: bool = False) -> AsyncIterator[ModelProcess]:
+        """The model's process, which is not unloaded meanwhile. Loads the model if need be. `looks`: that is no use of
+        the model, which may be idle.
+
+        Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping), QueueFull.
+        """
+        process = await self._process(entry)
+        entry.users += 1
+        try:
+            yield process
+        finally:
+            entry.users -= 1
+            if not looks:
+                entry.used_at = time.monotonic()
+            await self._tell_changed()
+
+    async def load(self, entry: Entry) -> None:
+        """Load a model if it is not. Raises as `using`."""
+        await self._process(entry)
+
+    async def unload(self, entry: Entry) -> None:
+        """Unload a model when its running answers have ended; nothing if it is not loaded."""
+        async with self._room:
+            await self._unload(entry)
+
+    def begin_stop(self) -> None:
+        """Let all processes end their running answers and take no other requests."""
+        self._closing = True
+        for entry in self.entries:
+            if entry.process is not None:
+                entry.process.begin_stop()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        self._closing = True
+        for entry in self.entries:
+            if entry.process is not None:
+                entry.process.kill()
+
+    async def close(self) -> None:
+        """Stop all processes, which end their running answers. Returns when they have ended."""
+        self.begin_stop()
+        processes = [entry.process for entry in self.entries if entry.process is not None]
+        await asyncio.gather(*(process.stop() for process in processes))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _process(self, entry: Entry) -> ModelProcess:
+        while True:
+            if self._closing:
+                raise ApiError(503, "the server is stopping", code="busy", headers={"retry-after": "1"})
+            process = entry.process
+            if process is not None and process.is_serving and not entry.leaving:
+                if not entry.has_changed:
+                    return process
+                log.warning("model %s: its file has changed; it is loaded anew", entry.served.name)
+                entry.leaving = True
+            if entry.waiting >= self._queue:
+                raise QueueFull(self._queue)
+            entry.waiting += 1
+            try:
+                await asyncio.shield(self._load_in_background(entry))
+            finally:
+                entry.waiting -= 1
+
+    def _load_in_background(self, entry: Entry) -> asyncio.Task[ModelProcess]:
+        """The load that is going on, or a new one."""
+        if entry.loading is None:
+            entry.loading = task = asyncio.create_task(self._load(entry))
+            self._keep(task)
+            task.add_done_callback(lambda done: setattr(entry, "loading", None))
+        return entry.loading
+
+    async def _load(self, entry: Entry) -> ModelProcess:
+        async with self._room:
+            if entry.process is not None:
+                if not entry.leaving and entry.process.is_serving:
+                    return entry.process
+                await self._unload(entry)
+            await self._make_room(entry)
+            try:
+                return await self._start(entry)
+            except ModelProcessFailed:
+                idle = [each for each in self.entries if each.process is not None and not each.users]
+                if not idle or self._closing or not await asyncio.to_thread(_is_sane, entry.served):
+                    raise
+                log.warning("model %s could not be loaded; it is tried without %s", entry.served.name, _names(idle))
+                for each in idle:
+                    await self._unload(each)
+                return await self._start(entry)
+
+    async def _start(self, entry: Entry) -> ModelProcess:
+        """A new process that has loaded the model. Raises ModelProcessFailed."""
+        entry.files = _state_of(entry.served.path)
+        process = ModelProcess(entry.served.setup, lambda ended: self._on_end(entry, ended))
+        entry.process, entry.leaving = process, False
+        try:
+            if self._closing:
+                process.begin_stop()
+            await process.start()
+        except ModelProcessFailed:
+            await process.stop()
+            if entry.process is process:
+                entry.process = None
+            raise
+        entry.meta, entry.used_at = process.meta, time.monotonic()
+        log.info("model loaded", extra={"fields": {"event": "loaded", "model": entry.served.names[0]}})
+        await self._tell_changed()
+        return process
+
+    async def _make_room(self, entry: Entry) -> None:
+        """Unload the least recently used models until there is room for this one. Raises ApiError 400, 500."""
+        if self._limit is None:
+            return
+        try:
+            need = await asyncio.to_thread(entry.served.need)
+        except (OSError, RestLocalError) as error:
+            raise ModelProcessFailed(f"model {entry.served.name}: {error}") from error
+        entry.need = need.total
+        if need.total > self._limit:
+            raise ApiError(
+                400,
+                f"model {entry.served.name} needs {need}, and `memory` allows {in_bytes(self._limit)}",
+                code="model_too_large",
+                param="model",
+            )
+        while True:
+            loaded = [each for each in self.entries if each is not entry and each.process is not None]
+            if sum(each.need for each in loaded) + entry.need <= self._limit:
+                return
+            await self._unload(min(loaded, key=lambda each: (each.users > 0, each.used_at)))
+
+    async def _unload(self, entry: Entry) -> None:
+        """Wait until no request uses the process, and stop it. `_room` must be held."""
+        process = entry.process
+        if process is None:
+            return
+        entry.leaving = True
+        async with self._changed:
+            await self._changed.wait_for(lambda: not entry.users or entry.process is not process)
+        if entry.process is process:
+            await process.stop()
+            entry.process = None
+            log.info("model unloaded", extra={"fields": {"event": "unloaded", "model": entry.served.names[0]}})
+        entry.leaving = False
+
+    async def _unload_idle(self, idle: float) -> None:
+        while True:
+            await asyncio.sleep(min(idle / 4, LOOK_SECONDS))
+            for entry in self.entries:
+                if self._is_idle(entry, idle):
+                    async with self._room:
+                        if self._is_idle(entry, idle):
+                            await self._unload(entry)
+
+    @staticmethod
+    def _is_idle(entry: Entry, idle: float) -> bool:
+        return entry.status == "loaded" and not entry.users and time.monotonic() - entry.used_at > idle
+
+    def _on_end(self, entry: Entry, process: ModelProcess) -> None:
+        """A process has ended; if nothing stopped it, start it again."""
+        if process.stopping or entry.process is not process or not process.loaded_at:
+            return
+        entry.process, entry.leaving = None, False
+        self._spawn(self._tell_changed())
+        log.error(
+            "the process of the model ended by itself",
+            extra={"fields": {"event": "crash", "model": entry.served.names[0], "how": process.how_it_ended()}},
+        )
+        if time.monotonic() - process.loaded_at >= STEADY_SECONDS and not self._closing:
+            self._spawn(self._start_again(entry))
+
+    async def _start_again(self, entry: Entry) -> None:
+        try:
+            await self._load_in_background(entry)
+        except (RestLocalError, ApiError) as error:
+            log.warning("%s", error)
+
+    async def _tell_changed(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _spawn(self, work: object) -> None:
+        self._keep(asyncio.create_task(work))  # type: ignore[arg-type]
+
+    def _keep(self, task: asyncio.Task[object]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # those that wait for a load get it
+
+
+def _is_sane(served: Served) -> bool:
+    """Whether the model's file can be read at least so far that its need is known."""
+    try:
+        served.need()
+    except (OSError, RestLocalError):
+        return False
+    return True
+
+
+def _names(entries: Sequence[Entry]) -> str:
+    return ", ".join(entry.served.names[0] for entry in entries)
+
+
+def _state_of(path: Path) -> State:
+    """What tells that a model's files are the same: empty if they cannot be read."""
+    try:
+        return tuple(
+            (str(part), status.st_ino, status.st_size, status.st_mtime_ns)
+            for part in shards_of(path)
+            for status in (part.stat(),)
+        )
+    except (OSError, RestLocalError):
+        return ()

@@ -1,0 +1,274 @@
+"""The HTTP server of a process: its socket, its connections with their time limits, its signals, its log.
+
+`TimedProtocol` is uvicorn's HTTP/1.1 protocol with time limits:
+
+- The head of a request must arrive within `HEAD_SECONDS`, else 408. The time counts from the connection, or from the
+  first byte on a kept connection.
+- The body must arrive within `BODY_SECONDS` after that, else the connection is closed (`bodies` answers 408 earlier).
+- A client must read: a connection whose buffers stay full for `STALL_SECONDS` is closed.
+- Connections beyond `limit_concurrency` get 503 when they are made, before any request: idle connections use
+  descriptors too, and asyncio logs a line for each connection that it cannot accept when they run out.
+
+Without the first two limits, a thousand sockets that send one byte a minute would keep every other client out. Between
+requests, uvicorn's own limit applies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from rest_local.errors import RestLocalError
+from rest_local.server.bodies import SLOW_BODY_SECONDS
+from rest_local.server.errors import RETRY_SECONDS, ApiError
+from rest_local.server.security import JsonLines
+from rest_local.server.settings import Settings
+
+HEAD_SECONDS = 20.0
+BODY_SECONDS = SLOW_BODY_SECONDS + 15.0  # later than the 408 of `parsing`
+STALL_SECONDS = 30.0
+LOG_SECONDS = 60.0  # between two log lines about refused connections
+MAX_CONNECTIONS = 1024
+SPARE_DESCRIPTORS = 128  # for the model's files, datastores while they are opened anew, the log, pipes
+
+log = logging.getLogger("rest_local.server")
+
+
+def connection_limit(descriptors: int = 1) -> int:
+    """Connections that can be open at once: the free descriptors of this process, less a reserve. `descriptors`: that
+    each connection may need."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MAX_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    free = soft - len(os.listdir(folder)) - SPARE_DESCRIPTORS
+    return max(min(MAX_CONNECTIONS, free // descriptors), 16)
+
+
+class TimedProtocol(H11Protocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._awaited = ""  # from the client: head, body or nothing
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # One less than uvicorn's own limit, at which it answers 503 to connections that are already open.
+        if self.limit_concurrency is not None and len(self.connections) + 1 >= self.limit_concurrency:
+            _refuse(transport, len(self.connections))
+            return
+        super().connection_made(transport)
+        self._await("head")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_stall_timer()
+        super().resume_writing()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport is None:  # the connection was refused
+            return
+        super().data_received(data)
+        self._update_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await("")
+        self._stop_stall_timer()
+        if self.transport is not None:  # the connection was not refused
+            super().connection_lost(exc)
+
+    def _update_timer(self) -> None:
+        state = self.conn.their_state
+        begun = state is h11.IDLE and self.conn.trailing_data[0]
+        self._await("head" if begun else "body" if state is h11.SEND_BODY else "")
+
+    def _await(self, awaited: str) -> None:
+        """Start the timer for the head or the body, unless it runs already."""
+        if awaited == self._awaited:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._awaited, self._timer = awaited, None
+        if awaited:
+            self._timer = self.loop.call_later(HEAD_SECONDS if awaited == "head" else BODY_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._awaited == "head" and self.conn.trailing_data[0] and not self.transport.is_closing():
+            late = ApiError(408, "the head of the request did not arrive in time").response()
+            head = h11.Response(status_code=late.status_code, headers=[*late.raw_headers, (b"connection", b"close")])
+            for event in (head, h11.Data(data=bytes(late.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+
+_logged_at = -LOG_SECONDS
+
+
+def _refuse(transport: asyncio.Transport, most: int) -> None:
+    """Answers 503, and logs at most one line a minute: many connections must not fill the log."""
+    global _logged_at
+    busy = ApiError(503, "too many connections", code="busy", headers={"retry-after": RETRY_SECONDS}).response()
+    conn = h11.Connection(h11.SERVER)
+    head = h11.Response(status_code=busy.status_code, headers=[*busy.raw_headers, (b"connection", b"close")])
+    events = (head, h11.Data(data=bytes(busy.body)), h11.EndOfMessage())
+    transport.write(b"".join(conn.send(event) or b"" for event in events))
+    transport.close()
+    if time.monotonic() - _logged_at >= LOG_SECONDS:
+        _logged_at = time.monotonic()
+        log.warning("%d connections are open, which is the limit; new ones are refused", most)
+
+
+DRAIN_SECONDS = 30
+IDLE_SECONDS = 75  # of a kept connection; editors send the next request within a minute
+MAX_HEAD = 1 << 16  # bytes of a request's line and headers
+BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this often when descriptors run out
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server with other settings and signal handlers. `interrupted`: Ctrl-C ended it.
+
+    on_hangup     called for SIGHUP where no terminal can end the process
+    on_stop       called when it stops, before running answers are waited for, `drain_seconds` at most
+    descriptors   that each connection may need
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_hangup: Callable[[], None],
+        on_stop: Callable[[], None],
+        drain_seconds: int = DRAIN_SECONDS,
+        descriptors: int = 1,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=drain_seconds,
+            limit_concurrency=connection_limit(descriptors) + 1,  # see `TimedProtocol.connection_made`
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=MAX_HEAD,
+        )
+        super().__init__(config)
+        self.interrupted = False
+        self._on_hangup = on_hangup
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse requests that are not decoding yet; uvicorn then waits for the others."""
+        self._on_stop()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Unlike uvicorn's method, does not raise the signal again: to end on SIGTERM is a success."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: self._terminate,
+            signal.SIGINT: self._interrupt,
+        }
+        if hasattr(signal, "SIGHUP"):
+            reload = outlives_terminal()
+            handled[signal.SIGHUP] = lambda number, frame: self._on_hangup() if reload else self.stop()
+        before = {number: signal.signal(number, handler) for number, handler in handled.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Stop as SIGTERM does. A second call changes nothing: the shell and the kernel both tell of a hangup."""
+        self.should_exit = True
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit  # the second time
+        self.should_exit = True
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.interrupted = True
+        self.handle_exit(number, frame)
+
+
+def ignore_hangups() -> None:
+    """Go on when the terminal closes, as with `nohup`. To be called in the main thread."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def outlives_terminal() -> bool:
+    """Whether no terminal can end this process: it has none, as a service, or it ignores hangups."""
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:  # there is no controlling terminal
+        return True
+    return False
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A bound, listening socket. Raises RestLocalError if the port is taken or the address does not exist."""
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((settings.host, settings.port), family=family, backlog=128)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise RestLocalError(f"port {settings.port} on {settings.host}: {cause}; give another --port") from error
+    # asyncio disables Nagle's algorithm only on sockets created with IPPROTO_TCP, which `create_server` does not set:
+    # each event of a stream would wait up to 40 ms for the acknowledgement of the one before.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listening.detach())
+    listening.set_inheritable(True)
+    return listening
+
+
+def log_to_stderr() -> None:
+    """Log requests and warnings to stderr as lines of JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    for name, level in (("rest_local.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -1,0 +1,362 @@
+"""Anthropic's conversation as OpenAI's chat, which the rest of the server understands.
+
+- Consecutive messages of one role are one turn, as in Anthropic's API.
+- A turn of the user becomes its tool results, one message each, then its text and images. Images of a result are sent
+  with the text after it: few templates accept them in a result.
+- A turn of the assistant becomes its text, its reasoning and its calls. Reasoning that Anthropic encrypted
+  (`redacted_thinking`) cannot be read and is left out.
+- A last turn of the assistant is the beginning of the answer (`Translated.begun`).
+- A system message after the first turn stays where the template allows one there. Else it becomes text of the user's
+  turn: in front of the conversation it would change the prompt's beginning, so that all of it is evaluated again.
+- Documents and search results become text. What would have to be fetched is refused.
+
+Errors name the place in the client's body. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard, TypeVar
+
+from rest_local.errors import OptionError
+from rest_local.server.bodies import ChatBody, JsonObject
+from rest_local.server.messages.bodies import CountBody, MessagesBody, OutputFormat
+from rest_local.server.messages.tools import openai_choice, openai_tools, wrong
+
+_BILLING = "x-anthropic-billing-header:"
+"""Claude Code's first system block, for Anthropic's accounting. It differs between conversations, so that their common
+beginning would not be found in the cache."""
+
+_PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
+_PLACE = re.compile(r"messages\[(\d+)\][^:]*")
+
+Block = tuple[str, JsonObject]
+"""A content block and its place in the body."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A chat. `begun`: text with which the client begins the answer. `places`: of each message in the client's body."""
+
+    body: ChatBody
+    begun: str
+    places: list[str]
+
+    def run(self, call: Callable[[], T]) -> T:
+        """The result of `call`, in whose OptionErrors places of the chat become places of the client's body."""
+        try:
+            return call()
+        except OptionError as error:
+            found = _PLACE.match(str(error))
+            if found is None or int(found[1]) >= len(self.places):
+                raise
+            raise OptionError(self.places[int(found[1])] + str(error)[found.end() :]) from error
+
+
+def translated(body: CountBody, *, late_system: bool) -> Translated:
+    """The chat that the body requests. `late_system`: the template accepts system messages after the first turn.
+
+    Raises ApiError 400, which names the place. Cost: in proportion to the number of blocks; texts are not copied.
+    """
+    tools = openai_tools(body.tools or (), body.tool_choice)
+    turns = _turns(body, late_system)
+    begun = ""
+    if turns[-1].role == "assistant":
+        begun = _begun(turns.pop())
+    messages = _Messages()
+    if system := _system(body):
+        messages.add("system", {"role": "system", "content": system})
+    for turn in turns:
+        messages.add_turn(turn)
+    choice = openai_choice(body.tool_choice, tools)
+    schema = _schema(body)
+    if begun and (schema is not None or choice not in (None, "auto", "none")):
+        raise wrong(f"messages[{len(body.messages) - 1}]", "an answer that is begun cannot be forced into a form")
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages.list,
+        "tools": tools or None,
+        "tool_choice": choice,
+        "parallel_tool_calls": not serial(body),
+        "chat_template_kwargs": _variables(body, bool(begun)),
+        "response_format": schema and {"type": "json_schema", "json_schema": {"schema": schema.schema_}},
+    }
+    if isinstance(body, MessagesBody):
+        fields |= _generation(body)
+    return Translated(ChatBody.model_validate(fields), begun, messages.places)
+
+
+def serial(body: CountBody) -> bool:
+    """Whether an answer may contain one call only."""
+    return bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use)
+
+
+def _generation(body: MessagesBody) -> dict[str, Any]:
+    if body.mcp_servers:
+        raise wrong("mcp_servers", "this server connects to none; let the client do so, and offer their tools")
+    return {
+        "stream": body.stream,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_k": body.top_k,
+        "top_p": body.top_p,
+        "prompt_cache_key": body.metadata and body.metadata.user_id,
+        "datastore": body.datastore,
+        "rest_local": body.rest_local,
+    }
+
+
+def _variables(body: CountBody, begun: bool) -> dict[str, Any]:
+    """Names for the template: whether the model reasons (only if requested, as in Anthropic's API) and how much."""
+    thinks = body.thinking is not None and body.thinking.type != "disabled" and not begun
+    variables: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
+    if thinks and body.output_config and body.output_config.effort:
+        effort = body.output_config.effort
+        variables["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return variables
+
+
+def _schema(body: CountBody) -> OutputFormat | None:
+    return (body.output_config and body.output_config.format) or body.output_format
+
+
+def _system(body: CountBody) -> str:
+    """The system prompt: text, or the text of its blocks, and system messages before the first turn."""
+    given = body.system or ""
+    texts = [given] if isinstance(given, str) else [_text(*block) for block in _listed(given, "system")]
+    for number, turn in enumerate(body.messages):
+        if turn.role != "system":
+            break
+        texts += [_text(*block) for block in _blocks(turn.content, f"messages[{number}].content")]
+    return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
+
+
+@dataclass
+class _Turn:
+    """Consecutive messages of one role. `place`: the content of the first of them."""
+
+    role: str
+    place: str
+    blocks: list[Block] = field(default_factory=list)
+
+
+def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
+    """The turns without the system messages in front. Raises ApiError 400 for a message without content."""
+    turns: list[_Turn] = []
+    for number, message in enumerate(body.messages):
+        place, role = f"messages[{number}].content", message.role
+        if role == "system":
+            if not turns:
+                continue  # `_system` has it
+            role = "system" if late_system else "user"
+        elif not turns and role != "user":
+            raise wrong(f"messages[{number}].role", "the first message must be of the user")
+        blocks = [block for block in _blocks(message.content, place) if not _is_empty(block[1])]
+        if not blocks and (role == "user" or number < len(body.messages) - 1):
+            raise wrong(place, "give some content")
+        if not turns or turns[-1].role != role:
+            turns.append(_Turn(role, place))
+        turns[-1].blocks += blocks
+    if not turns:
+        raise wrong("messages", "give a message of the user")
+    return turns
+
+
+def _blocks(content: str | list[JsonObject], place: str) -> Iterator[Block]:
+    if isinstance(content, str):
+        yield place, {"type": "text", "text": content}
+    else:
+        yield from _listed(content, place)
+
+
+def _listed(blocks: list[JsonObject], place: str) -> Iterator[Block]:
+    return ((f"{place}[{number}]", block) for number, block in enumerate(blocks))
+
+
+def _is_empty(block: JsonObject) -> bool:
+    return block.get("type") == "text" and block.get("text") == ""
+
+
+def _begun(turn: _Turn) -> str:
+    """The text with which a last turn of the assistant begins the answer."""
+    for place, block in turn.blocks:
+        if block.get("type") == "tool_use":
+            raise wrong(place, "this call has no tool_result in a next message")
+    return "".join(_text(*block) for block in turn.blocks if block[1].get("type") not in _REASONING)
+
+
+_REASONING = ("thinking", "redacted_thinking")
+
+
+class _Messages:
+    """The messages of a chat as they are made. `places`: of each in the client's body."""
+
+    def __init__(self) -> None:
+        self.list: list[JsonObject] = []
+        self.places: list[str] = []
+        self._names: dict[str, str] = {}  # of the tools, by the ids of their calls
+
+    def add(self, place: str, message: JsonObject) -> None:
+        self.list.append(message)
+        self.places.append(place)
+
+    def add_turn(self, turn: _Turn) -> None:
+        if turn.role == "assistant":
+            self._add_answer(turn)
+        elif turn.role == "system":
+            self.add(turn.place, {"role": "system", "content": "\n\n".join(_text(*block) for block in turn.blocks)})
+        else:
+            self._add_question(turn)
+
+    def _add_question(self, turn: _Turn) -> None:
+        parts: list[JsonObject] = []
+        for place, block in turn.blocks:
+            if block.get("type") == "tool_result":
+                parts += self._add_result(place, block)
+        for place, block in turn.blocks:
+            if block.get("type") != "tool_result":
+                parts += _parts(place, block)
+        if parts:
+            self.add(turn.place, {"role": "user", "content": _content(parts)})
+
+    def _add_result(self, place: str, block: JsonObject) -> list[JsonObject]:
+        """Adds the text of a result; its images."""
+        known = block.get("tool_use_id")
+        if not isinstance(known, str) or known not in self._names:
+            shown = known[:80] if isinstance(known, str) else known
+            raise wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
+        given = block.get("content") or ""
+        if not _is_content(given):
+            raise wrong(f"{place}.content", "give text or a list of blocks")
+        parts = [part for inner in _blocks(given, f"{place}.content") for part in _parts(*inner, in_result=True)]
+        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        if block.get("is_error") is True and not text.lower().startswith("error"):
+            text = f"Error: {text}"
+        self.add(place, {"role": "tool", "tool_call_id": known, "name": self._names[known], "content": text})
+        return [part for part in parts if part["type"] != "text"]
+
+    def _add_answer(self, turn: _Turn) -> None:
+        texts, thoughts, calls = [], [], []
+        for place, block in turn.blocks:
+            kind = block.get("type")
+            if kind == "tool_use":
+                calls.append(self._call(place, block))
+            elif kind == "thinking":
+                thoughts.append(_field(place, block, "thinking"))
+            elif kind != "redacted_thinking":
+                texts.append(_text(place, block))
+        message: JsonObject = {"role": "assistant", "content": "\n".join(texts)}
+        if thought := "\n".join(filter(None, thoughts)):
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        self.add(turn.place, message)
+
+    def _call(self, place: str, block: JsonObject) -> JsonObject:
+        known, name = _field(place, block, "id"), _field(place, block, "name")
+        given = block.get("input")
+        if not isinstance(given, dict):
+            raise wrong(f"{place}.input", "give an object")
+        self._names[known] = name
+        arguments = json.dumps(given, ensure_ascii=False)
+        return {"id": known, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _is_content(value: Any) -> TypeGuard[str | list[JsonObject]]:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(block, dict) for block in value))
+
+
+def _field(place: str, block: JsonObject, name: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise wrong(f"{place}.{name}", "give text")
+    return value
+
+
+def _text(place: str, block: JsonObject) -> str:
+    """The text of a block that may be text only."""
+    if block.get("type") != "text":
+        raise _unknown(place, block)
+    return _field(place, block, "text")
+
+
+def _unknown(place: str, block: JsonObject) -> Exception:
+    kind = block.get("type")
+    shown = repr(kind[:64]) if isinstance(kind, str) else "no type"
+    return wrong(f"{place}.type", f"blocks of type {shown} are not supported here")
+
+
+def _content(parts: list[JsonObject]) -> str | list[JsonObject]:
+    """The content of a message: text where there is nothing else."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _parts(place: str, block: JsonObject, in_result: bool = False) -> list[JsonObject]:
+    """A block of the user, or of a tool's result, as parts of a chat's message."""
+    kind = block.get("type")
+    if kind == "text":
+        return [_as_text(_field(place, block, "text"))]
+    if kind == "image":
+        return [_image(place, block)]
+    if kind == "document":
+        return _document(place, block)
+    if kind == "search_result":
+        return [_as_text(_search_result(place, block))]
+    if kind == "tool_reference" and in_result:
+        return [_as_text(f"The tool {_field(place, block, 'tool_name')} is available.")]
+    raise _unknown(place, block)
+
+
+def _as_text(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _source(place: str, block: JsonObject) -> tuple[str, JsonObject]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise wrong(f"{place}.source", "give a source")
+    return f"{place}.source", source
+
+
+def _image(place: str, block: JsonObject) -> JsonObject:
+    place, source = _source(place, block)
+    if source.get("type") != "base64":
+        raise wrong(f"{place}.type", "images are not fetched; send them as base64")
+    if source.get("media_type") not in _PICTURES:
+        raise wrong(f"{place}.media_type", f"give one of {', '.join(_PICTURES)}")
+    url = f"data:{source['media_type']};base64,{_field(place, source, 'data')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _document(place: str, block: JsonObject) -> list[JsonObject]:
+    """Text with its title and context; the content of a document may have images."""
+    source_place, source = _source(place, block)
+    if source.get("type") == "text":
+        inner = [_as_text(_field(source_place, source, "data"))]
+    elif source.get("type") == "content":
+        given = source.get("content")
+        if not _is_content(given):
+            raise wrong(f"{source_place}.content", "give text or a list of blocks")
+        inner = [part for each in _blocks(given, f"{source_place}.content") for part in _parts(*each)]
+    else:
+        raise wrong(f"{source_place}.type", "documents are read as text only; extract the text, and send that")
+    head = [f"{name}: {block[name]}" for name in ("title", "context") if isinstance(block.get(name), str)]
+    return [_as_text("\n".join(["<document>", *head])), *inner, _as_text("</document>")]
+
+
+def _search_result(place: str, block: JsonObject) -> str:
+    given = block.get("content")
+    if not _is_content(given):
+        raise wrong(f"{place}.content", "give a list of blocks")
+    text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
+    title, source = _field(place, block, "title"), _field(place, block, "source")
+    return f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>"

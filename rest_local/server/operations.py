@@ -1,0 +1,133 @@
+"""The calls of a server: what each is, and their description as OpenAPI 3.1.
+
+A protocol's modules export `ROUTES`, which `app` joins. The description is made of the types that check the bodies, so
+the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rest_local import __version__
+from rest_local.server.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
+
+_REFERENCE = "#/components/schemas/{model}"
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}},
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+_ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "AnthropicError", ollama_shape: "OllamaError"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method of a route.
+
+    streams     answers with a stream, of `stream_media`, if the body requests it
+    form        takes a form with a file in the place of JSON, and the field `purpose`
+    of_server   needs no model: where there are several, the process that clients reach answers it
+    """
+
+    method: str
+    path: str
+    summary: str
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    stream_media: str = "text/event-stream"
+    media: str = "application/json"
+    of_server: bool = False
+    form: bool = False
+
+
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+Routes = tuple[tuple[Operation, Endpoint], ...]
+
+get, post, delete = partial(Operation, "GET"), partial(Operation, "POST"), partial(Operation, "DELETE")
+
+
+@cache
+def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 description."""
+    bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
+    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    errors = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
+    schemas = {**definitions.get("$defs", {}), **errors}
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = _described(each)
+    components: dict[str, Any] = {"schemas": schemas}
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "rest-local", "version": __version__},
+        "paths": paths,
+        "components": components,
+    }
+    if with_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _described(call: Operation) -> dict[str, Any]:
+    shape = _ERROR_NAMES[shape_of(call.path)]
+    error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=shape)}}}
+    content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
+    if call.streams:
+        content[call.stream_media] = {"schema": {}}  # some readers take it for the text, others for an event
+    operation: dict[str, Any] = {
+        "summary": call.summary,
+        "responses": {
+            "200": {"description": "success", "content": content},
+            "4XX": {"description": "refused", "content": error},
+            "5XX": {"description": "not supported, or not possible now", "content": error},
+        },
+    }
+    names = [part[1:-1] for part in call.path.split("/") if part.startswith("{")]
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if call.body is not None:
+        schema = {"$ref": _REFERENCE.format(model=call.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if call.form:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+    return operation

@@ -1,0 +1,308 @@
+"""Responses that later requests may continue or read: kept for a day, and bounded in number and bytes.
+
+Each response is kept as what its turn added: its own items of input, the response, and the id of the one before it. So
+a conversation takes space in proportion to its length.
+
+On disk (`Folder`) a conversation is a directory and a response is a file in it, readable by this user alone, written
+whole or not at all. It outlives the process of a model. Where there is no folder, responses are kept in memory
+(`Memory`). An id holds the name of its conversation (16 hex digits) and its own (32), both random:
+
+    resp_0123456789abcdef0123456789abcdef0123456789abcdef   the response
+    msg_0123456789abcdef0123456789abcdef0123456789abcdef_o2  the third item of its output (i2: of its input)
+
+Contract: a file that cannot be read, is not complete or belongs to another API key is a forgotten response. Where the
+bounds are passed, conversations are forgotten whole, the one longest unused first. A response that cannot be written
+(a full disk) is logged and forgotten; its answer is not lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic_core import from_json, to_json
+
+log = logging.getLogger("rest_local.server")
+
+SECONDS = 24 * 3600.0
+"""Since a conversation last grew."""
+
+MAX_BYTES = 256 << 20
+MAX_RESPONSES = 4096
+SWEEP_EVERY = 64  # responses; and at least every SWEEP_SECONDS, for the age
+SWEEP_SECONDS = 600.0
+_VERSION = 1
+_RESPONSE = re.compile(r"resp_([0-9a-f]{16})([0-9a-f]{32})")
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{48})_[io][0-9]+")
+
+
+def new_response_id(previous: str | None = None) -> str:
+    """An id that cannot be guessed, in the conversation of the response `previous`."""
+    found = _RESPONSE.fullmatch(previous or "")
+    return f"resp_{found[1] if found else secrets.token_hex(8)}{secrets.token_hex(16)}"
+
+
+def item_id(prefix: str, response_id: str, where: str, number: int) -> str:
+    """The id of an item. `where`: `i` of the input, `o` of the output."""
+    return f"{prefix}_{response_id[5:]}_{where}{number}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One response.
+
+    previous   id of the response that it continues
+    owner      tells API keys apart, see `owner_of`
+    added      items of input that its request brought
+    response   the response; its output is what the turn added in addition
+    """
+
+    id: str
+    previous: str | None
+    owner: str
+    added: list[dict[str, Any]]
+    response: dict[str, Any]
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        """Items of the answer."""
+        items: list[dict[str, Any]] = self.response["output"]
+        return items
+
+    def to_bytes(self) -> bytes:
+        """The file's content: JSON."""
+        return to_json({"version": _VERSION, **vars(self)}, inf_nan_mode="null")
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Kept | None:
+        """None for what is not a whole file of this version."""
+        try:
+            value = from_json(data)
+            kept = Kept(*(value[name] for name in ("id", "previous", "owner", "added", "response")))
+            whole = value["version"] == _VERSION and all(isinstance(item, dict) for item in (*kept.added, *kept.output))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return kept if whole and isinstance(kept.id, str) and isinstance(kept.owner, str) else None
+
+
+def owner_of(keys: Iterable[bytes]) -> str:
+    """What tells the clients of several API keys apart. Not the keys, which are nowhere written."""
+    return hashlib.sha256(b"\0".join(sorted(keys))).hexdigest()
+
+
+class Shelf(Protocol):
+    """Where responses are kept: by conversation and name, as bytes. Any thread."""
+
+    def read(self, chain: str, name: str) -> bytes | None: ...
+
+    def write(self, chain: str, name: str, data: bytes) -> bool: ...
+
+    def remove(self, chain: str, name: str) -> None: ...
+
+    def forget(self, chain: str) -> None: ...
+
+    def chains(self) -> Sequence[tuple[float, str, int, int]]:
+        """Of each conversation: when it last grew (seconds of the epoch), its name, its responses and bytes."""
+        ...
+
+
+class Folder:
+    """Responses in a folder of this server alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / "responses"
+
+    def _file(self, chain: str, name: str) -> Path:
+        return self._path / chain / f"{name}.json"
+
+    def read(self, chain: str, name: str) -> bytes | None:
+        try:
+            return self._file(chain, name).read_bytes()
+        except OSError:
+            return None
+
+    def write(self, chain: str, name: str, data: bytes) -> bool:
+        """Whether it was written."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                self._write(self._file(chain, name), data)
+            except (FileNotFoundError, FileExistsError) as error:  # its directory was forgotten in between
+                if attempt == _TRIES:
+                    log.warning("a response is not kept: %s", error)
+            except OSError as error:
+                log.warning("a response is not kept: %s", error)
+                break
+            else:
+                return True
+        return False
+
+    def _write(self, path: Path, data: bytes) -> None:
+        unfinished = path.with_suffix(f".{secrets.token_hex(4)}")
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600), "wb") as file:
+                file.write(data)
+            os.replace(unfinished, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+
+    def remove(self, chain: str, name: str) -> None:
+        with contextlib.suppress(OSError):
+            self._file(chain, name).unlink()
+        with contextlib.suppress(OSError):
+            (self._path / chain).rmdir()  # fails where others are left
+
+    def forget(self, chain: str) -> None:
+        shutil.rmtree(self._path / chain, ignore_errors=True)
+
+    def chains(self) -> Sequence[tuple[float, str, int, int]]:
+        found = []
+        for chain in _entries(self._path):
+            states = [state for entry in _entries(Path(chain.path)) if (state := _state(entry)) is not None]
+            newest = max((state.st_mtime for state in states), default=0.0)
+            found.append((newest, chain.name, len(states), sum(state.st_size for state in states)))
+        return found
+
+
+_BINARY = getattr(os, "O_BINARY", 0)  # of Windows
+_TRIES = 5
+
+
+def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            yield from entries
+    except OSError:
+        return  # another process of this server has just forgotten it
+
+
+def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat()
+    except OSError:
+        return None
+
+
+class Memory:
+    """Responses in memory."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, tuple[float, dict[str, bytes]]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, chain: str, name: str) -> bytes | None:
+        with self._lock:
+            return self._chains.get(chain, (0.0, {}))[1].get(name)
+
+    def write(self, chain: str, name: str, data: bytes) -> bool:
+        with self._lock:
+            held = self._chains.get(chain, (0.0, {}))[1]
+            held[name] = data
+            self._chains[chain] = time.time(), held
+        return True
+
+    def remove(self, chain: str, name: str) -> None:
+        with self._lock:
+            held = self._chains.get(chain, (0.0, {}))[1]
+            held.pop(name, None)
+            if not held:
+                self._chains.pop(chain, None)
+
+    def forget(self, chain: str) -> None:
+        with self._lock:
+            self._chains.pop(chain, None)
+
+    def chains(self) -> Sequence[tuple[float, str, int, int]]:
+        with self._lock:
+            return [
+                (grown, chain, len(held), sum(map(len, held.values()))) for chain, (grown, held) in self._chains.items()
+            ]
+
+
+class Store:
+    """The responses of a server. Any thread; several processes may share a folder."""
+
+    def __init__(
+        self, folder: Path | None, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES,
+        seconds: float = SECONDS,
+    ) -> None:  # fmt: skip
+        self._shelf: Shelf = Memory() if folder is None else Folder(folder)
+        self._max_responses, self._max_bytes, self._seconds = max_responses, max_bytes, seconds
+        self._unswept, self._unswept_bytes, self._swept = SWEEP_EVERY, 0, 0.0  # the first sweep looks at what is there
+
+    def get(self, response_id: str, owner: str) -> Kept | None:
+        """A response; None for one that is unknown, forgotten, damaged or of another owner."""
+        found = _RESPONSE.fullmatch(response_id)
+        data = self._shelf.read(*found.groups()) if found else None
+        kept = Kept.from_bytes(data) if data is not None else None
+        if kept is None or kept.id != response_id or not hmac.compare_digest(kept.owner.encode(), owner.encode()):
+            return None
+        return kept
+
+    def conversation(self, response_id: str, owner: str) -> list[Kept] | None:
+        """The response and those before it, the first one first; None where one of them is forgotten."""
+        found: list[Kept] = []
+        wanted: str | None = response_id
+        while wanted is not None:
+            kept = self.get(wanted, owner)
+            if kept is None or len(found) > MAX_RESPONSES:
+                return None
+            found.append(kept)
+            wanted = kept.previous
+        return found[::-1]
+
+    def item(self, reference: str, owner: str) -> dict[str, Any] | None:
+        """A kept item by its id; None where it is unknown or forgotten."""
+        found = _ITEM.fullmatch(reference)
+        kept = self.get(f"resp_{found[1]}", owner) if found else None
+        items = [*kept.added, *kept.output] if kept is not None else []
+        return next((item for item in items if item.get("id") == reference), None)
+
+    def keep(self, kept: Kept) -> bool:
+        """Whether it is kept."""
+        found = _RESPONSE.fullmatch(kept.id)
+        assert found is not None
+        data = kept.to_bytes()
+        self._unswept += 1
+        self._unswept_bytes += len(data)
+        return self._shelf.write(found[1], found[2], data)
+
+    def remove(self, response_id: str) -> None:
+        """Forget one response. Those that continue it cannot be continued any more."""
+        if found := _RESPONSE.fullmatch(response_id):
+            self._shelf.remove(*found.groups())
+
+    def sweep(self) -> None:
+        """Forget what is too old or too much, if enough was added or enough time has passed since the last call."""
+        recent = time.monotonic() - self._swept < SWEEP_SECONDS
+        if recent and self._unswept < SWEEP_EVERY and self._unswept_bytes < self._max_bytes // 16:
+            return
+        self._unswept, self._unswept_bytes, self._swept = 0, 0, time.monotonic()
+        chains = sorted(self._shelf.chains())
+        count, size = sum(chain[2] for chain in chains), sum(chain[3] for chain in chains)
+        oldest = time.time() - self._seconds
+        for grown, chain, responses, taken in chains:
+            if grown >= oldest and count <= self._max_responses and size <= self._max_bytes:
+                break
+            self._shelf.forget(chain)
+            count, size = count - responses, size - taken
+
+
+def items_of(conversation: Iterable[Kept]) -> list[dict[str, Any]]:
+    """All items of a conversation in order."""
+    return [item for kept in conversation for item in (*kept.added, *kept.output)]

@@ -1,0 +1,194 @@
+"use strict";
+// An answer: its text, its steps, its counts; and how it is read aloud. Knows how events of the server look.
+
+const LEGEND = {
+  own: ["the model", "its own: not drafted"],
+  context: ["context", "this prompt and answer"],
+  datastore: ["datastore", "an index of code and text"],
+  history: ["history", "earlier answers"],
+  prediction: ["prediction", "text that you expect"],
+  drafter: ["draft model", "a smaller model"],
+  grammar: ["grammar", "text that the grammar forces"],
+  logits: ["recycled logits", "what was likely after the same token before"],
+};
+const CHAT = "/v1/chat/completions";
+const PLAIN_SHOWN = 1500; // characters of the given text that are shown around an answer
+const MOST_KEPT = 20_000; // tokens of an answer that are kept with their sources, about 1 MB; of longer ones only the text is
+
+class Answer {
+  constructor(request, given = "", follows = "") {
+    this.request = request;
+    this.steps = []; // the words of each step
+    this.counts = Object.fromEntries(Object.keys(LEGEND).map(source => [source, 0]));
+    this.tokens = 0;
+    this.content = this.thought = "";
+    this.timings = this.draft = this.reason = null;
+    this.began = this.latest = 0;
+    this.text = make("div", "text");
+    this.text.setAttribute("role", "group");
+    this.text.setAttribute("aria-label", "Answer. Arrow keys go from token to token, up and down from step to step");
+    this.end = make("span", "waiting");
+    const cutGiven = given.length > PLAIN_SHOWN ? "… " + given.slice(-PLAIN_SHOWN) : given;
+    const cutBehind = follows.length > PLAIN_SHOWN ? follows.slice(0, PLAIN_SHOWN) + " …" : follows;
+    this.text.append(make("span", "given", cutGiven), this.end, make("span", "given", cutBehind));
+    this.foot = make("div", "foot small");
+    this.tools = make("div", "tools small");
+    this.element = make("article", "", this.text, this.foot, this.tools);
+    this.sheet = request.path === CHAT ? new Sheet(this.text, this.end) : null; // else the text is code, not prose
+    this.plainLength = 0;
+  }
+
+  write(text, word = null) {
+    if (this.sheet) this.sheet.write(text, word);
+    else if (this.plainLength < MOST_SHOWN) this.end.before(written(printable(text.slice(0, MOST_SHOWN)), "", word));
+    this.plainLength += text.length;
+  }
+
+  /** An event of the server. Throws Problem. */
+  take(chunk) {
+    if (chunk.error) throw new Problem(chunk.error.message, chunk.error.code);
+    const choice = chunk.choices && chunk.choices[0];
+    const said = choice ? choice.delta && choice.delta.content : chunk.content;
+    const thought = choice && choice.delta && choice.delta.reasoning_content;
+    const more = chunk.rest_local || {};
+    this.content += said || "";
+    this.thought += thought || "";
+    if (more.tokens) this.addSteps(more.tokens, more.steps);
+    else if (!this.tokens && (said || thought)) { // if tokens are sent, they contain all text
+      this.write((thought || "") + (said || ""));
+      this.withheld = true;
+    }
+    this.draft = more.draft || this.draft;
+    this.timings = chunk.timings || this.timings;
+    if (chunk.stop) this.reason = chunk.stop_type === "limit" ? "length" : "stop";
+    else if (choice && choice.finish_reason) this.reason = choice.finish_reason;
+  }
+
+  addSteps(tokens, sizes = [tokens.length]) { // one chunk contains several steps if they are fast
+    let at = 0;
+    for (const size of sizes) this.addStep(tokens.slice(at, at += size));
+    this.latest = performance.now();
+    if (!this.began) { // the time is measured from the first step on, which does not count
+      this.began = this.latest;
+      this.uncounted = this.tokens;
+    }
+  }
+
+  addStep(tokens) {
+    const step = this.steps.length;
+    this.steps.push(tokens.map(token => {
+      const name = token.source.replace("~", "");
+      const known = { target: "own", model: "drafter" }[name] || name;
+      const source = known in LEGEND ? known : "own";
+      const word = { answer: this, step, token, source, elements: [] };
+      if (token.text) this.write(token.text, word);
+      this.counts[source] += 1;
+      this.tokens += 1;
+      if (!this.stop || !seen(this.stop)) this.moveStop(seen(word) ? word : null);
+      return word;
+    }));
+  }
+
+  words() { return this.steps.flat().filter(seen) }
+
+  /** The one token that Tab reaches; the arrow keys move on from it. */
+  moveStop(word) {
+    if (this.stop) for (const element of this.stop.elements) element.tabIndex = -1;
+    this.stop = word;
+    if (word) seen(word).tabIndex = 0;
+  }
+
+  get speed() {
+    if (this.timings) return this.timings.predicted_per_second;
+    return this.latest > this.began ? (this.tokens - this.uncounted) / (this.latest - this.began) * 1e3 : 0;
+  }
+
+  get mat() { return this.steps.length ? this.tokens / this.steps.length : 0 }
+  get drafted() { return this.tokens ? 1 - this.counts.own / this.tokens : 0 }
+  get drafts() { return this.request.body.rest_local?.policy !== "off" }
+
+  /** `how`: the reason of its end, as the server says it, or "stopped", "failed", "unfinished". */
+  finish(how) {
+    this.how = how;
+    this.end.remove();
+    const { timings, request } = this;
+    const words = [];
+    if (timings) words.push(counted(timings.predicted_n, "token"), `${speedText(timings.predicted_per_second)} tokens/s`);
+    else if (this.tokens) words.push(counted(this.tokens, "token"));
+    if (this.steps.length) words.push(`${number(this.mat, 2)} tokens/step`);
+    if (timings && timings.draft_n) {
+      words.push(`${number(timings.draft_n_accepted)} of ${number(timings.draft_n)} drafted tokens accepted`);
+    }
+    const lookups = this.draft && this.draft.lookups;
+    if (lookups && lookups.skipped) {
+      words.push(`looked up in ${number(lookups.made)} of ${number(lookups.made + lookups.skipped)} steps`);
+    }
+    words.push({ stop: "ended by itself", length: "cut at the limit" }[how] || how);
+    if (request.body.temperature > 0) words.push(`seed ${request.body.seed}`);
+    if (request.body.model) words.push(oneLine(request.body.model, 60));
+    this.foot.replaceChildren(...words.map(word => make("span", "", word)));
+  }
+
+  /** What is kept of it: plain data. */
+  kept() {
+    const { content, thought, timings, draft, how = null, request } = this, { temperature, seed, model } = request.body;
+    const steps = this.tokens && this.tokens <= MOST_KEPT
+      ? this.steps.map(step => step.map(({ token: { text, source, file, line, match, probability } }) => {
+        const fields = { text, source, file, line, match, probability };
+        return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined));
+      })) : null;
+    return { content, thought, timings, draft, reason: how, steps, asked: { temperature, seed, model }, model: request.model };
+  }
+
+  /** An answer that was kept. */
+  static from(message) {
+    const answer = new Answer({ path: CHAT, body: message.asked || {}, model: message.model });
+    const { content, thought = "", timings, draft, reason, steps } = message;
+    Object.assign(answer, { content, thought, timings, draft, reason });
+    if (steps) for (const step of steps) answer.addStep(step.map(token => ({ probability: null, ...token })));
+    else answer.write(thought + content);
+    answer.finish(reason || "unfinished");
+    return answer;
+  }
+}
+
+/** Gives an answer to screen readers in whole sentences, and code as the number of its lines. */
+class Speaker {
+  constructor() {
+    this.text = "";
+    this.code = -1; // lines of the code block so far; -1 outside of one
+    $("spoken").replaceChildren();
+  }
+
+  /** More text. `ends`: there will be no more. */
+  add(text, ends = false) {
+    this.text += text;
+    for (let found; (found = /\n/.exec(this.text) || this.code < 0 && /[.!?…]["')\]]*\s/.exec(this.text));) {
+      const to = found.index + found[0].length;
+      this.say(this.text.slice(0, to), found[0] === "\n");
+      this.text = this.text.slice(to);
+    }
+    if (ends && this.text) this.say(this.text, true);
+    if (ends && this.code >= 0) this.speak(`End of the code, ${counted(this.code, "line")}.`);
+    else if (this.text.length > 2000) this.text = this.text.slice(-1000); // a giant line without a sentence
+  }
+
+  say(sentence, endsLine) {
+    const fence = endsLine && /^ {0,3}(?:```|~~~)\s*([^`\s]*)/.exec(sentence);
+    if (fence && this.code < 0) {
+      this.code = 0;
+      this.speak(`Code${fence[1] ? ` in ${fence[1]}` : ""}.`);
+    } else if (fence) {
+      this.speak(`End of the code, ${counted(this.code, "line")}.`);
+      this.code = -1;
+    } else if (this.code >= 0) this.code += 1;
+    else this.speak(sentence.replace(/^\s*(#+|>|[-*+])\s/, "").replace(/\*\*|`/g, ""));
+  }
+
+  speak(sentence) {
+    const text = oneLine(sentence, 500), spoken = $("spoken");
+    if (!text) return;
+    spoken.append(make("p", "", text));
+    while (spoken.childElementCount > 20) spoken.firstChild.remove();
+  }
+}

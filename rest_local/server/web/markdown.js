@@ -1,0 +1,259 @@
+"use strict";
+// Light Markdown: lines of an answer as they arrive. Every character stays in the document, and with it every token and
+// its source; marks of Markdown are hidden by the style sheet. Knows nothing of the server.
+
+const LONG_LINE = 4000; // characters; longer lines are not parsed again for each of their tokens, which would block the page
+const MOST_OF_LINE = 20_000; // characters of a line, and of an answer, that are shown: laying out a line of 1 MB takes
+const MOST_SHOWN = 200_000; // minutes, and an element for each of 200 000 tokens seconds
+const told = new WeakMap(); // element -> its word: { answer, step, token, source, elements } of one token
+
+/** A part of a token, or of text without a known token. `href`: the address that it is a part of. */
+function written(text, style, word, href = "") {
+  const className = word ? `${word.source} ${style}`.trim() : style;
+  const made = make(word && word.source !== "own" ? "mark" : "span", className);
+  const shown = style.includes("escape") ? spelled(text) : text;
+  if (href) made.append(linked(shown, href));
+  else made.append(shown);
+  if (!word) return made;
+  told.set(made, word);
+  word.elements.push(made);
+  made.tabIndex = word.answer.stop === word && seen(word) === made ? 0 : -1;
+  return made;
+}
+
+/** A link. Only http and https come here (`ADDRESS`), and what is clicked is what is read. */
+function linked(text, href) {
+  const link = make("a", "", text);
+  link.href = href;
+  link.title = link.href;
+  link.target = "_blank";
+  link.rel = "noopener noreferrer";
+  link.referrerPolicy = "no-referrer";
+  return link;
+}
+
+/** The element of a word that can be seen. Marks of Markdown are hidden. */
+const seen = word => word.elements.find(each => !each.classList.contains("syntax"));
+
+/** Writes an answer line by line, before the element that follows it. Only the newest line can still change its style. */
+class Sheet {
+  constructor(text, end) { // line: the newest; last: the one before, or the newest; block: the code block of the lines, if any
+    Object.assign(this, { text, end, line: null, last: null, block: null, shown: 0, left: 0, note: null });
+  }
+
+  write(text, word) {
+    for (const part of text.split(/(?<=\n)/)) {
+      if (this.shown >= MOST_SHOWN) {
+        this.leaveOut(part.length);
+        continue;
+      }
+      if (!this.line) this.begin();
+      const { line } = this, ends = part.endsWith("\n");
+      this.shown += part.length;
+      line.parts.push({ text: part, word });
+      if (line.left || line.length + part.length > MOST_OF_LINE) this.cut(part);
+      else if (line.length < LONG_LINE || ends) this.show();
+      else {
+        line.length += part.length;
+        this.put({ text: printable(part), style: "", word });
+      }
+      if (ends) this.line = null;
+    }
+  }
+
+  begin() {
+    const fence = this.last ? this.last.look.fence : "";
+    if (fence && !this.block) this.openBlock();
+    if (!fence) this.block = null;
+    this.fence = fence;
+    this.line = this.last = { element: make("div"), parts: [], made: [], look: null, length: 0, left: 0 };
+    if (this.block) this.block.append(this.line.element);
+    else this.text.lastChild.before(this.line.element);
+    this.line.element.append(this.end);
+  }
+
+  /** Puts the line that opened a code block into an element of its own, with a button that copies the code. */
+  openBlock() {
+    const opening = this.last.element, block = this.block = make("div", "block");
+    opening.before(block);
+    const code = () => [...block.children].filter(each => each.matches(".code")).map(each => each.source()).join("");
+    const copy = copyButton(() => code().replace(/\n$/, ""), "Copy this code");
+    block.append(opening, ...(copy ? [copy] : []));
+  }
+
+  show() {
+    const { line } = this, text = line.parts.map(part => part.text).join(""), focused = document.activeElement;
+    line.length = text.length; // a long line keeps its style until it ends
+    line.look = lookOf(text, this.fence);
+    line.element.className = `line ${line.look.kind}`;
+    line.element.source = () => line.parts.map(part => part.text).join("");
+    const runs = runsOf(line.parts, line.look);
+    let same = 0;
+    while (same < line.made.length && same < runs.length && sameRun(line.made[same], runs[same])) same += 1;
+    for (const { element, word } of line.made.splice(same)) {
+      const cell = element.parentElement;
+      element.remove();
+      if (cell && cell !== line.element && !cell.childElementCount) cell.remove();
+      if (word) word.elements.splice(word.elements.indexOf(element), 1);
+    }
+    for (const run of runs.slice(same)) this.put(run);
+    if (told.has(focused) && !focused.isConnected) {
+      const element = seen(told.get(focused));
+      if (element) element.focus();
+    }
+    if (pointed && !pointed.isConnected) point(null);
+  }
+
+  put(run) {
+    const { line } = this;
+    run.element = written(run.text, run.style, run.word, run.href);
+    if (run.cell === undefined) this.end.before(run.element);
+    else {
+      let cell = line.element.querySelector(`:scope > [data-cell="${run.cell}"]`);
+      if (!cell) {
+        cell = make("span", "cell");
+        cell.dataset.cell = run.cell;
+        this.end.before(cell);
+      }
+      cell.append(run.element);
+    }
+    line.made.push(run);
+  }
+
+  /** The rest of a giant line is counted, not shown. */
+  cut(part) {
+    const { line } = this, room = line.left ? 0 : MOST_OF_LINE - line.length;
+    if (!line.look) { // it begins with a giant part
+      line.look = lookOf("", this.fence);
+      line.element.className = `line ${line.look.kind || ""}`;
+      line.element.source = () => line.parts.map(each => each.text).join("");
+    }
+    if (room > 0) this.put({ text: printable(part.slice(0, room)), style: "", word: line.parts.at(-1).word });
+    line.length += Math.max(0, room);
+    line.left += part.length - Math.max(0, room);
+    if (!line.note) this.end.before(line.note = make("span", "left"));
+    line.note.textContent = ` … and ${counted(line.left, "character")} more in this line; Copy has all of them.`;
+  }
+
+  leaveOut(count) {
+    this.left += count;
+    if (!this.note) {
+      this.note = make("p", "left hint");
+      this.text.after(this.note);
+    }
+    this.note.textContent = `${counted(this.left, "character")} more are not shown, to keep the page quick; Copy has all of them.`;
+  }
+}
+
+const sameRun = (one, other) => one.text === other.text && one.style === other.style && one.word === other.word
+  && one.href === other.href && one.cell === other.cell;
+
+/** The text of a line in runs of one token and one style, address and cell. */
+function runsOf(parts, { styles, links, cells }) {
+  const runs = [];
+  let at = 0;
+  for (const { text, word } of parts) {
+    for (let from = 0; from < text.length;) {
+      const link = links && links.find(each => each.from <= at + from && at + from < each.to);
+      const same = to => styles[at + to] === styles[at + from] && (!cells || cells[at + to] === cells[at + from])
+        && !(link && at + to === link.to);
+      let to = from + 1;
+      while (to < text.length && same(to)) to += 1;
+      runs.push({ text: text.slice(from, to), style: styles[at + from], word, href: link ? link.href : "",
+        cell: cells ? cells[at + from] : undefined });
+      from = to;
+    }
+    at += text.length;
+  }
+  return runs;
+}
+
+/** The look of a line: its kind, a style for each of its characters, its links, the cells of a row of a table, and the
+    fence of the next line. `fence`: the marker that opened the code block of the line, if any. */
+function lookOf(text, fence) {
+  const styles = new Array(text.length).fill(""), line = text.replace(/\n$/, "");
+  const look = lookOfKind(line, fence, styles);
+  for (const found of text.matchAll(HIDDEN)) {
+    if (found[1] === undefined) styles.fill("escape", found.index, found.index + found[0].length);
+  }
+  return { fence: "", ...look, styles };
+}
+
+const ROW = /^\s*\|.*\|\s*$/, RULE = /^\s*\|(\s*:?-+:?\s*\|)+\s*$/;
+
+function lookOfKind(line, fence, styles) {
+  const marks = (from, to, style = "syntax") => styles.fill(style, from, to);
+  const ticks = (/^( {0,3})(`{3,}|~{3,})(.*)$/.exec(line) || []);
+  if (fence) {
+    const closes = ticks[2] && ticks[2][0] === fence[0] && ticks[2].length >= fence.length && !ticks[3].trim();
+    if (closes) marks(0, line.length);
+    return closes ? { kind: "fence close" } : { kind: "code", fence };
+  }
+  if (ticks[2] && !ticks[3].includes("`")) {
+    marks(0, ticks[1].length + ticks[2].length);
+    return { kind: "fence open", fence: ticks[2] };
+  }
+  if (/^ {0,3}([-*_])[ \t]*(\1[ \t]*){2,}$/.test(line)) {
+    marks(0, line.length);
+    return { kind: "hr" };
+  }
+  const links = line.length < LONG_LINE ? inline(line, styles, marks) : [];
+  if (ROW.test(line)) return { kind: RULE.test(line) ? "row rule" : "row", links, cells: cellsOf(line, styles, marks) };
+  const head = /^ {0,3}(#{1,6})[ \t]+\S/.exec(line), item = /^\s*([-*+]|\d{1,9}[.)])[ \t]+\S/.exec(line);
+  const quote = /^ {0,3}>[ \t]?/.exec(line);
+  if (head) marks(0, head[0].length - 1);
+  if (item) marks(0, item[0].length - 1, "bullet");
+  if (quote) marks(0, quote[0].length);
+  const kind = head ? `head h${head[1].length}` : item ? "item" : quote ? "quote" : line.trim() ? "" : "blank";
+  return { kind, links };
+}
+
+/** The number of the cell of each character of a row. The bars between cells are marks. */
+function cellsOf(line, styles, marks) {
+  const cells = [];
+  let cell = -1;
+  for (let at = 0; at < line.length; at += 1) {
+    const bar = line[at] === "|" && line[at - 1] !== "\\" && !styles[at].includes("inline");
+    if (bar) marks(at, at + 1);
+    if (bar && line.slice(at + 1).trim()) cell += 1;
+    cells.push(Math.max(cell, 0));
+  }
+  cells.push(Math.max(cell, 0)); // of the line's end
+  return cells;
+}
+
+const ADDRESS = /https?:\/\/[^\s<>()[\]{}"'`\\^|\0]*[^\s<>()[\]{}"'`\\^|\0.,;:!?*_]/g;
+
+/** Code between backticks; outside of it addresses, bold and italic text. Returns the addresses. */
+function inline(line, styles, marks) {
+  const blank = (text, at, style) => {
+    marks(at, at + text.length, style);
+    return "\0".repeat(text.length);
+  };
+  const links = [];
+  let bare = line.replace(/(?<!`)(`+)(?!`)(.*?[^`])\1(?!`)/g, (all, ticks, code, at) => {
+    const made = blank(all, at, "inline");
+    marks(at, at + ticks.length);
+    marks(at + all.length - ticks.length, at + all.length);
+    return made;
+  });
+  bare = bare.replace(ADDRESS, (href, at) => {
+    if (!URL.canParse(href) || printable(href) !== href) return href;
+    links.push({ from: at, to: at + href.length, href });
+    return blank(href, at, "link");
+  });
+  for (const found of bare.matchAll(/\*\*(?=[^\s*])(.*?[^\s*])\*\*(?!\*)/g)) enclosed(found, 2, "bold", styles, marks);
+  for (const found of bare.matchAll(/(?<![*\w\\])\*(?=[^\s*])([^*]*[^\s*])\*(?![*\w])|(?<![_\w\\])_(?=[^\s_])([^_]*[^\s_])_(?![_\w])/g)) {
+    enclosed(found, 1, "italic", styles, marks);
+  }
+  return links;
+}
+
+function enclosed(found, width, style, styles, marks) {
+  const from = found.index, to = from + found[0].length;
+  for (let at = from + width; at < to - width; at += 1) {
+    if (styles[at] !== "syntax") styles[at] = `${styles[at]} ${style}`.trim();
+  }
+  marks(from, from + width);
+  marks(to - width, to);
+}

@@ -1,0 +1,115 @@
+"""Images in the messages of a conversation."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from typing import Any
+
+import pytest
+
+from rest_local.chat.conversation import ChatTemplate, content_text
+from rest_local.chat.images import MOST_IMAGES, Mark, part_of, take_images
+from rest_local.errors import OptionError
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def test_messages_without_images_are_as_they_were() -> None:
+    messages = [{"role": "system", "content": "s"}, user(text("a")), {"role": "assistant", "content": None}]
+    taken, images = take_images(messages)
+    assert taken == messages
+    assert not images
+
+
+def test_the_mark_stands_where_the_image_was_and_nothing_is_changed_in_place() -> None:
+    messages = [user(text("see"), part_of(b"1"), text("and"), part_of(b"2"))]
+    before = copy.deepcopy(messages)
+    taken, images = take_images(messages)
+    assert messages == before
+    first, second = images.data
+    assert list(images.data.values()) == [b"1", b"2"]
+    assert images.places == {first: "messages[0].content[1]", second: "messages[0].content[3]"}
+    prompt = ChatTemplate(CHATML).render(taken)
+    assert f"user\nsee{first}and{second}<|im_end|>" in prompt
+    images.check_all_in(prompt)
+
+
+def test_a_client_cannot_write_a_mark() -> None:
+    (first,) = take_images([user(part_of(b"1"))])[1].data
+    _, again = take_images([user(text(first), part_of(b"1"))])
+    assert first not in again.data
+
+
+def test_neighbouring_texts_are_joined_with_line_feeds_and_images_without() -> None:
+    parts = [text("a"), text("b"), Mark("[1]"), Mark("[2]"), text("c"), text("d")]
+    assert content_text(parts, "x") == "a\nb[1][2]c\nd"
+
+
+def test_images_of_tool_results_count_as_well() -> None:
+    message = {"role": "tool", "tool_call_id": "1", "content": [text("a screenshot:"), part_of(b"1")]}
+    assert list(take_images([message])[1].places.values()) == ["messages[0].content[1]"]
+
+
+def test_an_image_that_the_template_leaves_out_is_refused() -> None:
+    taken, images = take_images([user(text("a"), part_of(b"1"))])
+    with pytest.raises(OptionError, match=r"messages\[0\].content\[1\]: the model's chat template leaves out"):
+        images.check_all_in(ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}").render(taken))
+
+
+@pytest.mark.parametrize("kind", ["image/png;", "image/jpeg;", "image/webp;charset=utf-8;", "image/svg+xml;", ";", ""])
+def test_what_the_url_says_of_its_kind_does_not_matter(kind: str) -> None:
+    url = f"data:{kind}base64,AAEC" if kind.endswith(";") else f"data:{kind};base64,AAEC"
+    assert list(take_images([user({"type": "image_url", "image_url": {"url": url}})])[1].data.values()) == [b"\0\1\2"]
+
+
+def test_the_url_may_stand_alone_and_be_broken_into_lines() -> None:
+    data = bytes(range(90))
+    url = "data:image/png;base64," + base64.encodebytes(data).decode()
+    assert list(take_images([user({"type": "image_url", "image_url": url})])[1].data.values()) == [data]
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({}, "give an object with a url"),
+        ({"image_url": None}, "give an object with a url"),
+        ({"image_url": {}}, "give an object with a url"),
+        ({"image_url": {"url": 3}}, "give an object with a url"),
+        ({"image_url": {"url": ""}}, "give an object with a url"),
+        ({"image_url": {"url": "https://example.org/a.png"}}, "no URL is fetched"),
+        ({"image_url": {"url": "http://169.254.169.254/"}}, "no URL is fetched"),
+        ({"image_url": {"url": "file:///etc/passwd"}}, "no URL is fetched"),
+        ({"image_url": {"url": "data:image/png,%89PNG"}}, "no URL is fetched"),
+        ({"image_url": {"url": "data:text/html;base64,AAAA"}}, "text/html is no image"),
+        ({"image_url": {"url": "data:image/png;base64,"}}, "the image is empty"),
+        ({"image_url": {"url": "data:image/png;base64,AAA"}}, "not valid base64"),
+        ({"image_url": {"url": "data:image/png;base64,AA-_"}}, "not valid base64"),
+        ({"image_url": {"url": "data:image/png;base64,ÄÖÜß"}}, "not valid base64"),
+        ({"image_url": {"url": "data:" + "a" * 10**6}}, "no URL is fetched"),
+    ],
+)
+def test_what_is_no_image_in_base64_is_refused_at_its_place(given: dict[str, Any], cause: str) -> None:
+    with pytest.raises(OptionError, match=r"^messages\[1\]\.content\[1\]\.image_url.*" + cause):
+        take_images([user(text("a")), user(text("b"), {"type": "image_url", **given})])
+
+
+def test_too_many_images_are_refused() -> None:
+    with pytest.raises(OptionError, match=rf"messages\[0\].content\[{MOST_IMAGES}\]: more than {MOST_IMAGES} images"):
+        take_images([user(*[part_of(b"1")] * (MOST_IMAGES + 1))])
+
+
+def test_too_large_an_image_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rest_local.chat.images.MAX_BYTES", 30)
+    with pytest.raises(OptionError, match="more than 30 bytes"):
+        take_images([user(part_of(b"1" * 40))])

@@ -1,0 +1,150 @@
+"""Images on the command line: `/image`, and the projector of `serve`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from fake_cli_engine import HELLO, FakeEngine
+from support.images import picture
+
+from models import tiny_mmproj
+from rest_local.chat.images import part_of
+from rest_local.cli.chat.commands import perform
+from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.chat.talk import Settings, Talk
+from rest_local.cli.live import ASLEEP
+from rest_local.cli.served import Named, choice
+from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
+from rest_local.errors import OptionError
+from rest_local.llama.sampling import Sampling
+from rest_local.paths import demo_model
+from rest_local.router.memory import need_of
+
+
+class FakeProjector:
+    """Takes what begins as a PNG does."""
+
+    def image(self, data: bytes) -> None:
+        if not data.startswith(b"\x89PNG"):
+            raise OptionError("the data is no image")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    return FakeEngine([list(HELLO)], projector=FakeProjector())
+
+
+@pytest.fixture
+def talk(engine: Any) -> Iterator[Talk]:
+    with Talk(engine, Settings(Sampling(), 100), interactive=True) as talk:
+        yield talk
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "my image.png"
+    path.write_bytes(picture(1))
+    return path
+
+
+def parts(talk: Talk) -> Any:
+    return talk.conversation.messages[0]["content"]
+
+
+def test_an_image_goes_with_the_next_message_alone(talk: Talk, engine: FakeEngine, image: Path, capsys: Any) -> None:
+    perform(talk, f"/image '{image}'")
+    assert capsys.readouterr().err == "my image.png goes with the next message\n"
+    perform(talk, "What is this?")
+    assert parts(talk) == [{"type": "text", "text": "What is this?"}, part_of(image.read_bytes())]
+    assert base64.b64decode(parts(talk)[1]["image_url"]["url"].partition(",")[2]) == image.read_bytes()
+    perform(talk, "And now?")
+    assert talk.conversation.messages[2]["content"] == "And now?"
+    assert len(engine.messages[-1]) == 3
+
+
+def test_a_question_that_is_edited_keeps_its_images(talk: Talk, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    perform(talk, f"/image {image}")
+    perform(talk, "What is this?")
+    seen: list[str] = []
+    monkeypatch.setattr(click, "edit", lambda text, **_: seen.append(text) or "What?")
+    perform(talk, "/edit")
+    assert seen == ["What is this?"]
+    assert [part.get("text") for part in parts(talk)] == ["What?", None]
+    assert len(talk.conversation.messages) == 2
+
+
+def test_a_session_keeps_images(talk: Talk, image: Path) -> None:
+    perform(talk, f"/image {image}")
+    perform(talk, "What is this?")
+    perform(talk, "/save pictures")
+    messages = talk.conversation.messages
+    talk.leave_session()
+    with NamedSession("pictures") as session:
+        assert session.read().messages == messages
+
+
+def test_clear_forgets_an_image_that_waits(talk: Talk, image: Path) -> None:
+    perform(talk, f"/image {image}")
+    perform(talk, "/clear")
+    perform(talk, "Hello")
+    assert parts(talk) == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("", "/image: give a path"),
+        (" /no/such.png", "No such file or directory"),
+        (" {text}", "the data is no image"),
+    ],
+)
+def test_what_is_no_image_is_not_attached(talk: Talk, argument: str, told: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "x.png").write_text("text")
+    perform(talk, "/image" + argument.format(text=tmp_path / "x.png"))
+    assert told in capsys.readouterr().err
+    assert not talk.conversation.images
+
+
+def test_without_a_projector_the_option_is_named(talk: Talk, engine: FakeEngine, image: Path, capsys: Any) -> None:
+    engine.projector = None
+    perform(talk, f"/image {image}")
+    assert "the model has no projector here, so it takes no images; give its --mmproj" in capsys.readouterr().err
+
+
+def test_an_image_that_is_too_large_is_not_read(
+    talk: Talk, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("rest_local.chat.images.MAX_BYTES", 10)
+    perform(talk, f"/image {image}")
+    assert "has more than 10 bytes" in capsys.readouterr().err
+
+
+def test_the_process_of_a_model_gets_a_path_that_does_not_depend_on_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = Named("demo", None, True)
+    for given, expected in (
+        (Path("mmproj.gguf"), tmp_path / "mmproj.gguf"),
+        (AUTO_PROJECTOR, AUTO_PROJECTOR),
+        (None, None),
+    ):
+        made: Any = choice(model, EngineConfig(mmproj=given), ASLEEP, ())
+        config = made.load.args[0]
+        assert config.mmproj == expected
+
+
+def test_a_projector_counts_as_memory_of_its_model(tmp_path: Path) -> None:
+    path = tiny_mmproj.write(tmp_path / "mmproj-F16.gguf", 512)
+    model = tmp_path / "demo.gguf"
+    model.symlink_to(demo_model())
+    alone = need_of(EngineConfig(model=model)).files
+    for given in (path, AUTO_PROJECTOR):
+        assert need_of(EngineConfig(model=model, mmproj=given)).files == alone + path.stat().st_size
+    assert need_of(EngineConfig(model=model, mmproj="none")).files == alone

@@ -1,0 +1,113 @@
+"""What `rest-local serve` makes of -m, --alias, --memory and --idle."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from rest_local.cli import served, sizes
+from rest_local.cli.live import ASLEEP
+from rest_local.cli.main import cli
+from rest_local.decoding.config import EngineConfig
+from rest_local.errors import InputInvalid, ModelNotFound, OptionError
+from rest_local.paths import demo_model
+
+
+def folder_of(tmp_path: Path, *names: str) -> Path:
+    folder = tmp_path / "models"
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(demo_model(), path)
+    return folder
+
+
+def test_without_a_model_it_is_the_demo() -> None:
+    assert served.named([]) == [served.Named("demo", None, True)]
+
+
+def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "b.gguf", "a.gguf", "deep/c-Q4_K_M.gguf", "mmproj-a.gguf")
+    (folder / "broken.gguf").write_bytes(b"no model")
+    found = served.named([str(folder)])
+    assert sorted((each.name, each.eager) for each in found) == [("a", False), ("b", False), ("c-Q4_K_M", False)]
+    assert "broken.gguf is left out: " in capsys.readouterr().err
+
+
+def test_files_and_folders_keep_their_order(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "a.gguf")
+    other = tmp_path / "z.gguf"
+    shutil.copyfile(demo_model(), other)
+    assert [each.name for each in served.named([str(other), str(folder)])] == ["z", "a"]
+    assert [each.name for each in served.named([str(folder), str(other)])] == ["a", "z"]
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputInvalid, match="holds no model"):
+        served.named([str(tmp_path)])
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "a.gguf")
+    with pytest.raises(OptionError, match="two models are called a"):
+        served.named([str(folder), str(folder / "a.gguf")])
+
+
+def test_an_unknown_name_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        served.named([str(folder_of(tmp_path, "a.gguf")), "no-such-model"])
+
+
+def test_aliases_are_of_the_first_model_unless_they_name_another() -> None:
+    given = ("coder", "*", "fast=b", "a=b=b", "x=unknown")
+    assert served.aliases(given, ["a", "b"]) == {"a": ("coder", "x=unknown"), "b": ("fast", "a=b")}
+
+
+def test_what_loads_a_model_can_be_sent_to_its_process(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, "a.gguf") / "a.gguf"
+    choice = served.choice(served.Named("a", path, True), EngineConfig(n_ctx=64), ASLEEP, ())
+    engine = pickle.loads(pickle.dumps(choice.load))()
+    with engine:
+        assert (engine.model.path, engine.n_ctx) == (path, 64)
+    assert choice.need().files == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("45", 45), ("1.5M", 90), ("0", None), (None, None)],
+)
+def test_times(text: str | None, seconds: float | None) -> None:
+    assert sizes.duration(*_option(), text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-5m", "", "m", "1e99d", "nan"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no time"):
+        sizes.duration(*_option(), text)
+
+
+def _option() -> tuple[click.Context, click.Parameter]:
+    return click.Context(cli), click.Option(["--idle"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--idle", "soon"), 2, "give one like 90s, 10m or 2h"),
+        (("--memory", "much"), 2, "give one like 2G"),
+        (("--memory", "1K"), 1, "and --memory allows 1 kB"),
+        (("-m", "no-such-model"), 1, "no-such-model"),
+    ],
+)
+def test_wrong_starts(call: Callable[..., Any], arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = call("serve", "--port", "0", *arguments)
+    assert result.code == code
+    assert message in result.err.splitlines()[-1]

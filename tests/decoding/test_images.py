@@ -1,0 +1,403 @@
+"""Prompts with images next to everything else that an engine does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.images import WIDTH, picture, projector_for
+
+from models import tiny_mmproj
+from rest_local import Engine, OptionError, PromptTooLong, Sampling, Service
+from rest_local.chat.images import part_of
+from rest_local.decoding.core import Projector
+from rest_local.decoding.scheduler import shifted
+from rest_local.errors import GenerationError, ProjectorInvalid
+from rest_local.llama.placeholders import ids_of, spans
+
+GREEDY = Sampling(temperature=0)
+Prompt = tuple[list[int], tuple[Any, ...]]
+Open = Callable[..., Engine]
+
+
+@pytest.fixture
+def opened(tiny_model, tmp_path: Path) -> Iterator[Open]:
+    engines: list[Engine] = []
+
+    def open_(arch: str = "llama", **options: Any) -> Engine:
+        given = {"mmproj": projector_for(arch, tmp_path), "n_ctx": 512, "threads": 1, "slots": 1} | options
+        engines.append(Engine.load(tiny_model(arch), **given))
+        return engines[-1]
+
+    yield open_
+    for engine in engines:
+        engine.close()
+
+
+def prompt(engine: Engine, text: str, *seeds: int, size: tuple[int, int] = (40, 30)) -> Prompt:
+    """`text` with an image for each `{}`."""
+    marks = [f"<{number}>" for number in range(len(seeds))]
+    return engine.image_prompt(text.format(*marks), dict(zip(marks, (picture(s, size) for s in seeds), strict=True)))
+
+
+def answer(engine: Engine, given: Prompt, n: int = 20, **options: Any) -> list[int]:
+    return engine.generate(given[0], images=given[1], max_tokens=n, sampling=GREEDY, **options).wait().tokens
+
+
+def encoded(engine: Engine) -> int:
+    assert engine.projector is not None
+    return engine.projector.encoded
+
+
+# The answer
+
+
+def test_an_image_decides_about_the_answer(opened: Open) -> None:
+    engine = opened()
+    answers = [answer(engine, prompt(engine, "what is {}? ", seed)) for seed in (1, 2, 1)]
+    assert answers[0] == answers[2] != answers[1]
+
+
+def test_the_parts_in_which_an_image_is_evaluated_do_not_matter(opened: Open) -> None:
+    whole = opened("qwen2vl", exact=True)
+    given = prompt(whole, "abc {} def {} ", 1, 2, size=(96, 64))
+    expected = answer(whole, given)
+    parts = opened("qwen2vl", exact=True)
+    parts._core.lane.scheduler.backend.n_batch = 7
+    assert answer(parts, prompt(parts, "abc {} def {} ", 1, 2, size=(96, 64))) == expected
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2", "qwen2vl"])
+def test_requests_in_the_same_passes_get_the_answers_that_they_get_alone(arch: str, opened: Open) -> None:
+    engine = opened(arch, slots=4)
+    texts = ["abc {} def", "no image here", "{} and {} x", "abc {} other"]
+    given = [prompt(engine, text, *range(number, number + text.count("{}"))) for number, text in enumerate(texts)]
+    alone = []
+    for each in given:
+        engine.forget()
+        alone.append(answer(engine, each))
+    engine.forget()
+    requests = [engine.request(tokens, images=images, max_tokens=20, sampling=GREEDY) for tokens, images in given]
+    together = {each.number: each.result.tokens for each in engine.batch(iter(requests))}
+    assert [together[number] for number in range(4)] == alone
+
+
+def test_others_go_on_while_an_image_is_encoded(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(slots=2)
+    held = threading.Event()
+    run = Projector._encoded
+
+    def encode(self: Projector, chunk: Any) -> Any:
+        assert held.wait(60)
+        return run(self, chunk)
+
+    monkeypatch.setattr(Projector, "_encoded", encode)
+    tokens, images = prompt(engine, "what is {}? ", 1)
+    with Service(engine) as service:
+        seeing = service.submit(engine.request(tokens, images=images, max_tokens=5, sampling=GREEDY))
+        other = service.submit(engine.request("abc abc", max_tokens=50, sampling=GREEDY, ignore_end=True))
+        assert len(other.wait(60).tokens) == 50
+        assert not seeing.done
+        held.set()
+        assert seeing.wait(60).tokens
+        service.close()
+
+
+def test_a_request_is_cancelled_while_its_image_is_encoded(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened()
+    begun, held = threading.Event(), threading.Event()
+    run = Projector._encoded
+
+    def encode(self: Projector, chunk: Any) -> Any:
+        begun.set()
+        assert held.wait(60)
+        return run(self, chunk)
+
+    monkeypatch.setattr(Projector, "_encoded", encode)
+    tokens, images = prompt(engine, "what is {}? ", 1)
+    with Service(engine) as service:
+        seeing = service.submit(engine.request(tokens, images=images, max_tokens=5))
+        assert begun.wait(60)
+        seeing.cancel()
+        assert service.submit(engine.request("abc", max_tokens=3)).wait(60).tokens  # in the only slot
+        assert seeing.done
+        assert seeing.result.finish_reason == "cancelled"
+        held.set()
+        service.close()
+
+
+def test_a_limit_of_time_ends_a_request_that_waits_for_its_image(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened()
+    held = threading.Event()
+    monkeypatch.setattr(Projector, "_encoded", lambda self, chunk: held.wait(60))
+    tokens, images = prompt(engine, "what is {}? ", 1)
+    result = engine.generate(tokens, images=images, max_tokens=5, prompt_seconds=0.2).wait()
+    held.set()
+    assert (result.tokens, result.finish_reason) == ([], "length")
+
+
+def test_an_image_that_cannot_be_encoded_ends_its_request_alone(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(slots=2)
+    given = prompt(engine, "what is {}? ", 1)
+
+    def fail(self: Projector, chunk: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Projector, "_encoded", fail)
+        failing = engine.request(given[0], images=given[1], max_tokens=5)
+        other = engine.request("abc", max_tokens=5, sampling=GREEDY)
+        done = {each.number: each for each in engine.batch(iter([failing, other]))}
+    assert isinstance(done[0].error, GenerationError)
+    assert "no memory" in str(done[0].error)
+    assert done[1].error is None
+    assert answer(engine, given)  # it is tried again
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2vl"])
+def test_the_second_turn_evaluates_what_is_new(arch: str, opened: Open) -> None:
+    engine = opened(arch)
+    first = prompt(engine, "abc {} what? ", 1)
+    tokens = [*first[0], *answer(engine, first, ignore_end=True), *engine.tokenize(" and this? ")]
+    stream = engine.generate(tokens, images=first[1], max_tokens=5, sampling=GREEDY)
+    timings = stream.wait().timings
+    assert timings.cached_tokens >= len(first[0])
+    assert timings.prompt_tokens + timings.cached_tokens == len(tokens)
+    assert encoded(engine) == 1
+    fresh = opened(arch)
+    assert stream.result.tokens == answer(fresh, (tokens, first[1]), 5)
+
+
+def test_texts_share_what_comes_before_the_first_image_that_differs(opened: Open) -> None:
+    engine = opened()
+    one, other = prompt(engine, "abc {} def {} x", 1, 2), prompt(engine, "abc {} def {} x", 1, 3)
+    answer(engine, one)
+    stream = engine.generate(other[0], images=other[1], max_tokens=1)
+    places = list(spans(other[0]))
+    assert stream.wait().timings.cached_tokens == places[1][0]
+    assert encoded(engine) == 3
+
+
+def test_an_image_is_shared_with_another_slot(opened: Open) -> None:
+    engine = opened("qwen2vl", slots=2)
+    given = prompt(engine, "abc abc abc abc abc {} what? ", 1)
+    requests = [engine.request(given[0], images=given[1], max_tokens=9, sampling=GREEDY) for _ in range(2)]
+    done = list(engine.batch(iter(requests)))
+    assert done[0].result.tokens == done[1].result.tokens
+    assert encoded(engine) == 1
+    assert sum(each.result.timings.cached_tokens for each in done) >= len(given[0]) - 2
+
+
+def test_cells_of_a_text_with_images_are_saved_and_loaded(opened: Open, tmp_path: Path) -> None:
+    engine = opened("qwen2vl")
+    given = prompt(engine, "abc {} what? ", 1)
+    expected = answer(engine, given)
+    assert engine.save_cells(tmp_path / "cells")
+    later = opened("qwen2vl")
+    assert later.load_cells(tmp_path / "cells") >= len(given[0])
+    assert answer(later, prompt(later, "abc {} what? ", 1)) == expected
+    assert encoded(later) == 0
+
+
+def test_the_history_gets_text_alone(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    engine = opened(history=True)
+    written: list[int] = []
+    persisted = engine._core._persisted
+    assert persisted is not None
+    monkeypatch.setattr(persisted.history, "add", lambda tokens: written.extend(tokens))
+    result = answer(engine, prompt(engine, "abc {} what? ", 1), ignore_end=True)
+    assert written == result
+    assert min(written) >= 0
+
+
+@pytest.mark.parametrize("policy", ["auto", "rest", "sam", "respec"])
+def test_no_source_drafts_an_image(policy: str, opened: Open) -> None:
+    """The text after the image repeats what stands before it: what follows there is the image."""
+    engine = opened(policy=policy)
+    given = prompt(engine, "abcd abcd {} abcd abcd", 1)
+    result = engine.generate(given[0], images=given[1], max_tokens=60, sampling=GREEDY, ignore_end=True).wait()
+    assert len(result.tokens) == 60
+    assert min(result.tokens) >= 0
+
+
+def test_penalties_count_text_alone(opened: Open) -> None:
+    engine = opened()
+    given = prompt(engine, "abc {} what? ", 1)
+    sampling = Sampling(temperature=0, repeat_penalty=1.5, repeat_last_n=-1, presence_penalty=0.5)
+    stream = engine.generate(given[0], images=given[1], max_tokens=10, sampling=sampling)
+    assert len(stream.wait().tokens) == 10
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2vl"])
+def test_a_full_context_drops_images_as_a_whole(arch: str, opened: Open) -> None:
+    engine = opened(arch, n_ctx=96, context_shift=True)
+    given = prompt(engine, "abc {} def {} ghi ", 1, 2)
+    result = engine.generate(given[0], images=given[1], max_tokens=150, sampling=GREEDY, ignore_end=True).wait()
+    assert len(result.tokens) == 150
+    assert result.truncated
+    assert encoded(engine) == 2
+
+
+def test_a_prompt_that_is_too_long_is_shortened_or_refused(opened: Open) -> None:
+    engine = opened(n_ctx=64)
+    given = prompt(engine, "abc {} def {} ghi {} jkl {} x", 1, 2, 3, 4)
+    with pytest.raises(PromptTooLong):
+        answer(engine, given)
+    with pytest.raises(PromptTooLong):
+        engine.image_prompt("{}" * 9, {"{}": picture(1)}, most=64)
+    assert answer(engine, given, context_shift=True)
+
+
+def test_no_image_is_cut_by_a_shift() -> None:
+    image, other = list(ids_of(b"a", 20)), list(ids_of(b"b", 20))
+    text = [*range(10), *image, *range(10), *other, *range(10)]
+    for n_ctx in range(24, 80):
+        for keep in range(0, 40, 3):
+            left = shifted(text, keep, n_ctx)
+            assert len(left) < max(n_ctx, len(text) + 1)
+            assert all(left[begin:end] in (image, other) for begin, end in spans(left))
+            assert left[-1] == 9
+
+
+# With other settings
+
+
+def test_a_draft_model_does_not_follow_a_text_with_images(opened: Open, tiny_model) -> None:
+    engine = opened(draft_model=tiny_model("llama", n_layers=2), exact=True, policy="auto")
+    given = prompt(engine, "abc {} what? ", 1)
+    expected = answer(opened(exact=True, policy="off"), given, 40)
+    assert answer(engine, given, 40) == expected
+    plain = engine.generate("abc abc abc", max_tokens=30, sampling=GREEDY).wait()  # in the same slot
+    assert plain.tokens
+    assert answer(engine, given, 40) == expected
+
+
+def test_log_probabilities_are_the_same_with_drafts_and_without(opened: Open) -> None:
+    told = []
+    for policy in ("off", "rest", "auto"):
+        engine = opened("gemma3", exact=True, policy=policy)
+        given = prompt(engine, "abc abc {} abc abc", 1)
+        stream = engine.generate(given[0], images=given[1], max_tokens=30, sampling=GREEDY, logprobs=3)
+        told.append([(each.token, each.logprob, each.top) for piece in stream for each in piece.logprobs])
+    assert len(told[0]) == 30
+    assert told[0] == told[1] == told[2]
+
+
+def test_an_exact_request_sees_the_image_in_its_own_context(opened: Open) -> None:
+    engine = opened(slots=2)
+    given = prompt(engine, "abc {} what? ", 1)
+    assert answer(engine, given, exact=True) == answer(opened(exact=True), given)
+    assert encoded(engine) == 1
+
+
+def test_a_batch_too_small_for_an_image_is_said(opened: Open) -> None:
+    from rest_local import ModelOptions
+
+    engine = opened("gemma3", options=ModelOptions(n_ubatch=8))
+    with pytest.raises(OptionError, match="an image of 16 tokens is evaluated at once, and a batch has 8"):
+        answer(engine, prompt(engine, "abc {} what? ", 1))
+
+
+def test_lost_cells_are_evaluated_again(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that fails in the middle of an answer: the image in the cells is evaluated once more."""
+    engine = opened()
+    given = prompt(engine, "abc {} what? ", 1)
+    expected = answer(engine, given, policy="off")
+    engine.forget()
+    context = engine._core.lane.context
+    decode, calls = context.decode, []
+
+    def failing() -> int:
+        calls.append(context.batch.n_tokens)
+        return -3 if len(calls) == 6 else decode()
+
+    monkeypatch.setattr(context, "decode", failing)
+    assert answer(engine, given, policy="off") == expected
+    assert len(calls) > 20
+
+
+# Conversations
+
+
+def test_a_conversation_with_images(opened: Open) -> None:
+    engine = opened()
+    engine.model.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[a] "
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "See"}, part_of(picture(1))]}]
+    stream = engine.chat(messages, max_tokens=10, sampling=GREEDY)
+    stream.wait()
+    messages += [stream.message, {"role": "user", "content": [part_of(picture(2)), {"type": "text", "text": "Now?"}]}]
+    result = engine.chat(messages, max_tokens=10, sampling=GREEDY).wait()
+    assert result.timings.cached_tokens > 16
+    assert encoded(engine) == 2
+
+
+@pytest.mark.parametrize("options", [{"mmproj": None}, {"mmproj": "none"}, {"mmproj": "auto"}])
+def test_without_a_projector_images_are_refused(options: dict[str, Any], opened: Open) -> None:
+    engine = opened(**options)
+    assert engine.projector is None
+    assert not engine.warnings
+    engine.model.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(OptionError, match=r"messages\[0\].content\[0\]: the model has no projector"):
+        engine.chat([{"role": "user", "content": [part_of(picture(1))]}])
+
+
+@pytest.mark.parametrize("wrong", [[5, -7], [-1, 5], [5, *ids_of(b"x", 3), 5]])
+def test_negative_ids_alone_are_refused(wrong: list[int], opened: Open) -> None:
+    engine = opened()
+    with pytest.raises(OptionError):
+        engine.generate(wrong)
+    images = prompt(engine, "abc {} x", 1)[1]
+    with pytest.raises(OptionError):
+        engine.generate(wrong, images=images)
+
+
+def test_text_has_to_follow_the_last_image(opened: Open) -> None:
+    engine = opened()
+    with pytest.raises(OptionError, match="text has to follow the last image"):
+        answer(engine, prompt(engine, "abc {}", 1))
+
+
+# Opening
+
+
+def test_the_projector_next_to_the_model_is_used(tiny_model, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(tiny_model("llama").read_bytes())
+    tiny_mmproj.write(folder / "mmproj-F16.gguf", WIDTH)
+    with Engine.load(folder / "model.gguf", mmproj="auto", n_ctx=256) as engine:
+        assert engine.projector is not None
+    with Engine.load(folder / "model.gguf", n_ctx=256) as engine:
+        assert engine.projector is None
+
+
+def test_one_that_does_not_fit_is_refused_where_it_was_named_and_a_warning_where_it_was_found(
+    tiny_model, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(tiny_model("llama").read_bytes())
+    wrong = tiny_mmproj.write(folder / "mmproj-F16.gguf", 2 * WIDTH)
+    with pytest.raises(ProjectorInvalid):
+        Engine.load(folder / "model.gguf", mmproj=wrong, n_ctx=256)
+    with Engine.load(folder / "model.gguf", mmproj="auto", n_ctx=256) as engine:
+        assert engine.projector is None
+        (warning,) = [each for each in engine.warnings if "images are refused" in each]
+        assert "mismatch" in warning
+
+
+def test_rows_fit_the_batch_or_are_refused(opened: Open) -> None:
+    context = opened("gemma3")._core.lane.context
+    with pytest.raises(ValueError, match="rows do not fit"):
+        context.decode_rows(np.zeros((0, 64), np.float32), np.zeros(0, np.int32), 0, 1)
+    n = context.n_ubatch + 1
+    with pytest.raises(ValueError, match="rows do not fit"):
+        context.decode_rows(np.zeros((n, 64), np.float32), np.arange(n, dtype=np.int32), 0, 1, causal=False)

@@ -1,0 +1,37 @@
+"""Prompts with images: the answer is that of llama.cpp's own libmtmd, with drafts and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.images import MARK, picture, projector_for, reference
+
+from rest_local import Engine, Sampling
+from rest_local.llama.context import ContextSettings
+
+TEXT = f"abc abc abc {MARK} and abc abc, then {MARK}{MARK}. abc abc: "
+GREEDY = Sampling(temperature=0)
+N = 40
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2", "qwen2vl"])
+@pytest.mark.parametrize("policy", ["off", "auto", "rest"])
+def test_the_answer_is_that_of_libmtmd(arch: str, policy: str, tiny_model, tmp_path: Path) -> None:
+    model, projector = tiny_model(arch), projector_for(arch, tmp_path)
+    images = [picture(1), picture(2, (33, 64)), picture(3)]
+    with Engine.load(model, mmproj=projector, n_ctx=512, exact=True, policy=policy, threads=1) as engine:
+        settings = ContextSettings.from_dict(engine._core.lane.context.settings.to_dict())
+        expected = reference(engine.model, projector, settings, TEXT, images, N)
+        marks = {f"<image {i}>": data for i, data in enumerate(images)}
+        text = TEXT
+        for mark in marks:
+            text = text.replace(MARK, mark, 1)
+        prompt, chunks = engine.image_prompt(text, marks)
+        for _ in range(2):  # again with everything in the cells
+            result = engine.generate(prompt, images=chunks, max_tokens=N, sampling=GREEDY, ignore_end=False).wait()
+            assert result.tokens == expected
+        assert engine.projector is not None
+        assert engine.projector.encoded == 3
+        if policy == "rest" and engine.capability.kind != "none":
+            assert result.draft.drafted

@@ -1,0 +1,146 @@
+"""Decoding image files that are not trusted."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rest_local.errors import OptionError
+from rest_local.llama import picture
+from rest_local.llama.picture import MAX_PIXELS, Pixels, pixels_of
+
+
+def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def png(width: int, height: int, data: bytes = b"") -> bytes:
+    """A PNG whose header says so, whatever it holds."""
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(data)),
+        (b"IEND", b""),
+    ]
+    packed = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+@pytest.mark.parametrize("form", ["PNG", "GIF", "WEBP", "JPEG"])
+def test_each_format_is_read(form: str) -> None:
+    image = Image.new("RGB", (5, 3), (10, 200, 30))
+    options = {"lossless": True} if form == "WEBP" else {}
+    found = pixels_of(saved(image, form, **options))
+    assert found[:2] == (5, 3)
+    if form != "JPEG":
+        assert found == Pixels(5, 3, bytes((10, 200, 30)) * 15)
+
+
+@pytest.mark.parametrize("form", ["BMP", "TIFF", "PPM", "ICO"])
+def test_other_formats_are_refused(form: str) -> None:
+    with pytest.raises(OptionError, match="no image; PNG, JPEG, GIF, WEBP can be read"):
+        pixels_of(saved(Image.new("RGB", (16, 16)), form))
+
+
+def test_what_is_transparent_becomes_white() -> None:
+    image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    image.putpixel((1, 0), (0, 0, 255, 255))
+    assert pixels_of(saved(image)).rgb == bytes((255, 255, 255, 0, 0, 255))
+
+
+def test_a_photo_is_turned_as_its_camera_says() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter to the right
+    image = Image.new("RGB", (2, 1), "red")
+    image.putpixel((1, 0), (0, 0, 255))
+    found = pixels_of(saved(image, exif=exif))
+    assert found == Pixels(1, 2, bytes((255, 0, 0, 0, 0, 255)))
+
+
+def test_16_bits_a_pixel_become_8() -> None:
+    assert pixels_of(saved(Image.new("I;16", (1, 1), 40_000))).rgb == bytes([40_000 // 256] * 3)
+
+
+@pytest.mark.parametrize("side", [6_000, 60_000, 2**31 - 1])
+def test_a_bomb_is_refused_by_its_header(side: int) -> None:
+    """60 000 x 60 000 pixels in 100 bytes: nothing is decoded, or the child would run out of memory or time."""
+    with pytest.raises(OptionError, match=f"more than {MAX_PIXELS}|cannot be decoded"):
+        pixels_of(png(side, side))
+
+
+def test_an_image_of_the_largest_size_is_read() -> None:
+    found = pixels_of(saved(Image.new("1", (8192, 4096), 1)))
+    assert len(found.rgb) == 3 * MAX_PIXELS
+    assert found.rgb[:3] == b"\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0",
+        b"not an image",
+        b"GIF89a",
+        b"\xff\xd8\xff\xe0",
+        b"RIFF\x10\0\0\0WEBPVP8 ",
+        png(4, 4),
+        png(0, 4),
+        png(4, 4)[:40],
+    ],
+)
+def test_damaged_images_are_refused(data: bytes) -> None:
+    with pytest.raises(OptionError):
+        pixels_of(data)
+
+
+def test_a_file_of_too_many_bytes_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture, "MAX_BYTES", 10)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(OptionError, match="the image has 11 bytes, more than 10"):
+        pixels_of(b"x" * 11)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "pass",
+        "import os; os.abort()",
+        "print('[]')",
+        'print(\'{"width": 1, "height": 1}\')',
+        'print(\'{"width": -1, "height": -1}xxx\')',
+        "import sys; sys.stdout.write('x' * 10**7)",
+        "print('{\"width\": 1, \"height\": 1}'); print('x' * 10**7)",
+    ],
+)
+def test_a_child_that_was_taken_over_is_not_believed(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
+    with pytest.raises(OptionError, match="cannot be decoded"):
+        pixels_of(png(1, 1, b"\0\1\2\3"))
+
+
+def test_a_child_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+    code = "import signal; signal.pause()"
+    monkeypatch.setattr(picture, "SECONDS", 0.2)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options))
+    with pytest.raises(OptionError, match="cannot be decoded"):
+        pixels_of(b"x")
+
+
+def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setattr(picture, "_bound", lambda: None)
+    sink = io.BytesIO()
+    picture.main(io.BytesIO(b"x"), sink)
+    assert b"pip install 'rest-local[images]'" in sink.getvalue()

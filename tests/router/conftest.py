@@ -1,0 +1,140 @@
+"""Servers of several models, each the demo model in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.engine import Engine
+from rest_local.paths import demo_model
+from rest_local.router.memory import Need, need_of
+from rest_local.router.pool import Entry
+from rest_local.router.process import ModelProcess
+from rest_local.router.run import ModelChoice, Routing
+from rest_local.server.http import listen
+from rest_local.server.settings import Settings
+
+GIGABYTE = 1 << 30
+
+
+@dataclass
+class Routed:
+    """A running router. `ask` sends a request, by default a completion of `model`."""
+
+    port: int
+    routing: Routing
+    thread: threading.Thread
+    errors: list[BaseException] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=120, **options)
+
+    def ask(self, model: str | None, path: str = "/completion", **body: Any) -> httpx.Response:
+        given = {"prompt": "def main", "n_predict": 4, "temperature": 0} | body
+        if model is not None:
+            given["model"] = model
+        with self.client() as client:
+            return client.post(path, json=given)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.get(path, **options)
+
+    def entry(self, name: str) -> Entry:
+        return self.routing.pool.entry(name)
+
+    def process(self, name: str) -> ModelProcess:
+        process = self.entry(name).process
+        assert process is not None
+        return process
+
+    def statuses(self) -> dict[str, str]:
+        return {row["id"]: row["status"]["value"] for row in self.get("/v1/models").json()["data"]}
+
+    def stop(self) -> None:
+        self.routing.stop()
+        self.thread.join(120)
+        assert not self.thread.is_alive()
+
+
+def choice(path: Path, *, need: int = GIGABYTE, aliases: tuple[str, ...] = (), **options: Any) -> ModelChoice:
+    """The model of that file; `need`: bytes that it is said to take."""
+    load = partial(Engine.load, path, **({"slots": 2} | options))
+    return ModelChoice(path.stem, path, load, partial(_need, path, need), aliases)
+
+
+def _need(path: Path, need: int) -> Need:
+    need_of(EngineConfig(model=path))  # raises for a file that is no model
+    return Need(need, 0, 0)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., list[Path]]:
+    """`files("a", "b")`: the demo model under these names."""
+
+    def made(*names: str) -> list[Path]:
+        paths = [tmp_path / f"{name}.gguf" for name in names]
+        for path in paths:
+            shutil.copyfile(demo_model(), path)
+        return paths
+
+    return made
+
+
+@pytest.fixture
+def routed() -> Iterator[Callable[..., Routed]]:
+    """`routed([choice(path)], limit=...)`: a router in a thread, stopped at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(models: list[ModelChoice], *, settings: Settings | None = None, **options: Any) -> Routed:
+            routing = Routing(replace(settings or Settings(), port=0), models, drain_seconds=5, **options)
+            listening = stack.enter_context(listen(routing.settings))
+            errors: list[BaseException] = []
+
+            def run() -> None:
+                try:
+                    routing.run(listening)
+                except BaseException as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=run, name="router")
+            thread.start()
+            live = Routed(listening.getsockname()[1], routing, thread, errors)
+            stack.callback(live.stop)
+            assert routing.loaded.wait(120)
+            return live
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
+    """Two models, `one` (also called `coder`) and `two`, for tests that leave them as they are."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name in ("one", "two"):
+        shutil.copyfile(demo_model(), folder / f"{name}.gguf")
+    models = [choice(folder / "one.gguf", aliases=("coder",)), choice(folder / "two.gguf")]
+    routing = Routing(Settings(port=0, metrics=True), models, drain_seconds=5)
+    with listen(routing.settings) as listening:
+        thread = threading.Thread(target=routing.run, args=(listening,), name="router")
+        thread.start()
+        live = Routed(listening.getsockname()[1], routing, thread)
+        try:
+            assert routing.loaded.wait(120)
+            yield live
+        finally:
+            live.stop()

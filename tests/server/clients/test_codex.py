@@ -1,0 +1,149 @@
+"""Codex edits a file: the program itself, with a model that says what a scripted edit needs; and its requests, as
+recorded from that, always.
+
+`npm install --prefix DIR @openai/codex; REST_LOCAL_CODEX=DIR/node_modules/.bin/codex make test`. Skipped without one.
+Codex has three ways to edit, by what it knows of the model's name: functions, the tool `apply_patch`, whose call is
+text, and scripts that call its tools.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import Live
+from recorded import CODEX_TASKS
+from turns import RIGHT, WRONG, Turns, call, environment, program
+
+Scripted = Callable[..., Live]
+PATCH = """*** Begin Patch
+*** Update File: m.py
+@@
+ def add(a, b):
+-    return a - b
++    return a + b
+*** End Patch
+"""
+SED = "sed -i s/-/+/ m.py"
+SCRIPT = f"text((await tools.exec_command({{cmd: '{SED}'}})).output)"
+CALLS = {
+    "functions": call("exec_command", cmd=SED),
+    "apply_patch": call("apply_patch", input=PATCH),
+    "exec": call("exec", input=SCRIPT),
+}
+SHOWN = {
+    "functions": ["exec_command", "agents__close"],
+    "apply_patch": ["apply_patch", "tool_search"],
+    "exec": ["exec", "clock__sleep"],
+}
+NAMES = {"functions": "coder", "apply_patch": "gpt-5.5", "exec": "gpt-5.6-sol"}
+DONE = "The sign is fixed."
+CONFIG = """model_provider = "rest-local"
+show_raw_agent_reasoning = true
+[model_providers.rest-local]
+name = "rest-local"
+base_url = "{url}/v1"
+wire_api = "responses"
+request_max_retries = 0
+stream_max_retries = 0
+"""
+
+
+@pytest.fixture
+def codex(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    found = program("codex", "REST_LOCAL_CODEX")
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    (home / ".codex").mkdir(parents=True)
+
+    def run(live: Live, model: str) -> subprocess.CompletedProcess[str]:
+        (work / "m.py").write_text(WRONG)
+        (home / ".codex" / "config.toml").write_text(CONFIG.format(url=live.url))
+        command = [found, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", model]
+        return subprocess.run(
+            [*command, "fix the sign in m.py"], cwd=work, env=environment(home), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_codex_edits_a_file(
+    scripted: Scripted, codex: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, form: str
+) -> None:
+    live = scripted(n_ctx=65536, aliases=("*",))
+    live.service.answer = turns = Turns(CALLS[form], DONE)
+    done = codex(live, NAMES[form])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "work" / "m.py").read_text() == RIGHT, done.stderr
+    assert done.stdout.strip() == DONE
+    assert "I look." in done.stderr, "the reasoning"
+    assert turns.asked == 2
+
+
+def test_codex_says_that_the_context_is_full(
+    scripted: Scripted, codex: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = codex(scripted(n_ctx=512, aliases=("*",)), "coder")
+    assert done.returncode != 0
+    assert "context window" in done.stderr
+
+
+def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that Codex takes from a stream: those of `response.output_item.done`, once the response is complete.
+
+    What its parser needs: `response` in `response.created`, whole items, `id` and `usage` in `response.completed`.
+    """
+    body = recorded.body | {"input": [*recorded.body["input"], *items]}
+    answer = live.post(recorded.path, body, headers=dict(recorded.headers))
+    assert answer.status_code == 200, answer.text
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[0]["type"] == "response.created"
+    assert events[0]["response"]["id"]
+    assert events[-1]["type"] == "response.completed"
+    final = events[-1]["response"]
+    assert final["id"] == events[0]["response"]["id"]
+    usage = final["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] == 0
+    assert usage["output_tokens_details"]["reasoning_tokens"] >= 0
+    for event in events:
+        if event["type"].endswith("text.delta"):
+            assert event["delta"]
+            assert event["content_index"] == 0
+    return [event["item"] for event in events if event["type"] == "response.output_item.done"]
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str) -> None:
+    live = scripted(n_ctx=8192)
+    live.service.answer = Turns(CALLS[form], DONE)
+    recorded = CODEX_TASKS[form]
+    thought, called = turn(live, recorded, [])
+    assert thought["summary"] == []
+    assert thought["content"] == [{"type": "reasoning_text", "text": "I look."}]
+    assert called["call_id"]
+    if form == "functions":
+        assert (called["type"], called["name"]) == ("function_call", "exec_command")
+        assert json.loads(called["arguments"]) == {"cmd": SED}
+    else:
+        assert (called["type"], called["name"]) == ("custom_tool_call", form)
+        assert called["input"] == (PATCH if form == "apply_patch" else SCRIPT)
+    text = "exited with 0"
+    parts = [{"type": "input_text", "text": "Script completed"}, {"type": "input_text", "text": text}]
+    output = {"type": f"{called['type']}_output", "id": "out_1", "call_id": called["call_id"]}
+    output |= {"output": parts if form == "exec" else text}
+    assert called.get("namespace") == ("functions" if form == "exec" else None)
+    (said,) = turn(live, recorded, [thought, called, output])
+    assert said["content"][0]["text"] == DONE
+    vocabulary = live.service.engine.model.vocabulary
+    prompt = b"".join(vocabulary.piece(token) for token in live.service.stream(1).request.prompt).decode()
+    assert "exited with 0" in prompt
+    for name in SHOWN[form]:
+        assert f'"name": "{name}"' in prompt
+    assert "web_search" not in prompt

@@ -1,0 +1,550 @@
+"""OpenAI's Responses API with the `openai` package: whole and streamed, tools, parsed answers, conversations, errors.
+
+Every answer and every event is also validated by the package's types, which the client itself does not do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from live import Live
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+from test_openai_package import client_of
+
+from rest_local.errors import DecodeFailed
+
+Scripted = Callable[..., Live]
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
+READ = {
+    "type": "function",
+    "name": "read_file",
+    "description": "Reads a file.",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+}
+PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
+PATCHED = '*** Begin Patch\n*** Update File: ä.py\n-"a\\b"\n+\U0001f600\n*** End Patch'
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def pieces(text: str, size: int = 5) -> tuple[str, ...]:
+    return tuple(text[i : i + size] for i in range(0, len(text), size))
+
+
+def events_of(live: Live, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, in which each is named by its type, and numbered without gaps."""
+    answer = live.post("/v1/responses", body | {"stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    blocks = [block.split("\n", 1) for block in answer.text.removesuffix("\n\n").split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for event in events:
+        EVENT.validate_python(event)
+    return events
+
+
+def kinds(events: list[dict[str, Any]]) -> Iterator[str]:
+    """Types without the prefix, and repeated deltas once."""
+    last = ""
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        if kind != last or not kind.endswith("delta"):
+            yield kind
+        last = kind
+
+
+class Entry(BaseModel):
+    """What an answer is parsed into; short, whatever the model would like to say."""
+
+    kind: Literal["file", "folder"]
+    hidden: bool
+
+
+def test_text_is_answered(demo: Live) -> None:
+    with client_of(demo) as client:
+        made = client.responses.create(
+            model="demo", input="def add(a, b):", instructions="Be brief.", max_output_tokens=12, temperature=0,
+            metadata={"a": "b"}, user="me",
+        )  # fmt: skip
+    Response.model_validate(made.model_dump())
+    assert made.output_text
+    assert made.status in ("completed", "incomplete")
+    assert 0 < made.usage.output_tokens <= 12
+    assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
+    assert (made.instructions, made.metadata, made.temperature) == ("Be brief.", {"a": "b"}, 0)
+    assert made.id.startswith("resp_")
+    assert made.output[0].id.startswith("msg_")
+
+
+def test_a_stream_is_the_whole_answer(demo: Live) -> None:
+    asked: dict[str, Any] = {"model": "demo", "input": "def area(radius):", "max_output_tokens": 24, "temperature": 0}
+    with client_of(demo) as client:
+        whole = client.responses.create(**asked)
+        deltas = []
+        with client.responses.stream(**asked) as stream:
+            for event in stream:
+                if event.type == "response.output_text.delta":
+                    deltas.append(event.delta)
+                last = event
+    assert "".join(deltas) == whole.output_text
+    assert last.type == f"response.{whole.status}"
+    assert last.response.output_text == whole.output_text
+    assert last.response.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_the_events_of_text_have_their_order(scripted: Scripted) -> None:
+    events = events_of(scripted(), {"model": "demo", "input": "Hi"})
+    assert list(kinds(events)) == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    final = events[-1]["response"]
+    Response.model_validate(final)
+    assert events[0]["response"]["status"] == "in_progress"
+    assert final["output"][0] == events[-2]["item"]
+    assert final["output"][0]["content"][0]["text"] == "Hello world"
+    assert {event["item_id"] for event in events if "item_id" in event} == {final["output"][0]["id"]}
+
+
+def test_reasoning_calls_and_text_are_items_of_their_own(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = pieces("<think>Look first.</think>I read it.\n" + call("read_file", path="a.py"))
+    events = events_of(live, {"input": "What is in a.py?", "tools": [READ]})
+    item = ["output_item.added"]
+    part = [*item, "content_part.added"]
+    assert list(kinds(events)) == [
+        "created", "in_progress",
+        *part, "reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done",
+        *part, "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
+        *item, "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    final = Response.model_validate(events[-1]["response"])
+    thought, said, called = final.output
+    assert (thought.type, thought.content[0].text, thought.encrypted_content) == ("reasoning", "Look first.", None)
+    assert (said.type, said.content[0].text) == ("message", "I read it.")
+    assert (called.type, called.name, called.arguments) == ("function_call", "read_file", '{"path": "a.py"}')
+    assert 0 < final.usage.output_tokens_details.reasoning_tokens < final.usage.output_tokens
+    assert final.tools[0].name == "read_file"
+
+
+def test_the_text_of_a_custom_tool_is_no_json(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = pieces(call("apply_patch", input=PATCHED), 3)
+    events = events_of(live, {"input": "Edit it.", "tools": [PATCH]})
+    assert list(kinds(events))[2:-1] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
+    assert len(deltas) >= 1
+    assert "".join(deltas) == PATCHED
+    (called,) = Response.model_validate(events[-1]["response"]).output
+    assert (called.type, called.name, called.input) == ("custom_tool_call", "apply_patch", PATCHED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"patch": "a\\nb"}', "a\nb"),
+        ('{"other": 1, "input": "x"}', "x"),
+        ('{"a": "1", "b": "2"}', '{"a": "1", "b": "2"}'),
+        ("{}", ""),
+    ],
+)
+def test_a_custom_call_in_another_form_loses_nothing(scripted: Scripted, arguments: str, text: str) -> None:
+    live = scripted()
+    live.service.answer = pieces(f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>')
+    events = events_of(live, {"input": "Edit it.", "tools": [PATCH]})
+    assert events[-1]["response"]["output"][0]["input"] == text
+
+
+def test_a_search_for_tools_is_the_clients(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = pieces(call("tool_search", query="files"))
+    tools = [{"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": {}}]
+    with client_of(live) as client:
+        made = client.responses.create(model="demo", input="Find a tool.", tools=tools)
+        (found,) = Response.model_validate(made.model_dump()).output
+        assert (found.type, found.execution, found.arguments) == ("tool_search_call", "client", {"query": "files"})
+        live.service.answer = pieces(call("read_file", path="b.py"))
+        output = {"type": "tool_search_output", "call_id": found.call_id, "execution": "client", "tools": [READ]}
+        more = client.responses.create(
+            model="demo", input=[output], previous_response_id=made.id, tools=tools, store=False
+        )
+    assert more.output[0].type == "function_call"
+    prompt = prompt_of(live, 1)
+    assert "Found: read_file" in prompt
+    assert "Reads a file." in prompt
+
+
+def prompt_of(live: Live, number: int = 0) -> str:
+    """The text that the model was given."""
+    vocabulary = live.service.engine.model.vocabulary
+    tokens = live.service.stream(number).request.prompt
+    return b"".join(vocabulary.piece(token) for token in tokens).decode()
+
+
+def test_tools_in_a_loop(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = pieces("<think>Hm.</think>" + call("read_file", path="a.py"))
+    with client_of(live) as client:
+        first = client.responses.create(
+            model="demo", input=[{"role": "user", "content": "What is in a.py?"}], tools=[READ], store=False,
+            include=["reasoning.encrypted_content"],
+        )  # fmt: skip
+        thought, called = first.output
+        live.service.answer = ("x is 1.",)
+        items = [
+            {"role": "user", "content": "What is in a.py?"},
+            {"type": "reasoning", "id": thought.id, "summary": [], "encrypted_content": thought.encrypted_content},
+            called.model_dump(exclude_none=True),
+            {"type": "function_call_output", "call_id": called.call_id, "output": "x = 1\n"},
+        ]
+        second = client.responses.create(model="demo", input=items, tools=[READ], store=False)
+    assert second.output_text == "x is 1."
+    prompt = prompt_of(live, 1)
+    assert prompt.index("What is in a.py?") < prompt.index('"path": "a.py"') < prompt.index("x = 1")
+    assert prompt.count("What is in a.py?") == 1
+
+
+def test_a_conversation_goes_on(scripted: Scripted) -> None:
+    live = scripted()
+    with client_of(live) as client:
+        first = client.responses.create(model="demo", input="My name is Ada.", instructions="Sing.")
+        live.service.answer = ("Ada.",)
+        second = client.responses.create(model="demo", input="Who am I?", previous_response_id=first.id)
+        third = client.responses.create(model="demo", input="Sure?", previous_response_id=second.id)
+        other = client.responses.create(model="demo", input="Again?", previous_response_id=first.id)
+        listed = list(client.responses.input_items.list(third.id, order="asc", limit=2))
+        again = client.responses.retrieve(second.id)
+        client.responses.delete(first.id)
+        for gone in (second.id, first.id):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.responses.create(model="demo", input="And?", previous_response_id=gone)
+            assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+    prompt = prompt_of(live, 2)
+    assert "Sing." not in prompt, "instructions are not carried over"
+    places = [prompt.index(text) for text in ("My name is Ada.", "Hello world", "Who am I?", "Sure?")]
+    assert places == sorted(places)
+    assert prompt.count("Ada.") == 2
+    assert "Who am I?" not in prompt_of(live, 3), "a branch of its own"
+    texts = [item.content[0].text for item in listed]
+    assert texts == ["My name is Ada.", "Hello world", "Who am I?", "Ada.", "Sure?"]
+    for item in listed:
+        ITEM.validate_python(item.model_dump())
+    assert again.output_text == "Ada."
+    assert again.previous_response_id == first.id
+    assert other.previous_response_id == first.id
+
+
+def test_what_is_not_stored_is_not_kept(scripted: Scripted) -> None:
+    live = scripted()
+    with client_of(live) as client:
+        made = client.responses.create(model="demo", input="Hi", store=False)
+        assert made.store is False
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model="demo", input="More", previous_response_id=made.id)
+
+
+def test_an_item_is_referred_to(scripted: Scripted) -> None:
+    """As the AI SDK does where responses are stored."""
+    live = scripted()
+    with client_of(live) as client:
+        first = client.responses.create(model="demo", input="Hi")
+        reference: Any = {"type": "item_reference", "id": first.output[0].id}
+        items: list[Any] = [{"role": "user", "content": "Hi"}, reference, {"role": "user", "content": "More"}]
+        client.responses.create(model="demo", input=items)
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.responses.create(model="demo", input=[{"id": f"msg_{'0' * 48}_o0"}])
+    assert caught.value.param == "input[0].id"
+    assert "Hello world" in prompt_of(live, 1)
+
+
+def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
+    with client_of(demo) as client:
+        made = client.responses.parse(
+            model="demo", input="What is in a.py?", text_format=Entry, max_output_tokens=300, temperature=0
+        )
+    assert isinstance(made.output_parsed, Entry)
+    assert made.text.format.type == "json_schema"
+
+
+def test_arguments_are_parsed_into_a_type(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = (call("Entry", kind="file", hidden=False),)
+    with client_of(live) as client:
+        made = client.responses.parse(model="demo", input="Go.", tools=[openai.pydantic_function_tool(Entry)])
+    assert made.output[0].parsed_arguments == Entry(kind="file", hidden=False)
+
+
+def test_a_call_is_forced(demo: Live) -> None:
+    with client_of(demo) as client:
+        for choice in ("required", {"type": "function", "name": "read_file"}):
+            made = client.responses.create(
+                model="demo", input="Hi", tools=[READ], tool_choice=choice, temperature=0, max_output_tokens=200
+            )
+            assert [item.type for item in made.output][-1] == "function_call"
+            assert made.output[-1].name == "read_file"
+
+
+def test_a_forced_custom_call_keeps_its_expression(demo: Live) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": r'(add|remove) "[a-z]{1,8}"\n'}
+    with client_of(demo) as client:
+        made = client.responses.create(
+            model="demo", input="Hi", tools=[{"type": "custom", "name": "list", "format": form}],
+            tool_choice={"type": "custom", "name": "list"}, max_output_tokens=200,
+        )  # fmt: skip
+    assert made.output[-1].type == "custom_tool_call"
+    command, word = made.output[-1].input.split(" ")
+    assert command in ("add", "remove")
+    assert word[0] == '"'
+    assert word.endswith('"\n')
+
+
+def test_a_limit_leaves_an_answer_incomplete(demo: Live) -> None:
+    with client_of(demo) as client:
+        made = client.responses.create(model="demo", input="def add(a, b):", max_output_tokens=2, temperature=0)
+    assert made.status == "incomplete"
+    assert made.incomplete_details.reason == "max_output_tokens"
+    assert made.output[-1].status == "incomplete"
+    events = events_of(demo, {"input": "def add(a, b):", "max_output_tokens": 2, "temperature": 0})
+    assert events[-1]["type"] == "response.incomplete"
+
+
+def test_an_answer_without_text_is_an_empty_message(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = ()
+    with client_of(live) as client:
+        made = client.responses.create(model="demo", input="Hi")
+    assert (made.output_text, len(made.output)) == ("", 1)
+
+
+def test_logprobs_are_those_of_the_text(demo: Live) -> None:
+    with client_of(demo) as client:
+        made = client.responses.create(
+            model="demo", input="Hi", max_output_tokens=4, temperature=0, top_logprobs=2,
+            include=["message.output_text.logprobs"],
+        )  # fmt: skip
+    entries = made.output[0].content[0].logprobs
+    assert len(entries) == made.usage.output_tokens
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    events = events_of(demo, {"input": "Hi", "max_output_tokens": 4, "temperature": 0, "top_logprobs": 2})
+    streamed = [entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]]
+    assert [entry["token"] for entry in streamed] == [entry.token for entry in entries][: len(streamed)]
+
+
+def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with client_of(live) as client:
+        stream = client.responses.create(model="demo", input="Hi", stream=True)
+        submitted = live.service.stream()
+        submitted.give("half")
+        submitted.end("error", error=DecodeFailed(-3, 4))
+        with pytest.raises(openai.APIError, match="llama_decode"):
+            list(stream)
+
+
+def test_the_last_event_of_a_failed_stream_has_what_there_was(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with (
+        live.client() as client,
+        client.stream("POST", "/v1/responses", json={"input": "Hi", "stream": True}) as answer,
+    ):
+        submitted = live.service.stream()
+        submitted.give("half")
+        submitted.end("error", error=DecodeFailed(-3, 4))
+        text = answer.read().decode()
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    for event in events:
+        EVENT.validate_python(event)
+    failed = events[-1]["response"]
+    assert failed["status"] == "failed"
+    assert "llama_decode" in failed["error"]["message"]
+    assert failed["output"], "the item that was begun"
+    assert failed["store"] is False
+
+
+def test_a_client_that_leaves_ends_its_request(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with client_of(live) as client:
+        stream = client.responses.create(model="demo", input="Hi", stream=True)
+        next(iter(stream))
+        stream.close()
+    assert live.service.stream().cancelled.wait(30)
+
+
+def test_other_machines_do_not_see_what_was_cached_or_accepted(scripted: Scripted) -> None:
+    live = scripted(keys=(b"k",), allowed_hosts=("elsewhere.example",))
+    live.service.answer = None
+    usage = {}
+    for number, shares in enumerate((False, True)):
+        live.serving.settings.__dict__["statistics"] = shares  # frozen; the same server, so that ids agree
+        with client_of(live, api_key="k") as client:
+            stream = client.responses.create(model="demo", input="Hi", stream=True)
+            submitted = live.service.stream(number)
+            submitted.timings = {"cached_tokens": 5}
+            submitted.give("done")
+            submitted.end()
+            usage[shares] = list(stream)[-1].response.model_dump()
+    assert usage[False]["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    assert "accepted_prediction_tokens" not in usage[False]["usage"]["output_tokens_details"]
+    assert "draft_n" not in usage[False]["timings"]
+    assert "cache_n" not in usage[False]["timings"]
+    assert usage[True]["usage"]["input_tokens_details"]["cached_tokens"] == 5
+    assert usage[True]["usage"]["output_tokens_details"]["accepted_prediction_tokens"] == 3
+    assert usage[True]["usage"]["output_tokens_details"]["rejected_prediction_tokens"] == 1
+
+
+def test_a_key_does_not_continue_what_another_has_begun(scripted: Scripted) -> None:
+    live = scripted(keys=(b"one", b"two"))
+    with client_of(live, api_key="one") as client:
+        made = client.responses.create(model="demo", input="My secret is 42.")
+    with client_of(live, api_key="two") as client:
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.input_items.list(made.id)
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            client.responses.create(model="demo", input="What is it?", previous_response_id=made.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.create(model="demo", input=[{"type": "item_reference", "id": made.output[0].id}])
+    with client_of(live, api_key="one") as client:
+        assert client.responses.retrieve(made.id).id == made.id
+
+
+MESSAGE = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [3]}, "input"),
+        ({"input": [{}]}, "input[0].type"),
+        ({"input": [MESSAGE, MESSAGE, MESSAGE, {"type": "sonnet"}]}, "input[3].type"),
+        ({"input": [{"type": None}]}, "input[0].type"),
+        ({"input": [{"role": "poet", "content": "Hi"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "image_url"),
+        ({"input": [MESSAGE, {"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[1].call_id"),
+        ({"input": [MESSAGE, {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]}, "input[1].call_id"),
+        ({"input": [MESSAGE, {"type": "function_call", "call_id": "c"}]}, "input[1].name"),
+        ({"input": [{"type": "reasoning", "summary": [{}]}]}, "input[0].summary[0].text"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": "Hi", "tools": [READ, {"type": "code_interpreter"}]}, "tools[1].type"),
+        ({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "Hi", "tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
+        ({"input": "Hi", "tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools"),
+        ({"input": "Hi", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"input": "Hi", "tools": [READ], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"input": "Hi", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"input": "Hi", "text": {"format": {"type": "yaml"}}}, "text"),
+        ({"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "Hi", "background": True}, "background"),
+        ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
+        ({"input": "Hi", "prompt": {"id": "p"}}, "prompt"),
+        ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "Hi", "metadata": {"a": 1}}, "metadata"),
+        ({"input": "Hi", "truncation": "some"}, "truncation"),
+        ({"input": "word " * 4000}, "input"),
+    ],
+)
+def test_bad_input_is_refused_by_its_place(scripted: Scripted, body: dict[str, Any], param: str) -> None:
+    live = scripted()
+    answer = live.post("/v1/responses", body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert param in error["param"]
+    assert error["param"] in error["message"] or error["code"] == "context_length_exceeded"
+    assert not live.service.streams
+
+
+def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "array", "uniqueItems": True}}
+    answer = scripted().post("/v1/responses", {"input": "Hi", "text": {"format": form}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("text.format")
+    assert answer.json()["error"]["param"] == "text"
+
+
+def test_fields_that_are_null_are_absent(scripted: Scripted) -> None:
+    names = (
+        "instructions", "previous_response_id", "store", "tools", "tool_choice", "parallel_tool_calls",
+        "max_output_tokens", "text", "reasoning", "include", "top_logprobs", "truncation", "metadata", "temperature",
+        "prompt_cache_key", "user", "background", "conversation", "prompt", "stream", "model", "service_tier",
+    )  # fmt: skip
+    item = {"type": None, "id": None, "status": None, "role": "user", "content": "Hi"}
+    answer = scripted().post("/v1/responses", dict.fromkeys(names) | {"input": [item]})
+    assert answer.status_code == 200, answer.text
+    Response.model_validate(answer.json())
+
+
+def test_an_unknown_model_is_404(scripted: Scripted) -> None:
+    with client_of(scripted()) as client, pytest.raises(openai.NotFoundError):
+        client.responses.create(model="gone", input="Hi")
+
+
+def test_pages_of_input_items(scripted: Scripted) -> None:
+    live = scripted()
+    with client_of(live) as client:
+        made = client.responses.create(model="demo", input=[{"role": "user", "content": str(i)} for i in range(5)])
+        assert [item.content[0].text for item in client.responses.input_items.list(made.id, limit=2)] == list("43210")
+    path = f"/v1/responses/{made.id}"
+    page = live.get(f"{path}/input_items?limit=2").json()
+    assert page["has_more"] is True
+    assert page["last_id"] == page["data"][-1]["id"]
+    for query in ("limit=0", "limit=101", "limit=x", "limit=%D9%A3", "order=up", "after=none"):
+        assert live.get(f"{path}/input_items?{query}").status_code == 400, query
+    assert live.get(f"{path}?stream=true").status_code == 400
+    for wrong in ("resp_", "resp_" + "0" * 48, "..%2F..%2Fetc", "resp_" + "g" * 48, path.upper()):
+        assert live.get(f"/v1/responses/{wrong}").status_code == 404
+        assert live.get(f"/v1/responses/{wrong}/input_items").status_code == 404
+
+
+def test_a_forgotten_host_or_key_is_refused_here_too(scripted: Scripted) -> None:
+    live = scripted(keys=(b"right",))
+    answers: list[httpx.Response] = [
+        live.post("/v1/responses", {"input": "Hi"}),
+        live.get("/v1/responses/x"),
+        live.get("/v1/responses/x/input_items"),
+    ]
+    assert [answer.status_code for answer in answers] == [401, 401, 401]

@@ -1,0 +1,191 @@
+"""Images in chat completions over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from live import Live, becomes_idle, served
+from support.images import picture
+
+from models import tiny_mmproj
+from rest_local.chat.images import MOST_IMAGES, part_of
+from rest_local.decoding.engine import Engine
+from rest_local.llama.picture import MAX_PIXELS
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+CHAT = "/v1/chat/completions"
+WIDTH = 512  # of the demo model
+
+
+@pytest.fixture(scope="module")
+def engines() -> list[Engine]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, engines: list[Engine]) -> Iterator[Live]:
+    """The demo model with a projector of random weights."""
+    path = tiny_mmproj.write(tmp_path_factory.mktemp("projector") / "mmproj.gguf", WIDTH)
+
+    def load() -> Engine:
+        engines.append(Engine.load(slots=2, mmproj=path))
+        return engines[0]
+
+    serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
+        yield live
+
+
+def encoded(engines: list[Engine]) -> int:
+    assert engines[0].projector is not None
+    return engines[0].projector.encoded
+
+
+def asking(*parts: Any, **options: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 8, "temperature": 0, **options}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def url(value: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": value}}
+
+
+def test_an_image_is_part_of_the_prompt(seeing: Live) -> None:
+    words, image = text("What is this?"), part_of(picture(101))
+    without = seeing.post(CHAT, asking(words)).json()
+    answered = seeing.post(CHAT, asking(words, image))
+    assert answered.status_code == 200
+    usage = answered.json()["usage"]
+    assert usage["prompt_tokens"] == without["usage"]["prompt_tokens"] + 16
+    assert answered.json()["choices"][0]["message"]["content"]
+
+
+def test_the_second_turn_encodes_and_evaluates_what_is_new(seeing: Live, engines: list[Engine]) -> None:
+    body = asking(text("What is this?"), part_of(picture(102)))
+    before = encoded(engines)
+    message = seeing.post(CHAT, body).json()["choices"][0]["message"]
+    body["messages"] += [message, {"role": "user", "content": "And now?"}]
+    usage = seeing.post(CHAT, body).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 16
+    assert encoded(engines) == before + 1
+
+
+def test_an_answer_is_streamed(seeing: Live) -> None:
+    body = asking(text("What is this?"), part_of(picture(103)))
+    whole = seeing.post(CHAT, body).json()["choices"][0]["message"]["content"]
+    with seeing.client() as client, client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]) == whole
+
+
+def test_requests_and_choices_with_one_image_encode_it_once(seeing: Live, engines: list[Engine]) -> None:
+    before = encoded(engines)
+    body = asking(text("What is this?"), part_of(picture(104)), n=3)
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: seeing.post(CHAT, body).json(), range(4)))
+    found = {choice["message"]["content"] for answer in answers for choice in answer["choices"]}
+    assert len(found) == 1
+    assert encoded(engines) == before + 1
+
+
+def test_words_that_look_like_a_mark_are_words(seeing: Live) -> None:
+    body = asking(text("[image 1 0123456789abcdef] <__media__> <image>"), part_of(picture(105)))
+    assert seeing.post(CHAT, body).status_code == 200
+    assert seeing.post(CHAT, asking(text("<__media__> <image>"))).status_code == 200
+
+
+def test_props_tell_whether_the_model_takes_images(seeing: Live, demo: Live) -> None:
+    assert seeing.get("/props").json()["modalities"] == {"vision": True, "audio": False}
+    assert demo.get("/props").json()["modalities"] == {"vision": False, "audio": False}
+
+
+def refused(live: Live, body: dict[str, Any]) -> str:
+    answer = live.post(CHAT, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, "messages", "invalid_request_error")
+    return str(error["message"])
+
+
+def test_without_a_projector_images_are_refused(demo: Live) -> None:
+    message = refused(demo, asking(text("What is this?"), part_of(picture(1))))
+    assert message.startswith("messages[0].content[1]: the model has no projector here")
+
+
+def bomb(side: int) -> bytes:
+    """A PNG whose header says `side` x `side` pixels."""
+    data = bytearray(picture(1))
+    data[16:24] = side.to_bytes(4, "big") * 2
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [
+        (url("https://example.org/a.png"), "no URL is fetched"),
+        (url("http://127.0.0.1:1/"), "no URL is fetched"),
+        (url("file:///etc/passwd"), "no URL is fetched"),
+        (url("data:image/png;base64,####"), "not valid base64"),
+        (url("data:image/png;base64," + base64.b64encode(b"no image").decode()), "no image"),
+        (url("data:image/png;base64," + base64.b64encode(picture(1)[:200]).decode()), "cannot be decoded"),
+        ({"type": "image_url"}, "give an object with a url"),
+        (part_of(bomb(6000)), "no image"),  # a wrong checksum of its header
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "'input_audio' are not supported"),
+    ],
+)
+def test_what_is_no_image_is_refused(part: dict[str, Any], cause: str, seeing: Live) -> None:
+    message = refused(seeing, asking(text("What is this?"), part))
+    assert message.startswith("messages[0].content[1]")
+    assert cause in message
+
+
+def test_a_bomb_is_refused_by_its_header(seeing: Live) -> None:
+    import zlib
+
+    data = bytearray(bomb(40_000))
+    data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
+    assert f"more than {MAX_PIXELS}" in refused(seeing, asking(text("x"), part_of(bytes(data))))
+
+
+def test_too_many_images_are_refused(seeing: Live) -> None:
+    assert f"more than {MOST_IMAGES} images" in refused(seeing, asking(*[part_of(picture(1))] * (MOST_IMAGES + 1)))
+
+
+def test_images_that_do_not_fit_the_context_are_refused(tmp_path: Any) -> None:
+    path = tiny_mmproj.write(tmp_path / "mmproj.gguf", WIDTH)
+    serving = Serving(Settings(port=0), "demo", lambda: Engine.load(mmproj=path, n_ctx=64), drain_seconds=5)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
+        answer = live.post(CHAT, asking(*[part_of(picture(seed)) for seed in range(4)]))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_body_beyond_the_limit_is_refused(seeing: Live) -> None:
+    assert seeing.post(CHAT, asking(url("data:image/png;base64," + "A" * (9 << 20)))).status_code == 413
+
+
+def test_a_client_that_leaves_frees_its_slot(seeing: Live) -> None:
+    body = asking(text("What is this?"), part_of(picture(106)), max_tokens=1500, ignore_eos=True, stream=True)
+    with seeing.client() as client, client.stream("POST", CHAT, json=body) as answer:
+        next(answer.iter_lines())
+    becomes_idle(seeing)
+    assert seeing.post(CHAT, asking(text("Hello"))).status_code == 200
+
+
+def test_ids_of_images_are_no_tokens_of_other_calls(seeing: Live) -> None:
+    for path, body in (
+        ("/completion", {"prompt": [-1_073_741_824], "n_predict": 1}),
+        ("/v1/completions", {"prompt": [-1_073_741_824], "max_tokens": 1}),
+        ("/detokenize", {"tokens": [-1_073_741_824]}),
+    ):
+        assert seeing.post(path, body).status_code == 400

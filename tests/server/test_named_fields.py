@@ -1,0 +1,65 @@
+"""A body that lacks something is 400, and the error names the place: `messages[2].content`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from live import Live
+
+Scripted = Callable[..., Live]
+SAID = {"role": "user", "content": "hi"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+
+
+def chat(*messages: Any) -> dict[str, Any]:
+    return {"messages": list(messages), "max_tokens": 2}
+
+
+WITHOUT = [
+    ("/v1/chat/completions", {}, "messages"),
+    ("/v1/chat/completions", {"messages": None}, "messages"),
+    ("/v1/chat/completions", chat(), "messages"),
+    ("/v1/chat/completions", chat({"role": "user"}), "messages[0].content"),
+    ("/v1/chat/completions", chat({"role": "user", "content": None}), "messages[0].content"),
+    ("/v1/chat/completions", chat({"role": "system"}, SAID), "messages[0].content"),
+    ("/v1/chat/completions", chat(SAID, SAID, {"role": "assistant"}), "messages[2].content"),
+    ("/v1/chat/completions", chat(SAID, {"role": "assistant", "tool_calls": []}), "messages[1].content"),
+    ("/v1/chat/completions", chat(SAID, {"role": "user", "tool_calls": [CALL]}), "messages[1].content"),
+    ("/v1/chat/completions", chat(SAID, {"role": "tool", "tool_call_id": "call_1"}), "messages[1].content"),
+    ("/v1/chat/completions", chat({"content": "hi"}), "messages[0].role"),
+    ("/apply-template", chat(SAID, {"role": "assistant"}), "messages[1].content"),
+    ("/v1/completions", {"max_tokens": 2}, "prompt"),
+    ("/v1/completions", {"prompt": None}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/completion", {"n_predict": 2}, "prompt"),
+    ("/infill", {"input_extra": [{"filename": "a.py"}]}, "input_extra[0].text"),
+    ("/v1/embeddings", {}, "input"),
+    ("/tokenize", {}, "content"),
+    ("/detokenize", {}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), WITHOUT)
+def test_the_error_names_the_field(scripted: Scripted, path: str, body: Any, field: str) -> None:
+    answer = scripted().post(path, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["message"].startswith(f"{field}: ")
+    assert error["param"] == field.partition("[")[0]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "reasoning_content": "cut off"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": ""},
+    ],
+)
+def test_a_message_that_says_something_else_or_nothing_is_taken(scripted: Scripted, message: Any) -> None:
+    live = scripted()
+    assert live.post("/v1/chat/completions", chat(SAID, message)).status_code == 200

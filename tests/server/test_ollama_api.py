@@ -1,0 +1,295 @@
+"""Ollama's API: what its fields mean here, what is told to other machines, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from live import Live, served
+
+from rest_local.decoding.engine import Engine
+from rest_local.server.errors import ApiError
+from rest_local.server.model_info import quantization
+from rest_local.server.names import find_name, tagged
+from rest_local.server.ollama.bodies import GenerateBody, OllamaChatBody
+from rest_local.server.ollama.listing import Row, counted, running, tags
+from rest_local.server.ollama.translation import chat_body, chat_messages, prompt_messages
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+Scripted = Callable[..., Live]
+HELLO = [{"role": "user", "content": "Hello"}]
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode()
+KEY = {"x-api-key": "k"}
+
+
+def messages(*given: dict[str, Any]) -> list[dict[str, Any]]:
+    body = OllamaChatBody.model_validate({"messages": list(given)})
+    return [message.model_dump(exclude_none=True) for message in chat_messages(body)]
+
+
+def test_options_reach_the_sampler(scripted: Scripted) -> None:
+    live = scripted()
+    options = {
+        "temperature": 0.3,
+        "top_k": 7.0,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "seed": 5,
+        "stop": "end",
+        "repeat_penalty": 1.2,
+        "repeat_last_n": 16,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "num_predict": 9,
+        "num_keep": 3,
+    }
+    live.post("/api/chat", {"messages": HELLO, "options": options, "stream": False})
+    request = live.service.stream().request
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.3, 7, 0.8, 0.1)
+    assert (sampling.seed, sampling.repeat_penalty, sampling.repeat_last_n) == (5, 1.2, 16)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)
+    assert (request.stop, request.max_tokens, request.keep_tokens) == (("end",), 9, 3)
+
+
+def test_what_is_ignored_is_named_with_a_reason(scripted: Scripted) -> None:
+    body = {"prompt": "x", "template": "{{ .Prompt }}", "options": {"num_ctx": 8, "mirostat": 1, "temperature": 0}}
+    last = json.loads(scripted().post("/api/generate", body).text.splitlines()[-1])
+    found = last["rest_local"]["ignored"]
+    assert set(found) == {"template", "options.num_ctx", "options.mirostat"}
+    assert "model's own" in found["template"]
+    assert all(found.values())
+    plain = scripted().post("/api/generate", {"prompt": "x", "stream": False}).json()
+    assert "rest_local" not in plain
+
+
+def test_thinking_is_switched_by_the_names_that_templates_know() -> None:
+    def variables(think: Any) -> Any:
+        body = GenerateBody.model_validate({"prompt": "x", "think": think})
+        return chat_body(body, prompt_messages(body), None).chat_template_kwargs
+
+    assert variables(None) is None
+    assert variables(False) == {"enable_thinking": False, "thinking": False}
+    assert variables("low") == {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
+
+
+def test_results_get_the_ids_of_their_calls() -> None:
+    def call(name: str, **more: Any) -> dict[str, Any]:
+        return {"function": {"name": name, "arguments": {"n": 1}}} | more
+
+    found = messages(
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "tool_calls": [call("a"), call("b"), call("c", id="own")]},
+        {"role": "tool", "tool_name": "b", "content": "2"},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "tool_call_id": "own", "content": "3"},
+        {"role": "tool", "content": "no call is left"},
+    )
+    assert [each["id"] for each in found[1]["tool_calls"]] == ["call_1_0", "call_1_1", "own"]
+    assert [each.get("tool_call_id") for each in found[2:]] == ["call_1_1", "call_1_0", "own", None]
+    assert [each.get("name") for each in found[2:]] == ["b", "a", "c", None]
+
+
+def test_images_become_parts_and_others_are_refused() -> None:
+    (found,) = messages({"role": "user", "content": "What is this?", "images": [PNG]})
+    assert found["content"] == [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
+    ]
+    for image in ("no base64!", base64.b64encode(b"text, not an image").decode(), "http://127.0.0.1/x.png"):
+        with pytest.raises(ApiError) as caught:
+            messages({"role": "user", "content": "x"}, {"role": "user", "content": "y", "images": [PNG, image]})
+        assert caught.value.status == 400
+        assert caught.value.message.startswith("messages[1].images[1]:")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/api/chat", {"messages": [{"content": "x"}]}, "messages[0].role"),
+        ("/api/chat", {"messages": "x"}, "messages"),
+        ("/api/chat", {"messages": HELLO, "options": {"top_k": 1.5}}, "options.top_k"),
+        ("/api/chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "options.temperature"),
+        ("/api/chat", {"messages": HELLO, "tools": [{"type": "web_search"}]}, "tools[0]"),
+        ("/api/chat", {"messages": HELLO, "format": "xml"}, "format"),
+        ("/api/generate", {"prompt": 5}, "prompt"),
+        ("/api/generate", {"prompt": "x", "context": [10**9]}, "token ids"),
+        ("/api/generate", {"prompt": "x", "raw": True, "images": [PNG]}, "images"),
+        ("/api/generate", {"prompt": "x", "options": {"top_p": 7}}, "top_p"),
+        ("/api/embed", {}, "input"),
+        ("/api/show", {}, "name"),
+    ],
+)
+def test_bad_input_is_400_in_the_shape_of_ollama(
+    scripted: Scripted, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = scripted().post(path, body)
+    assert answer.status_code == 400
+    assert answer.json().keys() == {"error"}
+    assert field in answer.json()["error"]
+
+
+def test_a_prompt_that_is_too_long_is_400(scripted: Scripted) -> None:
+    answer = scripted(n_ctx=16).post("/api/generate", {"prompt": "word " * 100, "raw": True})
+    assert answer.status_code == 400
+    assert "context" in answer.json()["error"]
+
+
+def test_errors_of_the_server_have_the_shape_too(scripted: Scripted) -> None:
+    live = scripted(keys=(b"k",), max_body=1000)
+    assert live.post("/api/chat", {"messages": HELLO}).json().keys() == {"error"}
+    assert isinstance(live.post("/api/chat", {"messages": HELLO}).json()["error"], str)
+    large = live.post("/api/chat", {"messages": HELLO, "x": "y" * 2000}, headers=KEY)
+    assert (large.status_code, large.json().keys()) == (413, {"error"})
+    assert live.get("/api/nothing", headers=KEY).json() == {"error": "no such route"}
+
+
+TYPES = ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", None)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_programs_need_no_content_type(scripted: Scripted, kind: str | None) -> None:
+    """As curl sends the examples of Ollama's documentation."""
+    live = scripted()
+    headers = {"content-type": kind} if kind else {}
+    content = json.dumps({"messages": HELLO}).encode()
+    with live.client() as client:
+        assert client.post("/api/chat", content=content, headers=headers).status_code == 200
+        assert client.post("/v1/chat/completions", content=content, headers=headers).status_code == 415
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("kind", TYPES)
+def test_pages_of_other_sites_cannot_call(scripted: Scripted, page: dict[str, str], kind: str | None) -> None:
+    """These types are what a page may send without asking the server first."""
+    live = scripted()
+    headers = page | ({"content-type": kind} if kind else {})
+    with live.client() as client:
+        answer = client.post("/api/chat", content=json.dumps({"messages": HELLO}).encode(), headers=headers)
+    assert answer.status_code in (403, 415)
+    assert not live.service.streams
+
+
+def test_pages_of_allowed_origins_can(scripted: Scripted) -> None:
+    live = scripted(allowed_origins=("app://obsidian.md",))
+    headers = {"origin": "app://obsidian.md", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
+    with live.client() as client:
+        answer = client.post("/api/chat", content=json.dumps({"messages": HELLO}).encode(), headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "app://obsidian.md"
+
+
+def test_other_machines_do_not_learn_what_was_in_memory(scripted: Scripted) -> None:
+    def last(**settings: Any) -> dict[str, Any]:
+        live = scripted(keys=(b"k",), **settings)
+        live.service.answer = None
+        found: list[httpx.Response] = []
+        body = {"messages": HELLO, "stream": False}
+        reader = threading.Thread(target=lambda: found.append(live.post("/api/chat", body, headers=KEY)))
+        reader.start()
+        asked = live.service.stream()
+        asked.timings = {"cached_tokens": 400, "prompt_tokens": 3, "prompt_ms": 1234.5, "predicted_ms": 163.0}
+        asked.give("Hello")
+        asked.end()
+        reader.join(60)
+        answer: dict[str, Any] = found[0].json()
+        return answer
+
+    near, far = last(), last(allowed_hosts=("proxy.example",))
+    assert near["prompt_eval_count"] == far["prompt_eval_count"] == 403
+    assert near["prompt_eval_duration"] == 1_234_500_000
+    assert near["eval_duration"] == 163_000_000
+    assert "prompt_eval_duration" not in far
+    assert far["eval_duration"] == 200_000_000
+    assert far["total_duration"] % 100_000_000 == 0
+
+
+def test_log_probabilities(demo: Live) -> None:
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 4}, "stream": False}
+    whole = demo.post("/api/chat", body).json()["logprobs"]
+    assert len(whole) == 4
+    assert all(len(each["top_logprobs"]) == 2 and each["logprob"] <= 0 for each in whole)
+    lines = [json.loads(line) for line in demo.post("/api/chat", body | {"stream": True}).text.splitlines()]
+    assert sum(len(line.get("logprobs", ())) for line in lines) == 4
+
+
+def test_the_page_stays_at_the_root_and_probes_succeed(demo: Live) -> None:
+    with demo.client() as client:
+        assert client.head("/").status_code == 200
+        page = client.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+
+
+def test_lists_are_there_while_the_model_loads() -> None:
+    wait = threading.Event()
+
+    def load() -> Engine:
+        wait.wait(60)
+        return Engine.load()
+
+    serving = Serving(Settings(port=0), "demo", load, drain_seconds=1)
+    with served(serving) as live:
+        try:
+            assert [model["name"] for model in live.get("/api/tags").json()["models"]] == ["demo:latest"]
+            assert live.get("/api/ps").json() == {"models": []}
+            assert live.post("/api/chat", {"messages": HELLO}).status_code == 503
+            assert live.post("/api/generate", {}).status_code == 503, "it is not loaded yet"
+        finally:
+            wait.set()
+            assert serving.loaded.wait(300)
+
+
+def test_lists_are_made_of_rows() -> None:
+    """A server of several models has rows of its own."""
+    row = Row("org/coder:Q4_K_M", 0.0, size=10, on_gpu=5, parameters=7_600_000_000, is_loaded=True, expires=1e9)
+    other = Row("small", 1.5)
+    listed = tags([row, other])["models"]
+    assert [each["name"] for each in listed] == ["org/coder:Q4_K_M", "small:latest"]
+    assert listed[0]["modified_at"] == "1970-01-01T00:00:00.000000Z"
+    assert listed[0]["details"]["parameter_size"] == "7.6B"
+    (loaded,) = running([row, other])["models"]
+    assert (loaded["size_vram"], loaded["expires_at"]) == (5, "2001-09-09T01:46:40.000000Z")
+
+
+def test_names() -> None:
+    names = ["coder", "qwen:7b", "latest-one:latest"]
+    assert find_name("coder", names) == find_name("coder:latest", names) == "coder"
+    assert find_name("qwen:7b", names) == "qwen:7b"
+    assert find_name("latest-one", names) == "latest-one:latest"
+    assert find_name("qwen", names) is None
+    assert (tagged("a"), tagged("a:b")) == ("a:latest", "a:b")
+
+
+@pytest.mark.parametrize(
+    ("description", "found"),
+    [
+        ("qwen2 7B Q4_K - Medium", "Q4_K_M"),
+        ("llama ?B Q8_0", "Q8_0"),
+        ("llama 1B all F32", "F32"),
+        ("llama 8B IQ2_XXS - 2.0625 bpw", "IQ2_XXS"),
+        ("gpt-oss 20B MXFP4 MoE", "MXFP4"),
+        ("bert 33M F16", "F16"),
+        ("unknown", ""),
+    ],
+)
+def test_quantizations(description: str, found: str) -> None:
+    assert quantization(description) == found
+
+
+def test_numbers_of_parameters() -> None:
+    assert [counted(n) for n in (0, 999, 22_500, 15_473_152, 7_615_616_512)] == ["0", "999", "22K", "15.47M", "7.6B"]

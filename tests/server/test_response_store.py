@@ -1,0 +1,217 @@
+"""Kept responses: in a folder and in memory, bounded, and forgotten where they are damaged."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local.server.responses.store import Kept, Store, item_id, items_of, new_response_id, owner_of
+
+ME, OTHER = owner_of([b"me"]), owner_of([b"other"])
+
+
+@pytest.fixture(params=["folder", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path if request.param == "folder" else None
+
+
+def add(store: Store, text: str, previous: str | None = None, owner: str = ME) -> Kept:
+    new = new_response_id(previous)
+    asked = {"type": "message", "role": "user", "content": text, "id": item_id("msg", new, "i", 0)}
+    said = {"type": "message", "role": "assistant", "content": text.upper(), "id": item_id("msg", new, "o", 0)}
+    kept = Kept(new, previous, owner, [asked], {"id": new, "output": [said]})
+    assert store.keep(kept)
+    return kept
+
+
+def texts(kept: list[Kept] | None) -> list[str] | None:
+    return None if kept is None else [item["content"] for item in items_of(kept)]
+
+
+def test_a_conversation_is_read_in_order(place: Path | None) -> None:
+    store = Store(place)
+    first = add(store, "a")
+    second = add(store, "b", first.id)
+    third = add(store, "c", second.id)
+    branch = add(store, "d", first.id)
+    assert texts(store.conversation(third.id, ME)) == ["a", "A", "b", "B", "c", "C"]
+    assert texts(store.conversation(branch.id, ME)) == ["a", "A", "d", "D"]
+    assert store.get(second.id, ME) == second
+    assert store.item(second.added[0]["id"], ME) == second.added[0]
+    assert store.item(second.output[0]["id"], ME) == second.output[0]
+
+
+def test_a_conversation_is_its_owners(place: Path | None) -> None:
+    store = Store(place)
+    kept = add(store, "a")
+    assert store.get(kept.id, OTHER) is None
+    assert store.conversation(kept.id, OTHER) is None
+    assert store.item(kept.output[0]["id"], OTHER) is None
+
+
+@pytest.mark.parametrize("wrong", ["", "resp_", "resp_" + "0" * 48, "resp_" + "A" * 48, "../../etc/passwd", "msg_1_o0"])
+def test_an_unknown_id_is_none(place: Path | None, wrong: str) -> None:
+    store = Store(place)
+    add(store, "a")
+    assert store.get(wrong, ME) is None
+    assert store.conversation(wrong, ME) is None
+    assert store.item(wrong, ME) is None
+    store.remove(wrong)
+
+
+def test_a_removed_response_ends_what_continues_it(place: Path | None) -> None:
+    store = Store(place)
+    first = add(store, "a")
+    second = add(store, "b", first.id)
+    store.remove(first.id)
+    assert store.get(first.id, ME) is None
+    assert store.get(second.id, ME) == second
+    assert store.conversation(second.id, ME) is None
+
+
+def test_another_process_reads_it(tmp_path: Path) -> None:
+    kept = add(Store(tmp_path), "a")
+    assert Store(tmp_path).get(kept.id, ME) == kept
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_only_this_user_reads_it(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        add(Store(tmp_path), "a")
+    finally:
+        os.umask(old)
+    for path in (tmp_path / "responses").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "responses").stat().st_mode) & 0o077 == 0
+
+
+def test_a_damaged_file_is_a_forgotten_response(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    kept = add(store, "a")
+    (path,) = (tmp_path / "responses").rglob("*.json")
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    damaged: list[bytes] = [b"", b"{", b"[]", b"null", whole[:-1], whole.replace(b'"version":1', b'"version":2')]
+    damaged += [whole[: draw.randrange(len(whole))] for _ in range(50)]
+    damaged += [whole.replace(b'"output":[', b'"output":[3,'), whole.replace(kept.id.encode(), b"resp_0")]
+    damaged.append(b"[" * 100_000)
+    for data in damaged:
+        path.write_bytes(data)
+        assert store.get(kept.id, ME) is None, data[:80]
+        assert store.conversation(kept.id, ME) is None
+        assert store.item(kept.output[0]["id"], ME) is None
+    path.write_bytes(whole)
+    assert store.get(kept.id, ME) == kept
+
+
+def test_what_cannot_be_written_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "responses").write_text("a file in place of the folder")
+    new = new_response_id()
+    assert not Store(tmp_path).keep(Kept(new, None, ME, [], {"id": new, "output": []}))
+    assert "is not kept" in caplog.text
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path)
+
+    def full(*paths: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rest_local.server.responses.store.os.replace", full)
+    new = new_response_id()
+    assert not store.keep(Kept(new, None, ME, [], {"id": new, "output": []}))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert "No space left" in caplog.text
+
+
+def aged(place: Path | None, store: Store, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """What is kept now was written so long ago."""
+    if place is None:
+        chains = store._shelf._chains  # type: ignore[attr-defined]
+        for name, (grown, held) in chains.items():
+            chains[name] = grown - seconds, held
+    else:
+        for path in place.rglob("*.json"):
+            state = path.stat()
+            os.utime(path, (state.st_atime - seconds, state.st_mtime - seconds))
+
+
+def test_old_conversations_are_forgotten(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(place, seconds=3600)
+    old = add(store, "a")
+    grown = add(store, "b")
+    aged(place, store, monkeypatch, 4000)
+    later = add(store, "c", grown.id)
+    store.sweep()
+    assert store.get(old.id, ME) is None
+    assert texts(store.conversation(later.id, ME)) == ["b", "B", "c", "C"], "a conversation that grew is kept whole"
+
+
+@pytest.mark.parametrize("bound", ["count", "bytes"])
+def test_the_conversations_longest_unused_go_first(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    size = len(add(Store(None), "word").to_bytes())
+    limits = {"max_responses": 10} if bound == "count" else {"max_bytes": 11 * size + size // 2}
+    store = Store(place, **limits)
+    starts = []
+    for _ in range(5):  # five conversations of three
+        aged(place, store, monkeypatch, 10)
+        first = add(store, "word")
+        second = add(store, "word", first.id)
+        add(store, "word", second.id)
+        starts.append(second.id)
+    aged(place, store, monkeypatch, 10)
+    newest = add(store, "word", starts[1])
+    store.sweep()
+    there = [store.get(start, ME) is not None for start in starts]
+    assert there == [False, True, False, True, True], "16 were kept; the second conversation has just grown"
+    assert store.conversation(newest.id, ME) is not None
+
+
+def test_a_sweep_looks_only_now_and_then(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(place, max_responses=10)
+    looked = []
+    chains = store._shelf.chains
+    monkeypatch.setattr(store._shelf, "chains", lambda: looked.append(1) or chains())
+    for number in range(200):
+        store.sweep()
+        add(store, str(number))
+    store.sweep()
+    assert 2 <= len(looked) <= 8
+    assert sum(chain[2] for chain in chains()) <= 10 + 64
+
+
+def test_many_threads_share_a_store(place: Path | None) -> None:
+    store = Store(place, max_responses=40)
+    faults: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        draw, mine = random.Random(seed), [None]
+        try:
+            for _ in range(40):
+                kept = add(store, "x", draw.choice(mine))
+                mine.append(kept.id)  # type: ignore[arg-type]
+                store.conversation(kept.id, ME)
+                store.sweep()
+                if draw.random() < 0.2:
+                    store.remove(kept.id)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []

@@ -1,0 +1,126 @@
+"""Processes of models are killed while they answer: their clients get an error, the next request is answered, another
+model does not notice, and nothing stays.
+
+Not collected by `make test`; `make soak` names this file. REST_LOCAL_SOAK_KILLS is the number of kills.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_local.paths import demo_model
+from rest_local.router.run import Routing
+from rest_local.server.http import listen
+from rest_local.server.settings import Settings
+from tests.router.conftest import Routed, choice
+
+KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "100"))
+WARM_UP = 10  # kills, after which memory and descriptors are compared
+LIMIT_SECONDS = 1.0  # from the kill to the error, as the clients see it
+GROWTH_MB = 16
+PATHS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1500},
+    "/completion": {"prompt": "def main"},
+}
+LONG = {"n_predict": 1500, "ignore_eos": True, "stream": True, "rest_local": {"policy": "off"}}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Routed]:
+    paths = [tmp_path / f"{name}.gguf" for name in ("killed", "other")]
+    for path in paths:
+        shutil.copyfile(demo_model(), path)
+    routing = Routing(Settings(port=0), [choice(path) for path in paths], drain_seconds=5)
+    with listen(routing.settings) as listening:
+        thread = threading.Thread(target=routing.run, args=(listening,), name="router")
+        thread.start()
+        live = Routed(listening.getsockname()[1], routing, thread)
+        try:
+            assert routing.loaded.wait(300)
+            yield live
+        finally:
+            live.stop()
+
+
+def resident_mb() -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmRSS")
+
+
+def busy(live: Routed, model: str) -> int:
+    return sum(slot["is_processing"] for slot in live.get(f"/slots?model={model}").json())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
+    rng = random.Random(1)
+    assert live.ask("other").status_code == 200
+    other = live.process("other")
+    failed: list[str] = []
+    stop = threading.Event()
+
+    def use_the_other() -> None:
+        while not stop.is_set():
+            answer = live.ask("other", n_predict=8)
+            if answer.status_code != 200:
+                failed.append(answer.text)
+
+    user = threading.Thread(target=use_the_other)
+    user.start()
+    slowest, before = 0.0, (0.0, 0)
+    try:
+        for number in range(KILLS):
+            path = rng.choice(sorted(PATHS))
+            assert live.ask("killed").status_code == 200
+            body = {"model": "killed", **LONG, **PATHS[path]}
+            with live.client() as client, client.stream("POST", path, json=body) as answer:
+                assert answer.status_code == 200
+                lines = answer.iter_lines()
+                for _ in range(rng.randrange(1, 6)):
+                    next(lines)
+                begun = time.monotonic()
+                os.kill(live.process("killed").pid, signal.SIGKILL)
+                rest = [line for line in lines if line]
+                slowest = max(slowest, time.monotonic() - begun)
+            assert "model_crashed" in rest[-1], (path, rest[-3:])
+            if number == WARM_UP:
+                before = (resident_mb(), len(os.listdir("/proc/self/fd")))
+    finally:
+        stop.set()
+        user.join()
+    assert not failed, failed[:3]
+    assert live.process("other") is other
+    assert live.ask("killed").status_code == 200
+    assert busy(live, "killed") == busy(live, "other") == 0
+    assert live.entry("killed").users == live.entry("other").users == 0
+    after = (resident_mb(), len(os.listdir("/proc/self/fd")))
+    left = [path.name for path in live.routing.folder.iterdir()]
+    print(f"\n{KILLS} kills: slowest error {1e3 * slowest:.0f} ms, memory {before[0]:.0f} to {after[0]:.0f} MB, "
+          f"descriptors {before[1]} to {after[1]}, files {len(left)}")  # fmt: skip
+    assert slowest < LIMIT_SECONDS
+    assert after[0] - before[0] < GROWTH_MB
+    assert after[1] - before[1] < 8
+
+
+def test_the_error_comes_in_the_form_of_the_protocol(live: Routed) -> None:
+    for path, body in PATHS.items():
+        with live.client() as client, client.stream("POST", path, json={"model": "killed", **LONG, **body}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(live.process("killed").pid, signal.SIGKILL)
+            rest = [line for line in lines if line]
+        named = [line for line in rest if line.startswith("event: error")]
+        assert bool(named) == (path in ("/v1/responses", "/v1/messages")), (path, rest[-3:])

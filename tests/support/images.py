@@ -1,0 +1,86 @@
+"""Images for tests, tiny projectors, and the answers of llama.cpp's own libmtmd to compare with."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from llama_cpp import mtmd_cpp as mtmd
+from PIL import Image
+
+from models import tiny_mmproj
+from rest_local.llama import library
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+
+MARK = "<image>"
+KIND_OF = {"llama": "mlp", "qwen2": "mlp", "gemma3": "gemma3", "lfm2": "mlp", "qwen2vl": "qwen2vl"}
+WIDTH = 64  # of the models of `benchmarks.tiny`
+
+
+def picture(seed: int, size: tuple[int, int] = (40, 30), form: str = "PNG") -> bytes:
+    """The bytes of an image of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+def projector_for(arch: str, folder: Path, width: int = WIDTH) -> Path:
+    """A projector that suits a tiny model, written once: ids of images depend on when its file was changed."""
+    path = folder / f"mmproj-{arch}.gguf"
+    return path if path.exists() else tiny_mmproj.write(path, width, KIND_OF[arch])
+
+
+def reference(
+    model: Model, projector: Path, settings: ContextSettings, text: str, images: Sequence[bytes], n: int
+) -> list[int]:
+    """`n` tokens, greedily decoded after a text with images (`MARK`) by `mtmd_helper_eval_chunks` and `llama_decode`
+    alone.
+    """
+    library.log_lines  # noqa: B018 - llama.cpp's log is forwarded
+    parameters = mtmd.mtmd_context_params_default()
+    parameters.use_gpu, parameters.print_timings, parameters.warmup, parameters.n_threads = False, False, False, 1
+    vision = mtmd.mtmd_init_from_file(os.fsencode(projector), model.pointer, parameters)
+    assert vision
+    chunks = mtmd.mtmd_input_chunks_init()
+    bitmaps = [_bitmap(each) for each in images]
+    data = text.replace(MARK, "<__media__>").encode()
+    given = mtmd.mtmd_input_text(data, len(data), True, True)
+    array = (mtmd.mtmd_bitmap_p_ctypes * len(bitmaps))(*bitmaps)
+    assert mtmd.mtmd_tokenize(vision, chunks, ctypes.byref(given), array, len(bitmaps)) == 0
+    tokens: list[int] = []
+    with Context(model, settings) as context:
+        past = llama_cpp.llama_pos(0)
+        code = mtmd.mtmd_helper_eval_chunks(
+            vision, context.pointer, chunks, 0, 0, context.n_batch, True, ctypes.byref(past)
+        )
+        assert code == 0
+        row = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context.pointer, -1), (model.n_vocab,))
+        place = past.value
+        for _ in range(n):
+            tokens.append(int(row.argmax()))
+            if model.vocabulary.is_end(tokens[-1]):
+                break
+            context.batch.fill([tokens[-1]], place, 0, 1, 1)
+            assert context.decode() == 0
+            row = context.logits(1)[0]
+            place += 1
+    for bitmap in bitmaps:
+        mtmd.mtmd_bitmap_free(bitmap)
+    mtmd.mtmd_input_chunks_free(chunks)
+    mtmd.mtmd_free(vision)
+    return tokens
+
+
+def _bitmap(data: bytes) -> int:
+    with Image.open(io.BytesIO(data)) as image:
+        rgb = image.convert("RGB").tobytes()
+        width, height = image.size
+    pixels = (ctypes.c_uint8 * len(rgb)).from_buffer_copy(rgb)
+    return int(mtmd.mtmd_bitmap_init(width, height, pixels))
