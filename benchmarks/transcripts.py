@@ -18,15 +18,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.workload import _Blobs, _edits
+from rest_local.chat.tools.format import write_calls
 from rest_local.chat.tools.gemma import GEMMA
 from rest_local.chat.tools.pythonic import PYTHONIC
 from rest_local.chat.tools.qwen import QWEN
-from rest_local.chat.tools.format import write_calls
 from rest_local.llama.vocabulary import Vocabulary
 
 LONGEST = 12 * 2**10  # bytes of a file
@@ -124,7 +125,10 @@ def _raw(text: str) -> str:
 def _edit(write: WriteCalls = write_calls, around: int = 2) -> Callable[[Change], str]:
     def answer(change: Change) -> str:
         calls = [
-            {"name": "Edit", "arguments": {"file_path": "/repo/" + change.path, "old_string": h.old, "new_string": h.new}}
+            {
+                "name": "Edit",
+                "arguments": {"file_path": "/repo/" + change.path, "old_string": h.old, "new_string": h.new},
+            }
             for h in hunks(change.old, change.new, around)
         ]
         return "I will make the change.\n" + write(calls)
@@ -234,7 +238,7 @@ def changes_of(repository: Path, skip: int, most: int) -> list[Change]:
 
 def transcripts(changes: Sequence[Change], form: Format, vocabulary: Vocabulary) -> Iterator[Recorded]:
     """A transcript of each change but the last."""
-    for change, earlier in zip(changes, changes[1:], strict=False):
+    for change, earlier in pairwise(changes):
         prompt = (
             _turn("system", f"You are a coding agent. You edit files in the format of {form.name}.")
             + _turn("user", earlier.message)

@@ -18,28 +18,20 @@ read `LUMP` tokens at a time, when rows are asked for (0.5 us a token).
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rest_local.drafting.prediction import START, Prediction
-from rest_local.drafting.shown import KEYS, Lines, Mark, Shown
-from rest_local.retrieval.rows import Int32Array, Rows
+from rest_local.drafting.followed import Followed, Spelling
+from rest_local.drafting.prediction import START
+from rest_local.drafting.shown import KEYS, Lines, Mark, Reading, Shown
+from rest_local.retrieval.rows import Rows
 
 LUMP = 8192  # tokens of the conversation that are read at once
 MARKED = 1024  # tokens between two places to which the conversation can be cut back
-FIRST, FURTHER = 768, 2048  # bytes that are tokenized when a place is found, and when they are nearly used up
-AHEAD = 192  # tokens that are left when more are tokenized
-BACK = 6  # lines before the place, to which a change may go back
-OVERLAP = 48  # bytes that are tokenized again, so that the tokens are those of the whole text
-MOST = 1 << 16  # tokens of one file
 ALLOWED, EARNED, CALL = 16_384, 96, 128  # bytes that may be tokenized at first, for each token; and what a call costs
-MOST_RUNS = 32  # places that are compared line by line
-REPEATED_LINES = 512  # of a string that the next one may repeat
 MOST_BETWEEN = 64  # bytes between two values, and of the name of a value
 OTHER, SHORT = 3, 200  # level of evidence of another mark, and the bytes that are tokenized for it
 MOST_ROWS = 6
@@ -51,204 +43,6 @@ _REST = re.compile(rb".*", re.DOTALL)
 _ESCAPES = {ord("n"): 10, ord("t"): 9, ord("r"): 13, ord("b"): 8, ord("f"): 12}
 _LINE_END, _QUOTE, _BACKSLASH, _N = 10, 34, 92, 110
 _BEFORE_VALUE, _SPACE = b":=", b" \t"
-
-
-class Spelling(Protocol):
-    """What of a vocabulary is used: `rest_local.llama.vocabulary.Vocabulary`."""
-
-    def piece(self, token: int) -> bytes: ...
-    def tokenize(self, text: bytes) -> Int32Array: ...
-
-
-class Place(NamedTuple):
-    """A line that the answer may be writing. `run`: lines before it that the answer has written."""
-
-    lines: Lines
-    line: int
-    run: int
-
-
-class Reading:
-    """One way to read what the answer writes, and where its lines were shown."""
-
-    def __init__(self) -> None:
-        self.line = bytearray()  # that is being written
-        self.whole: list[bytes] = []  # the lines before it, to REPEATED_LINES
-        self.shown = 0  # lines that were shown
-        self.repeats = False  # it repeats an earlier string
-        self._runs: dict[tuple[int, int], int] = {}  # by list and place of the next line: lines before it that agree
-
-    def end_line(self, shown: Shown) -> bool:
-        """The line is complete. Returns whether it was shown. 3 us, and 0.5 us for each place."""
-        line = bytes(self.line)
-        self.line.clear()
-        if len(self.whole) < REPEATED_LINES:
-            self.whole.append(line)
-        found: dict[tuple[int, int], int] = {}
-        for text in _unmarked(line.lstrip()):
-            for (store, place), run in self._runs.items():
-                if _at(shown.both[store], place, text, True):
-                    found[store, place + 1] = run + 1
-            if len(text) < KEYS[0]:
-                continue
-            for store, lines in enumerate(shown.both):
-                for place in lines.beginning_with(text):
-                    if _at(lines, place, text, True):
-                        found.setdefault((store, place + 1), 1)
-        if len(found) > MOST_RUNS:
-            best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_RUNS:]
-            found = {place: found[place] for place in best}
-        self._runs = found
-        self.shown += bool(found)
-        return bool(found)
-
-    def places(self, shown: Shown) -> tuple[list[Place], bytes]:
-        """Lines that the answer may be writing, and its beginning without indentation and mark. 2 us where there is
-        none."""
-        for text in _unmarked(bytes(self.line.lstrip())):
-            found = [
-                Place(shown.both[store], place, run)
-                for (store, place), run in self._runs.items()
-                if _at(shown.both[store], place, text, False)
-            ]
-            if not found and len(text) >= KEYS[0]:
-                found = [Place(lines, place, 0) for lines in shown.both for place in lines.beginning_with(text)]
-            if found:
-                return found, text
-        return [], b""
-
-
-def _unmarked(key: bytes) -> tuple[bytes, ...]:
-    """A line without indentation, and without the mark of a patch if it may have one."""
-    return (key, key[1:].lstrip()) if key[:1] in (b"-", b"+") and len(key) > 1 else (key,)
-
-
-def _at(lines: Lines, place: int, text: bytes, whole: bool) -> bool:
-    """Whether the line at a place is `text`, or begins so, without indentation."""
-    if place >= len(lines.lines) or lines.lines[place] == Lines.ENDS:
-        return False
-    key = lines.lines[place].lstrip()
-    return key == text if whole else key.startswith(text)
-
-
-class Followed:
-    """Lines that are followed, in the way the answer writes them. `string`: escaped, for a JSON string. `mark`: before
-    each line. `end`: bytes after the last line. `repeated`: the lines are of the answer.
-    """
-
-    def __init__(
-        self,
-        spelling: Spelling,
-        lines: Sequence[bytes],
-        string: bool,
-        mark: bytes = b"",
-        end: bytes = b"",
-        repeated: bool = False,
-    ) -> None:
-        self.string, self.mark, self.level, self.repeated = string, mark, 0, repeated
-        self.prediction = Prediction(())
-        self._spelling, self._lines, self._end = spelling, lines, end
-        self._next = 0  # line that is not tokenized yet
-        self._text = b""  # the newest bytes that were tokenized
-        self._breaks = bytearray()  # by token: 1 if a line ends at it or at the one before
-
-    def begin(self, line: int, written: int, level: int, prefix: bytes = b"", size: int = FIRST) -> int:
-        """Expect what follows the first `written` bytes of a line without indentation; `prefix` comes before. At least
-        `size` bytes are tokenized; returns how many were.
-        """
-        first = line
-        while first and line - first < BACK and self._lines[first - 1] != Lines.ENDS:
-            first -= 1
-        before = b"".join(self._escaped(self.mark + each + b"\n") for each in self._lines[first:line])
-        whole = self._lines[line]
-        at = min(len(whole) - len(whole.lstrip()) + written, len(whole)) if written else 0
-        begun = self._escaped(self.mark + whole[:at]) if written else b""
-        rest = prefix + self._escaped(whole[at:] if written else self.mark + whole)
-        self._next = line + 1
-        rest += self._further(size)
-        text = before + begun + rest
-        tokens = self._spelling.tokenize(text)
-        place, behind = self._from_end(tokens, len(rest))
-        if behind != len(rest):  # a token reaches over the place
-            tokens = np.concatenate([tokens[:place], self._spelling.tokenize(rest)])
-        self._text = text[-OVERLAP:]
-        self.level, self.prediction = level, Prediction(tokens, place, level)
-        self._find_breaks(0)
-        return len(text)
-
-    def extend(self) -> int:
-        """Tokenize more lines if few tokens are left. Returns the bytes."""
-        prediction = self.prediction
-        if self._is_whole or prediction.left > AHEAD or prediction.place > MOST:
-            return 0
-        more = self._further(FURTHER)
-        text, known = self._text + more, prediction.tokens
-        kept = {}  # number of known tokens, by the bytes of `text` after them
-        behind = len(more)
-        for number in range(len(known) - 1, prediction.place, -1):
-            behind += len(self._spelling.piece(int(known[number])))
-            if behind > len(text) - 8:
-                break
-            kept[behind] = number
-        tokens = self._spelling.tokenize(text)
-        place, behind = self._from_end(tokens, len(more) + 1)
-        while behind not in kept and place and behind < len(text):
-            place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
-        keep = kept.get(behind, len(known))
-        prediction.append(tokens[place:] if behind in kept else self._spelling.tokenize(more), keep)
-        self._find_breaks(keep)
-        self._text = text[-OVERLAP:]
-        return len(text)
-
-    def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
-        """As `Edits.rows`."""
-        rows = self.prediction.rows(context, depth)
-        return rows, [bytes(self._breaks[place : place + depth]) for place in rows.positions.tolist()]
-
-    def _from_end(self, tokens: Int32Array, size: int) -> tuple[int, int]:
-        """The last place in `tokens` with `size` bytes after it or more, and how many there are."""
-        place, behind = len(tokens), 0
-        while place and behind < size:
-            place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
-        return place, behind
-
-    def _further(self, size: int) -> bytes:
-        """Line ends and whole lines from the next one on, to about `size` bytes; then the end."""
-        found: list[bytes] = []
-        length = 0
-        while length < size and not self._is_whole:
-            found.append(self._escaped(b"\n" + self.mark + self._lines[self._next]))
-            length += len(found[-1])
-            self._next += 1
-        if self._is_whole:
-            found.append(self._end)
-            self._end = b""
-        return b"".join(found)
-
-    @property
-    def _is_whole(self) -> bool:
-        return self._next >= len(self._lines) or self._lines[self._next] == Lines.ENDS
-
-    def _escaped(self, text: bytes) -> bytes:
-        if not self.string:
-            return text
-        return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False)[1:-1].encode("utf-8", "replace")
-
-    def _find_breaks(self, begin: int) -> None:
-        """Note where lines end in the tokens from `begin` on."""
-        breaks = self._breaks
-        del breaks[begin:]
-        before, ended = b"", False
-        for token in self.prediction.tokens[begin:].tolist():
-            piece = self._spelling.piece(token)
-            if self.string:
-                ends = b"\\n" in piece or piece[-1:] == b"\\" or (before[-1:] == b"\\" and piece[:1] == b"n")
-            else:
-                ends = b"\n" in piece
-            breaks.append(ends or ended)
-            before, ended = piece, ends
 
 
 class Edits:
@@ -316,7 +110,8 @@ class Edits:
         return (followed is not None and followed.prediction.catch_up()) or self._repeated() is not None
 
     def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
-        """Rows that continue the answer after `context`, the likeliest first; and for each 1 where a line ends, else 0.
+        """Rows that continue the answer after `context`, the likeliest first; for each its tokens with 1 where a line
+        ends, else 0.
         """
         self._read_conversation()
         self._read_answer()
@@ -502,7 +297,7 @@ class Edits:
         return b""
 
     def _earlier(self, line: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Earlier lines that begin as the one that is written, each with its end and the line after it, newest first."""
+        """Earlier lines that begin as the one that is written, newest first, each with the text after it."""
         key = line.lstrip()[: KEYS[-1]]
         if len(key) < KEYS[0]:
             return

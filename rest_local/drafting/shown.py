@@ -19,6 +19,8 @@ from typing import NamedTuple
 KEYS = (8, 24)  # bytes without indentation by which the places of a line are found
 MOST_PLACES = 32  # of a key that are looked at, the newest
 NEST = 2  # strings inside of strings that are decoded
+MOST_RUNS = 32  # places that are compared line by line
+REPEATED_LINES = 512  # of a string that the next one may repeat
 LEAST_STRING = 40  # bytes of a string that is decoded
 
 _NUMBERED = re.compile(rb"[ \t]*(\d{1,7})(\xe2\x86\x92|\t| \| ?|\| ?|: ?)")
@@ -159,3 +161,74 @@ def strings_of(line: bytes) -> Iterator[bytes]:
                 yield json.loads(string, strict=False).encode("utf-8", "replace")
             except ValueError:  # no JSON, or no UTF-8
                 continue
+
+
+class Place(NamedTuple):
+    """A line that the answer may be writing. `run`: lines before it that the answer has written."""
+
+    lines: Lines
+    line: int
+    run: int
+
+
+class Reading:
+    """One way to read what the answer writes, and where its lines were shown."""
+
+    def __init__(self) -> None:
+        self.line = bytearray()  # that is being written
+        self.whole: list[bytes] = []  # the lines before it, to REPEATED_LINES
+        self.shown = 0  # lines that were shown
+        self.repeats = False  # it repeats an earlier string
+        self._runs: dict[tuple[int, int], int] = {}  # by list and place of the next line: lines before it that agree
+
+    def end_line(self, shown: Shown) -> bool:
+        """The line is complete. Returns whether it was shown. 3 us, and 0.5 us for each place."""
+        line = bytes(self.line)
+        self.line.clear()
+        if len(self.whole) < REPEATED_LINES:
+            self.whole.append(line)
+        found: dict[tuple[int, int], int] = {}
+        for text in _unmarked(line.lstrip()):
+            for (store, place), run in self._runs.items():
+                if _at(shown.both[store], place, text, True):
+                    found[store, place + 1] = run + 1
+            if len(text) < KEYS[0]:
+                continue
+            for store, lines in enumerate(shown.both):
+                for place in lines.beginning_with(text):
+                    if _at(lines, place, text, True):
+                        found.setdefault((store, place + 1), 1)
+        if len(found) > MOST_RUNS:
+            best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_RUNS:]
+            found = {place: found[place] for place in best}
+        self._runs = found
+        self.shown += bool(found)
+        return bool(found)
+
+    def places(self, shown: Shown) -> tuple[list[Place], bytes]:
+        """Lines that the answer may be writing, and its beginning without indentation and mark. 2 us where there is
+        none."""
+        for text in _unmarked(bytes(self.line.lstrip())):
+            found = [
+                Place(shown.both[store], place, run)
+                for (store, place), run in self._runs.items()
+                if _at(shown.both[store], place, text, False)
+            ]
+            if not found and len(text) >= KEYS[0]:
+                found = [Place(lines, place, 0) for lines in shown.both for place in lines.beginning_with(text)]
+            if found:
+                return found, text
+        return [], b""
+
+
+def _unmarked(key: bytes) -> tuple[bytes, ...]:
+    """A line without indentation, and without the mark of a patch if it may have one."""
+    return (key, key[1:].lstrip()) if key[:1] in (b"-", b"+") and len(key) > 1 else (key,)
+
+
+def _at(lines: Lines, place: int, text: bytes, whole: bool) -> bool:
+    """Whether the line at a place is `text`, or begins so, without indentation."""
+    if place >= len(lines.lines) or lines.lines[place] == Lines.ENDS:
+        return False
+    key = lines.lines[place].lstrip()
+    return key == text if whole else key.startswith(text)

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from rest_local.drafting.candidates import LEAST_RIVAL, NO_BIGRAM, SOURCE_NUMBER, SOURCES, EditRows, SourceRows
-from rest_local.drafting.edits import Edits, Spelling
+from rest_local.drafting.edits import Edits
+from rest_local.drafting.followed import Spelling
 from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.prediction import Prediction
 from rest_local.drafting.tree import common_prefix
