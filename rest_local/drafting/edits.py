@@ -26,7 +26,7 @@ import numpy as np
 
 from rest_local.drafting.followed import Followed, Spelling
 from rest_local.drafting.prediction import START
-from rest_local.drafting.shown import KEYS, Lines, Mark, Reading, Shown
+from rest_local.drafting.shown import KEYS, Lines, Mark, Place, Reading, Shown
 from rest_local.retrieval.rows import Rows
 
 LUMP = 8192  # tokens of the conversation that are read at once
@@ -35,6 +35,7 @@ ALLOWED, EARNED, CALL = 16_384, 96, 128  # bytes that may be tokenized at first,
 MOST_BETWEEN = 64  # bytes between two values, and of the name of a value
 OTHER, SHORT = 3, 200  # level of evidence of another mark, and the bytes that are tokenized for it
 MOST_ROWS = 6
+LOST = 24  # tokens after which the beginning of a line is enough to follow another place
 UNSURE = 4  # level of evidence of one of several places
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -68,6 +69,7 @@ class Edits:
         self._followed: Followed | None = None
         self._others: list[Followed] = []  # other marks of the next line of a patch
         self._mark = b""  # of the newest lines of a patch
+        self._patched: Place | None = None  # the line after the newest one that it leaves or removes
         self._removed: list[bytes] = []  # the newest lines that a patch removes
         self._allowance = ALLOWED
 
@@ -195,7 +197,8 @@ class Edits:
             self._removed = []
         if shown and mark in (b" ", b"-"):
             self._mark = mark
-        self._branch(reading)
+            self._patched = max(reading.places(self._shown)[0], key=lambda place: (place.run, place.line), default=None)
+        self._branch(reading, mark)
 
     def _end_raw_line(self) -> None:
         line = bytes(self._raw.line)
@@ -243,12 +246,17 @@ class Edits:
                 return
         if self._allowance <= CALL:
             return
-        if old := self._repeated():
-            self._repeat(old)
-        elif self._in_string:
-            self._look(self._string)
-        else:
+        if (self._in_string or self._closed) and self._is_shown_line():  # a line of code with quotes is no call
             self._look(self._raw)
+        elif old := self._repeated():
+            self._repeat(old)
+        else:
+            self._look(self._string if self._in_string else self._raw)
+
+    def _is_shown_line(self) -> bool:
+        """Whether the answer repeats a line of the conversation from its beginning on."""
+        key = bytes(self._raw.line.lstrip())
+        return len(key) >= KEYS[0] and any(lines.beginning_with(key) for lines in self._shown.both)
 
     def _repeated(self) -> list[bytes] | None:
         """The text that the string which begins here, or is about to begin, is likely to repeat."""
@@ -314,7 +322,7 @@ class Edits:
         run = max(place.run for place in places)
         equal = [place for place in places if place.run == run]
         best = equal[-1]
-        if self._followed is not None and run < 2:
+        if self._followed is not None and run < 2 and self._followed.prediction.n_lost < LOST:
             return
         string, shown = reading is self._string, best.lines.lines[best.line]
         mark = _mark_of(bytes(reading.line), shown, text) if text else self._mark
@@ -325,19 +333,16 @@ class Edits:
         self._allowance -= CALL + followed.begin(best.line, len(text), level)
         self._followed, self._mark, self._others = followed, mark, []
 
-    def _branch(self, reading: Reading) -> None:
-        """A line of a patch has ended: the next one may have another mark."""
+    def _branch(self, reading: Reading, newest: bytes) -> None:
+        """A line of a patch with the mark `newest` has ended: the next one may have another mark."""
         if self._allowance < ALLOWED // 2:
             return
-        string = reading is self._string
-        if self._removed:
+        string, place = reading is self._string, self._patched
+        if self._removed and newest == b"-":
             self._add_other(Followed(self._spelling, self._removed[:], string, b"+"), 0)
-        places, _ = reading.places(self._shown)
-        if places:
-            best = max(places, key=lambda place: (place.run, place.line))
-            for mark in (b" ", b"-"):
-                if mark != self._mark:
-                    self._add_other(Followed(self._spelling, best.lines.lines, string, mark), best.line)
+        for mark in (b" ", b"-") if place is not None else ():
+            if mark != newest and place is not None:
+                self._add_other(Followed(self._spelling, place.lines.lines, string, mark), place.line)
 
     def _add_other(self, other: Followed, line: int) -> None:
         self._allowance -= CALL + other.begin(line, 0, OTHER, size=SHORT)

@@ -13,7 +13,15 @@ from typing import Protocol
 
 import numpy as np
 
-from rest_local.drafting.candidates import LEAST_RIVAL, NO_BIGRAM, SOURCE_NUMBER, SOURCES, EditRows, SourceRows
+from rest_local.drafting.candidates import (
+    LEAST_RIVAL,
+    NO_BIGRAM,
+    SOURCE_NUMBER,
+    SOURCES,
+    EditRows,
+    PrecedingBigram,
+    SourceRows,
+)
 from rest_local.drafting.edits import Edits
 from rest_local.drafting.followed import Spelling
 from rest_local.drafting.models.seam import DraftText
@@ -165,11 +173,24 @@ class Sources:
         sources = [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
-        if "edit" in only and self._edits:
-            edited, breaks = self._edits.rows(context, depth)
-            if len(edited) and not _known(edited, own):
-                sources.append(EditRows(edited, breaks, self._edits.way, own, (before, last)))
+        if "edit" in only and (edited := self._edited(context, depth, own, (before, last))):
+            sources.append(edited)
         return sources
+
+    def _edited(self, context: Sequence[int], depth: int, own: Rows | None, newest: PrecedingBigram) -> EditRows | None:
+        """Rows of what the answer edits; None without any. `own`: the rows of the request's own text."""
+        edits = self._edits
+        if edits is None:
+            return None
+        try:
+            rows, breaks = edits.rows(context, depth)
+        except Exception:  # costs drafts, never an answer
+            log.warning("what an answer edits cannot be recognised; going on without", exc_info=True)
+            self._edits = None
+            return None
+        if not len(rows) or _known(rows, own):
+            return None
+        return EditRows(rows, breaks, edits.way, own, newest)
 
     def _index(self) -> None:
         """Add the newest tokens to the searchable text."""
